@@ -1,0 +1,43 @@
+"""Penstock: one language model over several devices as a pipeline, kept full with speculated tokens.
+
+Importing this package does not import torch: ``LLM`` is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.core import (
+    CompletionOutput,
+    ConfigError,
+    FinishReason,
+    PenstockError,
+    PipelineError,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+)
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "FinishReason",
+    "PenstockError",
+    "PipelineError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from penstock.engine.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

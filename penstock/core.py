@@ -1,0 +1,134 @@
+"""Requests, sampling parameters, outputs, finish reasons and the errors that every part raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """A configuration, checkpoint or argument that cannot work. Raised before anything starts; names the field."""
+
+
+class RequestError(PenstockError, ValueError):
+    """A request that is refused before it starts: bad parameters, or it cannot fit."""
+
+
+class PipelineError(PenstockError, RuntimeError):
+    """A stage or the drafter was lost while requests were running. Names the stage and the cause."""
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in the words of the OpenAI API; ``ERROR`` and ``ABORT`` are vLLM's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen, and when a request ends. Names and meanings are vLLM's.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 switch a filter off; they apply in
+    this order after the temperature: top-k, top-p of what is left, min-p relative to the most probable token.
+    ``seed`` None draws one per request. ``logprobs`` k returns the k most probable tokens beside the chosen one, of
+    the distribution before temperature and filters. Raises RequestError naming the field.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | tuple[str, ...] = ()
+    stop_token_ids: list[int] | tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    max_tokens: int = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        checks = [
+            ("n", self.n >= 1, "at least 1"),
+            ("temperature", 0.0 <= self.temperature < float("inf"), "0 (greedy) or above"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
+            ("top_k", self.top_k >= -1, "-1 or 0 (off), or at least 1"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**63, "between 0 and 2**63 - 1"),
+            ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
+            ("stop_token_ids", all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids), "token ids"),
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 100, "None, or between 0 and 100"),
+        ]
+        for name, holds, wanted in checks:
+            if not holds:
+                raise RequestError(f"{name} is {getattr(self, name)!r}; it has to be {wanted}")
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Log-probability of one token (natural logarithm) and its rank, 1 being the most probable."""
+
+    logprob: float
+    rank: int
+
+
+@dataclass
+class SpeculationMetrics:
+    """What speculation did for one request. ``drafts`` counts results of the root that had a drafted child."""
+
+    drafts: int = 0
+    accepted: int = 0
+    misses: int = 0
+    drafted_nodes: int = 0
+    rows_entered: int = 0
+    rows_dead: int = 0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / drafts: tokens per draft including the target's own (vLLM's definition)."""
+        return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafts if self.drafts else 0.0
+
+
+@dataclass
+class CompletionOutput:
+    """One of a request's ``n`` completions."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+    first_token_seconds: float | None = None
+    seconds: float | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A finished (or streamed, so far) request, shaped like vLLM's."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool

@@ -1,0 +1,237 @@
+"""Every message between engine, stages and drafters, and their one codec.
+
+A message on the wire is one msgpack header and, for a batch between stages, one raw tensor frame: the hidden states
+of the surviving rows. Nothing is pickled. Every header names its session; a frame that does not decode, names another
+session or protocol, or whose tensor does not have the announced size raises MalformedMessage.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock.core import PenstockError
+
+PROTOCOL: Final = 1
+MAX_HEADER_BYTES: Final = 16 << 20
+DTYPE_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
+NO_SLOT: Final = -1
+"""The parent slot of a request's very first row."""
+
+
+class MalformedMessage(PenstockError):
+    """A frame that is not what its header says, or not one of ours."""
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """What the last stage (and a drafter) needs to pick a request's tokens; see SamplingParams for the meanings.
+
+    ``seed`` and ``sample`` key the request's Gumbel noise; ``logprobs`` -1 means none.
+    ``barred`` token ids cannot be picked while the picked token would stand before position ``barred_before``
+    (EOS and stop tokens under min_tokens).
+    """
+
+    seed: int = 0
+    sample: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    logprobs: int = -1
+    barred: tuple[int, ...] = ()
+    barred_before: int = 0
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True):
+    """A request whose rows appear from this batch on."""
+
+    request: int
+    sampling: Sampling
+
+
+class Certain(msgspec.Struct, frozen=True, array_like=True):
+    """Slots of one request that have become certain since the last batch, in position order, no position left out."""
+
+    request: int
+    slots: list[int]
+
+
+class Rows(msgspec.Struct, array_like=True):
+    """The rows of a batch, column by column; all six lists have one entry per row."""
+
+    requests: list[int] = []
+    nodes: list[int] = []
+    slots: list[int] = []
+    parents: list[int] = []
+    positions: list[int] = []
+    tokens: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def append(self, request: int, node: int, slot: int, parent: int, position: int, token: int) -> None:
+        self.requests.append(request)
+        self.nodes.append(node)
+        self.slots.append(slot)
+        self.parents.append(parent)
+        self.positions.append(position)
+        self.tokens.append(token)
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """When a stage worked on a batch (seconds of its host's monotonic clock) and on how many rows.
+
+    ``computed`` is the part of ``end - start`` that was real computation; ``modelled`` is the emulated device's time
+    for the batch (0 where nothing is emulated), ``received`` the moment the batch had arrived.
+    """
+
+    stage: int
+    received: float
+    start: float
+    end: float
+    computed: float
+    modelled: float
+    rows: int
+
+
+class Batch(msgspec.Struct, tag="batch", kw_only=True):
+    """The rows that enter the first stage together, on their way through the stages in stream order.
+
+    ``alive`` are the indices of the rows that no stage so far has dropped: the tensor frame has one line for each.
+    ``wanted`` are the indices of the rows whose next token the last stage is to pick; ``candidates`` above 0 asks
+    for that many noise-ranked candidates of each instead (the drafter's question).
+    """
+
+    session: str
+    stream: int
+    opened: list[Opened] = []
+    certain: list[Certain] = []
+    closed: list[int] = []
+    rows: Rows
+    wanted: list[int] = []
+    candidates: int = 0
+    alive: list[int] = []
+    dtype: str = ""
+    width: int = 0
+    arrives: float = 0.0
+    """Emulation: the moment the modelled link delivers this batch (seconds, monotonic clock)."""
+    spans: list[Span] = []
+
+
+class Pick(msgspec.Struct, frozen=True, array_like=True):
+    """The target's next token after one row. ``top`` holds (token, logprob) pairs when logprobs were asked for."""
+
+    node: int
+    token: int
+    logprob: float = 0.0
+    rank: int = 0
+    top: list[tuple[int, float]] = []
+
+
+class Candidates(msgspec.Struct, frozen=True, array_like=True):
+    """A drafter's answer for one row: tokens best first, and the log of the chance that the target picks each."""
+
+    node: int
+    tokens: list[int]
+    scores: list[float]
+
+
+class Result(msgspec.Struct, tag="result", kw_only=True):
+    """What came out of the last stage for one batch. Every batch has exactly one, also when no row survived."""
+
+    session: str
+    stream: int
+    picks: list[Pick] = []
+    candidates: list[Candidates] = []
+    spans: list[Span] = []
+    arrives: float = 0.0
+
+
+class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
+    """These nodes are dead: drop their rows from batches numbered below ``before``. Late, early or twice: no harm."""
+
+    session: str
+    before: int
+    nodes: list[int]
+
+
+class Ready(msgspec.Struct, tag="ready", kw_only=True):
+    """Sent upstream: the buffer in front of this stage is free again."""
+
+    session: str
+    stage: int
+
+
+class Started(msgspec.Struct, tag="started", kw_only=True):
+    """A stage has loaded its layers. ``kv_bytes`` is the size of its arenas, ``weight_bytes`` that of its tensors."""
+
+    session: str
+    stage: int
+    kv_bytes: int
+    weight_bytes: int
+
+
+class Failed(msgspec.Struct, tag="failed", kw_only=True):
+    """A stage cannot go on; ``cause`` is one line for people, ``details`` its traceback."""
+
+    session: str
+    stage: int
+    cause: str
+    details: str = ""
+
+
+class Stop(msgspec.Struct, tag="stop", kw_only=True):
+    """Asks a stage to leave its loop."""
+
+    session: str
+
+
+Message = Batch | Result | Cancel | Ready | Started | Failed | Stop
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[int, Message])
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode((PROTOCOL, message))
+
+
+def decode(frames: list[bytes | memoryview], session: str) -> Message:
+    """Decode and check one message. A batch with surviving rows past the first stage has its tensor as frames[1].
+
+    Raises MalformedMessage when the header does not decode, names another protocol or session, is inconsistent, or
+    the tensor frame is missing, unexpected or of the wrong size.
+    """
+    if not frames or len(frames[0]) > MAX_HEADER_BYTES:
+        raise MalformedMessage("header missing or too large")
+    try:
+        protocol, message = _decoder.decode(frames[0])
+    except msgspec.MsgspecError as error:
+        raise MalformedMessage(f"header does not decode: {error}") from error
+    if protocol != PROTOCOL:
+        raise MalformedMessage(f"protocol {protocol}, expected {PROTOCOL}: run the same version everywhere")
+    if message.session != session:
+        raise MalformedMessage("message of another session")
+    expected = 0
+    if isinstance(message, Batch):
+        check_batch(message)
+        expected = len(message.alive) * message.width * DTYPE_BYTES.get(message.dtype, 0)
+    found = sum(len(frame) for frame in frames[1:])
+    if found != expected or len(frames) > 2:
+        raise MalformedMessage(f"tensor frame of {found} bytes, header announces {expected}")
+    return message
+
+
+def check_batch(batch: Batch) -> None:
+    """Raise MalformedMessage unless the columns agree in length and every index points at a row."""
+    rows, count = batch.rows, len(batch.rows)
+    columns = (rows.requests, rows.slots, rows.parents, rows.positions, rows.tokens)
+    if any(len(column) != count for column in columns):
+        raise MalformedMessage(f"stream {batch.stream}: row columns differ in length")
+    if any(not 0 <= i < count for i in batch.alive) or any(not 0 <= i < count for i in batch.wanted):
+        raise MalformedMessage(f"stream {batch.stream}: an index points past its {count} rows")
+    if any(a >= b for a, b in zip(batch.alive, batch.alive[1:], strict=False)):
+        raise MalformedMessage(f"stream {batch.stream}: surviving rows are not in ascending order")
+    if (batch.dtype and batch.dtype not in DTYPE_BYTES) or batch.width < 0:
+        raise MalformedMessage(f"stream {batch.stream}: dtype {batch.dtype!r}, width {batch.width}")

@@ -1,0 +1,90 @@
+"""A stage as a state machine: batches in stream order, cancels beside them. Knows no transport, clock or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from penstock.messages import Batch, Cancel, Candidates, Pick, Sampling
+from penstock.stage.visibility import BatchView, ProtocolError, Visibility
+
+
+class Layers(Protocol):
+    """The layers of one stage. The torch implementation is ``models.stage_model.StageModel``.
+
+    ``hidden`` is what the previous stage returned for the surviving rows ([N, D], None on the first stage).
+    """
+
+    def forward(self, view: BatchView, hidden: Any) -> Any:
+        """Compute the rows and store their K and V; returns the hidden states [N, D] that go to the next stage."""
+        ...
+
+    def pick(self, view: BatchView, hidden: Any, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
+        """Last stage: the target's next token after each row in ``wanted`` (indices into the view)."""
+        ...
+
+    def candidates(
+        self, view: BatchView, hidden: Any, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
+    ) -> list[Candidates]:
+        """Last stage of a drafter: ``count`` noise-ranked candidates after each row in ``wanted``."""
+        ...
+
+
+class StageCore:
+    """One stage: drops dead rows, computes the others, and says what the last stage has to say.
+
+    ``process`` gives back the rows that survived and either their hidden states or, on the last stage, picks.
+    """
+
+    def __init__(self, layers: Layers, capacity: int, is_last: bool) -> None:
+        self.layers = layers
+        self.visibility = Visibility(capacity)
+        self.is_last = is_last
+        self.next_stream = 0
+        self._cancels: list[tuple[int, frozenset[int]]] = []
+        self._samplings: dict[int, Sampling] = {}
+
+    def cancel(self, message: Cancel) -> None:
+        """Remember the dead nodes until the stream number they precede has passed."""
+        if message.before > self.next_stream:
+            self._cancels.append((message.before, frozenset(message.nodes)))
+
+    def surviving(self, batch: Batch) -> list[int]:
+        """Indices of the rows that are still to be computed."""
+        dead = frozenset().union(*(nodes for _, nodes in self._cancels))
+        return [row for row in batch.alive if batch.rows.nodes[row] not in dead]
+
+    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
+        """Compute one batch.
+
+        ``hidden`` [len(batch.alive), D] belongs to the rows in ``batch.alive`` (None on the first stage). Returns the
+        surviving rows (indices into the batch's rows), their hidden states, picks and candidates. Raises
+        ProtocolError when the batch does not follow the last one.
+        """
+        if batch.stream != self.next_stream:
+            raise ProtocolError(f"batch {batch.stream} arrived where {self.next_stream} was due")
+        for request in batch.closed:
+            self._samplings.pop(request, None)
+        for opened in batch.opened:
+            self._samplings[opened.request] = opened.sampling
+        self.visibility.apply_header(batch)
+        rows = self.surviving(batch)
+        self.next_stream += 1
+        self._cancels = [(before, nodes) for before, nodes in self._cancels if before > self.next_stream]
+        if not rows:
+            return rows, None, [], []
+        view = self.visibility.view(batch, rows)
+        if hidden is not None and len(rows) < len(batch.alive):
+            kept = set(rows)
+            hidden = hidden[[i for i, row in enumerate(batch.alive) if row in kept]]
+        hidden = self.layers.forward(view, hidden)
+        if not self.is_last:
+            return rows, hidden, [], []
+        place = {row: i for i, row in enumerate(rows)}
+        wanted = [place[row] for row in batch.wanted if row in place]
+        samplings = [self._samplings[int(view.requests[i])] for i in wanted]
+        if not wanted:
+            return rows, None, [], []
+        if batch.candidates:
+            return rows, None, [], self.layers.candidates(view, hidden, wanted, samplings, batch.candidates)
+        return rows, None, self.layers.pick(view, hidden, wanted, samplings), []
