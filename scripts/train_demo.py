@@ -127,7 +127,7 @@ def train_tokenizer(texts: list[str], path: Path) -> None:
 
 def encode_split(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
     """All files one after the other, each as <|bos|> text <|eos|>."""
-    parts = [encoding.ids + [EOS] for encoding in tokenizer.encode_batch(texts)]
+    parts = [[*encoding.ids, EOS] for encoding in tokenizer.encode_batch(texts)]
     return np.concatenate([np.asarray(part, dtype=np.uint16) for part in parts])
 
 

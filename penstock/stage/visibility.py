@@ -117,10 +117,19 @@ class Visibility:
                 table.parent[slot] = rows.parents[row]
                 table.position[slot] = rows.positions[row]
             by_request.setdefault(request, []).append(i)
-        columns = (rows.requests, rows.nodes, rows.slots, rows.positions, rows.tokens)
-        arrays = [np.asarray([column[row] for row in surviving], dtype=np.int64) for column in columns]
-        views = [self._view_request(request, indices, arrays[2], arrays[3]) for request, indices in by_request.items()]
-        return BatchView(*arrays, views=views)
+
+        def column(values: Sequence[int]) -> np.ndarray:
+            return np.asarray([values[row] for row in surviving], dtype=np.int64)
+
+        slots, positions = column(rows.slots), column(rows.positions)
+        return BatchView(
+            requests=column(rows.requests),
+            nodes=column(rows.nodes),
+            slots=slots,
+            positions=positions,
+            tokens=column(rows.tokens),
+            views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
+        )
 
     def _of(self, request: int, stream: int) -> _RequestSlots:
         try:
