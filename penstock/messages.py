@@ -154,6 +154,7 @@ class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
     session: str
     before: int
     nodes: list[int]
+    arrives: float = 0.0
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
@@ -161,6 +162,7 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
 
     session: str
     stage: int
+    arrives: float = 0.0
 
 
 class Started(msgspec.Struct, tag="started", kw_only=True):

@@ -4,86 +4,111 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A drafted (or, at the root, certain) token at a position.
+    """A drafted (or, at the root and in the certain prefix, certain) token at a position.
 
-    ``score`` is the log of the chance that the target's output passes through this node, as the drafter sees it:
-    the sum of its own and its ancestors' log-chances below the root. ``picked`` is the target's next token after this
-    node once the last stage has said so. ``candidates`` are the drafter's children for it, best first, as
-    (token, log-chance); None until it has answered.
+    ``chance`` is the log of the chance that the target picks this node after its parent, as the drafter sees it;
+    ``score`` is the sum of the chances from below the root down to this node. ``picked`` is the target's next token
+    after this node, once the last stage has said so. ``candidates`` are the drafter's children for it, best first, as
+    (token, chance); None until it has answered.
     """
 
     id: int
     token: int
     position: int
     slot: int
-    parent: Node | None
+    parent: Node | None = None
+    chance: float = 0.0
     score: float = 0.0
     children: dict[int, Node] = field(default_factory=dict)
     alive: bool = True
-    entered: bool = False
     asked: bool = False
+    entered: bool = False
     picked: int | None = None
     candidates: Sequence[tuple[int, float]] | None = None
+
+
+class NodeSource(Protocol):
+    """Names new nodes and finds slots for them."""
+
+    @property
+    def room(self) -> int:
+        """How many more speculative nodes can have a slot now."""
+        ...
+
+    def speculative(self, token: int, position: int) -> Node: ...
 
 
 class TokenTree:
     """Live nodes of one request. Siblings are unique by token; dead nodes leave the tree and never come back.
 
-          root (certain)          commit(b): root = b; a, c and d die, e and f stay.
+          root (certain)          commit(b): root = b; a and c die with d; e and f stay.
           /    |    \\
          a     b     c            miss: everything below the root dies, and the target's
-         |    / \\                      token becomes a new root that was never drafted.
+         |    / \\                      token, which nobody drafted, becomes the new root.
          d   e   f
     """
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, source: NodeSource) -> None:
         self.root = root
         self.size = 1
+        self._source = source
+
+    @property
+    def room(self) -> int:
+        """How many more nodes the tree can take now."""
+        return self._source.room
 
     def nodes(self) -> Iterator[Node]:
-        """All live nodes, parents before children, oldest branch first."""
+        """All live nodes, level by level, so parents before children."""
         return descendants(self.root)
 
-    def add(self, parent: Node, node: Node) -> None:
-        """Attach a new leaf. The caller guarantees that ``parent`` has no child with this token."""
-        assert parent.alive and node.token not in parent.children and node.parent is parent
-        parent.children[node.token] = node
+    def frontier(self) -> list[Node]:
+        """The deepest live nodes."""
+        level = [self.root]
+        while below := [child for node in level for child in node.children.values()]:
+            level = below
+        return level
+
+    def extend(self, parent: Node, token: int, chance: float) -> Node:
+        """A new leaf below ``parent``, which must be alive and have no child with this token."""
+        assert parent.alive, "a dead node cannot grow"
+        assert token not in parent.children, "siblings are unique by token"
+        node = self._source.speculative(token, parent.position + 1)
+        node.parent, node.chance, node.score = parent, chance, parent.score + chance
+        parent.children[token] = node
         self.size += 1
+        return node
 
     def commit(self, token: int) -> tuple[Node | None, list[Node]]:
         """Follow the root's child that carries ``token``.
 
         Returns that child, now the root, and the nodes that died with the other branches; or, on a miss, None and
-        every node below the root. The old root has become part of the certain prefix in both cases.
+        every node below the root: the caller restarts the tree from the target's token.
         """
         hit = self.root.children.pop(token, None)
-        dead = [node for child in self.root.children.values() for node in descendants(child)]
-        for node in dead:
-            node.alive = False
-        self.root.children = {}
+        dead = self.discard()
         if hit is None:
-            self.size = 0
             return None, dead
-        # Scores are relative to the root, which is now certain.
-        for node in descendants(hit):
-            if node is not hit:
-                node.score -= hit.score
-        hit.score, hit.parent = 0.0, None
-        self.root = hit
-        self.size -= len(dead) + 1
+        hit.parent, hit.score = None, 0.0
+        self.restart(hit)
+        for parent in descendants(hit):
+            self.size += len(parent.children)
+            for child in parent.children.values():
+                child.score = parent.score + child.chance
         return hit, dead
 
     def restart(self, root: Node) -> None:
-        """Begin anew from a token that is certain but was not drafted."""
+        """Begin anew from a token that has become certain."""
         self.root = root
         self.size = 1
 
     def discard(self) -> list[Node]:
-        """Kill every node below the root (the request ends) and return them."""
+        """Kill every node below the root and return them."""
         dead = [node for child in self.root.children.values() for node in descendants(child)]
         for node in dead:
             node.alive = False
@@ -93,7 +118,7 @@ class TokenTree:
 
 
 def descendants(node: Node) -> Iterator[Node]:
-    """``node`` and everything below it, parents before children."""
+    """``node`` and everything below it, level by level."""
     queue = [node]
     for current in queue:
         yield current

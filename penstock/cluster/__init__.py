@@ -1,0 +1,35 @@
+"""Clusters: which devices there are, what joins them, where each stage runs, and how long an emulated one takes."""
+
+from penstock.cluster.load import load_cluster, preset_names
+from penstock.cluster.prices import PRICES, ModelPrice
+from penstock.cluster.spec import Cluster, Device, Link, Links, Stage
+from penstock.cluster.timing import (
+    DeviceTiming,
+    LinkTiming,
+    StageTiming,
+    draft_link,
+    draft_timing,
+    link_timings,
+    plain_step_seconds,
+    stage_timings,
+)
+
+__all__ = [
+    "PRICES",
+    "Cluster",
+    "Device",
+    "DeviceTiming",
+    "Link",
+    "LinkTiming",
+    "Links",
+    "ModelPrice",
+    "Stage",
+    "StageTiming",
+    "draft_link",
+    "draft_timing",
+    "link_timings",
+    "load_cluster",
+    "plain_step_seconds",
+    "preset_names",
+    "stage_timings",
+]

@@ -1,0 +1,307 @@
+"""From a cluster file, a preset's name or ``local-N`` to a checked Cluster.
+
+The file, with everything optional in brackets::
+
+    name = "two-boxes"
+    [description, as_model, draft_as_model, engine, drafter, time_scale]
+    devices = [{ name = "a1", host = "a", kind = "rtx3090" }, ...]     # or the kind's numbers on the device itself
+    stages = [{ devices = ["a1"], layers = 4 }, { devices = ["a2", "b1"], layers = [6, 6] }, ...]
+
+    [kinds.rtx3090]            # memory_gb, weight_bandwidth_gb_s, compute_tflops, overhead_ms
+    [links.local]              # bandwidth_gbit_s, latency_ms: between devices of one host
+    [links.network]            # between hosts
+    [[links.between]]          # exceptions: ends = ["a", "b1"], bandwidth_gbit_s, latency_ms
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.cluster.prices import PRICES, ModelPrice
+from penstock.cluster.spec import Cluster, Device, DeviceKind, LinkBetween, Links, Stage
+from penstock.config import FieldError, check, check_positive, nearest, parse, read_toml
+from penstock.core import ConfigError
+
+PRESETS: Final = Path(__file__).parent / "presets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageEntry:
+    """``layers``: for the whole stage, spread evenly over its devices, or one number per device."""
+
+    devices: tuple[str, ...]
+    layers: int | tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check(bool(self.devices), "devices", [], "a list of at least one device")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterFile:
+    """A cluster file as written. Fields that bear a Cluster field's name mean the same."""
+
+    name: str
+    description: str = ""
+    as_model: str | ModelPrice | None = None
+    draft_as_model: str | ModelPrice | None = None
+    engine: str | None = None
+    """Default: the drafter's device, else the first stage's."""
+    drafter: str | None = None
+    time_scale: float = 1.0
+    kinds: dict[str, DeviceKind] = field(default_factory=dict)
+    devices: tuple[Device, ...]
+    stages: tuple[StageEntry, ...]
+    links: Links = field(default_factory=Links)
+
+    def __post_init__(self) -> None:
+        check_positive(self, "time_scale")
+        check(bool(self.stages), "stages", [], "a list of at least one stage")
+
+
+def load_cluster(name_or_path: str, **overrides: Any) -> Cluster:
+    """Load a preset, ``local-N`` (N stages on this host, nothing emulated) or a path that ends in ``.toml``.
+
+    ``overrides`` replace fields of the file, tables key by key: ``time_scale=2.0`` or
+    ``links={"network": {"bandwidth_gbit_s": 0.1}}``. Raises ConfigError that names the source and the field.
+    """
+    table = read_cluster(name_or_path)
+    try:
+        return resolve(parse(ClusterFile, merged(table, overrides)))
+    except FieldError as error:
+        raise ConfigError(f"cluster {name_or_path}: {error}") from None
+
+
+def preset_names() -> list[str]:
+    """The names that ``load_cluster`` knows without a path, ``local-N`` aside."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def read_cluster(name_or_path: str) -> dict[str, Any]:
+    if name_or_path.endswith(".toml"):
+        return read_toml(Path(name_or_path))
+    if local := re.fullmatch(r"local-([1-9]\d*)", name_or_path):
+        return local_table(int(local[1]))
+    if name_or_path not in preset_names():
+        known = nearest(name_or_path, [*preset_names(), "local-N"])
+        raise ConfigError(f"cluster {name_or_path!r} is unknown; {known}, or a path that ends in .toml")
+    return read_toml(PRESETS / f"{name_or_path}.toml")
+
+
+def local_table(stages: int) -> dict[str, Any]:
+    names = [f"stage-{i}" for i in range(1, stages + 1)]
+    return {
+        "name": f"local-{stages}",
+        "description": f"{stages} stages on this host",
+        "devices": [{"name": name} for name in names],
+        "stages": [{"devices": [name]} for name in names],
+    }
+
+
+def merged(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``table`` with ``overrides`` on top, tables inside tables likewise."""
+    result = dict(table)
+    for key, value in overrides.items():
+        inner = result.get(key)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            value = merged(inner, value)
+        result[key] = value
+    return result
+
+
+def resolve(file: ClusterFile) -> Cluster:
+    """Fill in what a file leaves to defaults and check the whole. Raises FieldError."""
+    check_names(file)
+    as_model = price("as_model", file.as_model)
+    cluster = Cluster(
+        name=file.name,
+        description=file.description,
+        devices=tuple(with_kind(i, device, file.kinds) for i, device in enumerate(file.devices)),
+        links=file.links,
+        stages=stages_with_layers(file.stages, as_model),
+        engine=file.engine or file.drafter or file.stages[0].devices[0],
+        drafter=file.drafter,
+        as_model=as_model,
+        draft_as_model=price("draft_as_model", file.draft_as_model),
+        time_scale=file.time_scale,
+    )
+    if cluster.as_model is not None:
+        check_emulated(cluster, cluster.as_model)
+    else:
+        refuse_emulation(cluster)
+    return cluster
+
+
+def price(where: str, model: str | ModelPrice | None) -> ModelPrice | None:
+    """The price list that a file names or holds."""
+    if isinstance(model, str):
+        if model not in PRICES:
+            raise FieldError(where, f"{model!r} is unknown; {nearest(model, PRICES)}, or a table of prices")
+        return PRICES[model]
+    return model
+
+
+def with_kind(index: int, device: Device, kinds: Mapping[str, DeviceKind]) -> Device:
+    """The device with its kind's numbers where it has none of its own."""
+    if device.kind is None:
+        return device
+    if device.kind not in kinds:
+        raise FieldError(f"devices[{index}].kind", f"{device.kind!r} is unknown; {nearest(device.kind, kinds)}")
+    shared = dataclasses.asdict(kinds[device.kind])
+    return dataclasses.replace(device, **{key: n for key, n in shared.items() if getattr(device, key) is None})
+
+
+# ------------------------------------------------------------------------------------------------------------ names
+
+
+def check_names(file: ClusterFile) -> None:
+    """Raise FieldError for a name that is given or used twice, or used and not defined."""
+    names = [device.name for device in file.devices]
+    hosts = [device.host for device in file.devices]
+    check_unambiguous(file.devices)
+    taken: dict[str, str] = {}
+    for where, name in uses(file):
+        if name not in names:
+            raise FieldError(where, f"names {name!r}, which is no device; {nearest(name, names)}")
+        if name in taken and where != "engine":
+            raise FieldError(where, f"uses {name!r}, which {taken[name]} uses already")
+        taken[name] = where
+    check_ends(file.links.between, list(dict.fromkeys(names + hosts)))
+
+
+def check_unambiguous(devices: tuple[Device, ...]) -> None:
+    """Raise FieldError for two devices of one name, or a device named like another's host (a link's end is either)."""
+    names = [device.name for device in devices]
+    for i, device in enumerate(devices):
+        if device.name in names[:i]:
+            raise FieldError(f"devices[{i}].name", f"{device.name!r} is the name of an earlier device")
+        if any(device.name == other.host and other is not device for other in devices):
+            raise FieldError(f"devices[{i}].name", f"{device.name!r} is the name of another device's host")
+
+
+def check_ends(links: tuple[LinkBetween, ...], known: list[str]) -> None:
+    """Raise FieldError for a link whose ends do not exist, or that an earlier one names already."""
+    for i, link in enumerate(links):
+        for j, end in enumerate(link.ends):
+            if end not in known:
+                problem = f"names {end!r}, no device or host; {nearest(end, known)}"
+                raise FieldError(f"links.between[{i}].ends[{j}]", problem)
+        if any(set(link.ends) == set(earlier.ends) for earlier in links[:i]):
+            raise FieldError(f"links.between[{i}].ends", f"{list(link.ends)} are joined by an earlier link")
+
+
+def uses(file: ClusterFile) -> Iterator[tuple[str, str]]:
+    """Every (field, device name) that gives a device something to do. The engine may share another's device."""
+    for i, stage in enumerate(file.stages):
+        yield from ((f"stages[{i}].devices[{j}]", name) for j, name in enumerate(stage.devices))
+    if file.drafter is not None:
+        yield "drafter", file.drafter
+    if file.engine is not None:
+        yield "engine", file.engine
+
+
+# ----------------------------------------------------------------------------------------------------------- layers
+
+
+def stages_with_layers(entries: tuple[StageEntry, ...], model: ModelPrice | None) -> tuple[Stage, ...]:
+    """Give every device its number of layers: as stated on every stage, or an even split over all devices."""
+    stated = [i for i, entry in enumerate(entries) if entry.layers is not None]
+    if model is None:
+        if stated:
+            problem = "prices an emulated stage, and as_model is missing; to split a real model use layer_split"
+            raise FieldError(f"stages[{stated[0]}].layers", problem)
+        return tuple(Stage(devices=entry.devices) for entry in entries)
+    if not stated:
+        return evenly_split(entries, model.layers)
+    if len(stated) < len(entries):
+        missing = next(i for i in range(len(entries)) if i not in stated)
+        raise FieldError(f"stages[{missing}].layers", "is missing: state the layers of every stage or of none")
+    stages = tuple(Stage(devices=entry.devices, layers=device_layers(i, entry)) for i, entry in enumerate(entries))
+    total = sum(sum(stage.layers) for stage in stages)
+    if total != model.layers:
+        raise FieldError("stages", f"hold {total} layers together; as_model has {model.layers}")
+    return stages
+
+
+def evenly_split(entries: tuple[StageEntry, ...], layers: int) -> tuple[Stage, ...]:
+    """As even as it goes; the first devices take what is left over, since the last one holds the head."""
+    devices = sum(len(entry.devices) for entry in entries)
+    if devices > layers:
+        raise FieldError("stages", f"name {devices} devices for the {layers} layers of as_model; use fewer")
+    counts = iter(spread(layers, devices))
+    return tuple(Stage(devices=e.devices, layers=tuple(next(counts) for _ in e.devices)) for e in entries)
+
+
+def device_layers(index: int, entry: StageEntry) -> tuple[int, ...]:
+    """The layers of each device of a stage that states them."""
+    where, devices, layers = f"stages[{index}].layers", len(entry.devices), entry.layers
+    if isinstance(layers, int):
+        check(layers >= devices, where, layers, f"at least 1 for each of its {devices} devices")
+        return spread(layers, devices)
+    assert layers is not None
+    check(len(layers) == devices, where, list(layers), f"a number, or one for each of its {devices} devices")
+    check(min(layers) >= 1, where, list(layers), "at least 1 everywhere")
+    return layers
+
+
+def spread(layers: int, devices: int) -> tuple[int, ...]:
+    each, left = divmod(layers, devices)
+    return tuple(each + (i < left) for i in range(devices))
+
+
+# -------------------------------------------------------------------------------------------------------- emulation
+
+
+def check_emulated(cluster: Cluster, model: ModelPrice) -> None:
+    """Raise FieldError unless every number that emulation needs is there, and the weights fit."""
+    check_drafter(cluster)
+    computing = {name for stage in cluster.stages for name in stage.devices} | {cluster.drafter}
+    for i, device in enumerate(cluster.devices):
+        if device.name in computing and not device.priced:
+            numbers = "weight_bandwidth_gb_s, compute_tflops and overhead_ms"
+            raise FieldError(f"devices[{i}]", f"({device.name!r}) needs {numbers}, or a kind that has them")
+    for one, other in cluster.hops():
+        cluster.link(one, other)
+    check_memory(cluster, model)
+
+
+def check_drafter(cluster: Cluster) -> None:
+    if cluster.drafter is None and cluster.draft_as_model is not None:
+        raise FieldError("drafter", "is missing: draft_as_model prices the device that it names")
+    if cluster.drafter is not None and cluster.draft_as_model is None:
+        raise FieldError("draft_as_model", "is missing: it prices the drafter")
+
+
+def check_memory(cluster: Cluster, model: ModelPrice) -> None:
+    """Raise FieldError naming the device whose weights exceed its memory, with the numbers."""
+    last = cluster.stages[-1].devices[-1]
+    for i, stage in enumerate(cluster.stages):
+        for j, (name, layers) in enumerate(zip(stage.devices, stage.layers, strict=True)):
+            embedding = model.embedding_bytes if i == j == 0 else 0.0
+            needed = model.weight_bytes(layers, head=name == last) + embedding
+            check_fits(f"stages[{i}].devices[{j}]", cluster.device(name), needed, f"its {layers} layers")
+    if cluster.drafter is not None and cluster.draft_as_model is not None:
+        draft = cluster.draft_as_model
+        needed = draft.weight_bytes(draft.layers, head=True) + draft.embedding_bytes
+        check_fits("drafter", cluster.device(cluster.drafter), needed, "the draft model")
+
+
+def check_fits(where: str, device: Device, needed: float, what: str) -> None:
+    if device.memory_gb is not None and needed > device.memory_gb * 1e9:
+        numbers = f"{needed / 1e9:.2f} GB for {what}; it has {device.memory_gb:g} GB"
+        raise FieldError(where, f"({device.name!r}) would need {numbers}")
+
+
+def refuse_emulation(cluster: Cluster) -> None:
+    """Raise FieldError for a number that would be ignored where nothing is emulated."""
+    for i, device in enumerate(cluster.devices):
+        for name in ("weight_bandwidth_gb_s", "compute_tflops", "overhead_ms"):
+            if getattr(device, name) is not None:
+                raise FieldError("as_model", f"is missing: devices[{i}] ({device.name!r}) has {name}, for emulation")
+    if cluster.draft_as_model is not None:
+        raise FieldError("as_model", "is missing: draft_as_model is set, for emulation")
+    check(cluster.time_scale == 1, "time_scale", cluster.time_scale, "left at 1: no as_model, so nothing is emulated")

@@ -1,0 +1,89 @@
+"""What a model costs a device: parameters to read, operations per row, bytes per row on a link.
+
+A pass over a batch reads every weight once and does two operations (multiply, add) per weight and row. Attention over
+the cache is left out: at a few thousand positions it is a few percent of either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.config import check, check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPrice:
+    """A model's sizes; ``as_model`` in a cluster file names one of PRICES or holds these fields. Raises FieldError."""
+
+    layers: int
+    hidden_size: int
+    layer_parameters: int
+    """Weights of one layer that a pass reads: of a mixture of experts, what a batch touches."""
+    head_parameters: int
+    """Final norm and output projection, read by the last stage."""
+    embedding_parameters: int = 0
+    """The input embedding: memory on the first device, but no time, since a pass looks up a line per row."""
+    bytes_per_parameter: float = 2.0
+    activation_bytes: float = 2.0
+    """Bytes of one element of a hidden state on a link."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "layers", "hidden_size", "layer_parameters", "bytes_per_parameter", "activation_bytes")
+        check_positive(self, "head_parameters", "embedding_parameters", or_zero=True)
+
+    def weight_bytes(self, layers: int, *, head: bool) -> float:
+        """Bytes of weights that a device with so many layers reads per pass."""
+        return self.read_parameters(layers, head=head) * self.bytes_per_parameter
+
+    def row_operations(self, layers: int, *, head: bool) -> float:
+        """Floating-point operations per row on a device with so many layers."""
+        return 2.0 * self.read_parameters(layers, head=head)
+
+    def read_parameters(self, layers: int, *, head: bool) -> int:
+        return layers * self.layer_parameters + (self.head_parameters if head else 0)
+
+    @property
+    def embedding_bytes(self) -> float:
+        return self.embedding_parameters * self.bytes_per_parameter
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of one row's hidden state between two stages."""
+        return self.hidden_size * self.activation_bytes
+
+
+def llama(
+    *, layers: int, hidden: int, intermediate: int, key_value: int, vocabulary: int, bits: int, tied: bool = False
+) -> ModelPrice:
+    """Price a Llama-shaped model from its config.json.
+
+    A layer: query and output projection (hidden x hidden), key and value (hidden x key_value), gate, up and down
+    (hidden x intermediate), two norms. ``tied``: the head is the embedding, held once where one device has both.
+    """
+    check(bits in (16, 32), "bits", bits, "16 or 32")
+    attention = 2 * hidden * hidden + 2 * hidden * key_value
+    return ModelPrice(
+        layers=layers,
+        hidden_size=hidden,
+        layer_parameters=attention + 3 * hidden * intermediate + 2 * hidden,
+        head_parameters=vocabulary * hidden + hidden,
+        embedding_parameters=0 if tied else vocabulary * hidden,
+        bytes_per_parameter=bits / 8,
+        activation_bytes=bits / 8,
+    )
+
+
+PRICES: Final[dict[str, ModelPrice]] = {
+    # meta-llama/Llama-3.1-70B config.json: 80 x 855,654,400 + 2 x 1,050,673,152 + 8,192 = 70.55e9 parameters.
+    "llama-3.1-70b-fp32": llama(layers=80, hidden=8192, intermediate=28672, key_value=1024, vocabulary=128256, bits=32),
+    # meta-llama/Llama-3.2-1B config.json: 16 x 60,821,504 + 262,668,288 (tied) + 2,048 = 1.236e9 parameters.
+    "llama-3.2-1b-fp32": llama(
+        layers=16, hidden=2048, intermediate=8192, key_value=512, vocabulary=128256, bits=32, tied=True
+    ),
+    # meta-llama/Llama-2-7b config.json: 32 x 202,383,360 + 2 x 131,072,000 + 4,096 = 6.738e9 parameters.
+    "llama-2-7b-fp16": llama(layers=32, hidden=4096, intermediate=11008, key_value=4096, vocabulary=32000, bits=16),
+    # JackFram/llama-160m config.json: 12 x 9,438,720 + 2 x 24,576,000 + 768 = 0.162e9 parameters.
+    "llama-160m-fp16": llama(layers=12, hidden=768, intermediate=3072, key_value=768, vocabulary=32000, bits=16),
+}
+"""The models that cluster files may name, at the precision in the name."""

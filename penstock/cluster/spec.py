@@ -1,0 +1,139 @@
+"""A cluster: devices, the links between them, and where each stage, the drafter and the engine run.
+
+These are the checked, resolved types; ``load.py`` makes them from a TOML file, a preset or ``local-N``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from penstock.cluster.prices import ModelPrice
+from penstock.config import FieldError, check, check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceKind:
+    """Numbers that devices of one kind share. The last three describe an emulated device. Raises FieldError."""
+
+    memory_gb: float | None = None
+    """Memory for weights and cache, in 1e9 bytes; None is not checked."""
+    weight_bandwidth_gb_s: float | None = None
+    """Effective rate at which a pass reads weights, in 1e9 bytes/s."""
+    compute_tflops: float | None = None
+    """Effective rate of a pass over many rows, in 1e12 operations/s."""
+    overhead_ms: float | None = None
+    """Fixed time per batch."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "memory_gb", "weight_bandwidth_gb_s", "compute_tflops")
+        check_positive(self, "overhead_ms", or_zero=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device(DeviceKind):
+    """One device. What it does not state itself, ``kind`` states in the file's table of kinds."""
+
+    name: str
+    host: str = "localhost"
+    kind: str | None = None
+
+    @property
+    def priced(self) -> bool:
+        """Whether every number that emulation needs is there."""
+        return None not in (self.weight_bandwidth_gb_s, self.compute_tflops, self.overhead_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What lies between two devices: rate in 1e9 bits/s of payload, and the time until the first byte arrives."""
+
+    bandwidth_gbit_s: float
+    latency_ms: float
+
+    def __post_init__(self) -> None:
+        check_positive(self, "bandwidth_gbit_s")
+        check_positive(self, "latency_ms", or_zero=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkBetween(Link):
+    """A link that differs from the default: ``ends`` are two names of devices or hosts; it serves both directions."""
+
+    ends: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(len(self.ends) == 2, "ends", list(self.ends), "two names of devices or hosts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """``local`` joins devices of one host, ``network`` those of different hosts, unless ``between`` names them."""
+
+    local: Link | None = None
+    network: Link | None = None
+    between: tuple[LinkBetween, ...] = ()
+
+    def find(self, one: Device, other: Device) -> Link:
+        """The link of two different devices; a device's name wins over its host's. Raises FieldError where none is."""
+        named = {frozenset(link.ends): link for link in self.between}
+        for ends in product((one.name, one.host), (other.name, other.host)):
+            if frozenset(ends) in named:
+                return named[frozenset(ends)]
+        field, link = ("local", self.local) if one.host == other.host else ("network", self.network)
+        if link is None:
+            raise FieldError(f"links.{field}", f"is missing: {one.name!r} and {other.name!r} have to be joined")
+        return link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The devices that hold a stage, in order; a stage takes one batch at a time (PipeDec's groups).
+
+    ``layers`` is how many of ``as_model``'s layers each device is priced with; empty where nothing is emulated.
+    """
+
+    devices: tuple[str, ...]
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A valid cluster. ``load_cluster`` makes it; every name in it is that of a device in ``devices``."""
+
+    name: str
+    description: str = ""
+    devices: tuple[Device, ...]
+    links: Links
+    stages: tuple[Stage, ...]
+    engine: str
+    drafter: str | None = None
+    as_model: ModelPrice | None = None
+    """Emulation: the model that the stages are priced as. None means that nothing is emulated."""
+    draft_as_model: ModelPrice | None = None
+    time_scale: float = 1.0
+    """Factor on every modelled time."""
+
+    @property
+    def emulated(self) -> bool:
+        return self.as_model is not None
+
+    def device(self, name: str) -> Device:
+        return next(device for device in self.devices if device.name == name)
+
+    def link(self, one: str, other: str) -> Link | None:
+        """The link between two devices; None between a device and itself."""
+        return None if one == other else self.links.find(self.device(one), self.device(other))
+
+    def route(self) -> list[tuple[str, str]]:
+        """The hops of a batch: engine to first stage, stage to stage, last stage to engine."""
+        stops = [(stage.devices[0], stage.devices[-1]) for stage in self.stages]
+        enters = [first for first, _ in stops] + [self.engine]
+        leaves = [self.engine] + [last for _, last in stops]
+        return list(zip(leaves, enters, strict=True))
+
+    def hops(self) -> list[tuple[str, str]]:
+        """Every pair of devices that exchange messages: the route, inside the stages, engine and drafter."""
+        inside = [pair for stage in self.stages for pair in pairwise(stage.devices)]
+        return self.route() + inside + ([(self.engine, self.drafter)] if self.drafter else [])

@@ -1,0 +1,134 @@
+"""How long an emulated cluster takes: per stage and batch, per link and message. All in seconds, time_scale applied.
+
+A device's pass over a batch lasts ``fixed + max(reading its weights once, computing every row)``: the roofline. A
+message on a link lasts ``latency + bytes / rate``. Stage processes wait by these numbers, and the simulator adds them.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from penstock.cluster.prices import ModelPrice
+from penstock.cluster.spec import Cluster, Device
+from penstock.core import ConfigError
+
+MESSAGE_ROW_BYTES: Final = 24
+"""One row to or from the engine, where no hidden state travels: six integers of 1 to 5 bytes in msgpack, rounded up."""
+
+
+class DeviceTiming(msgspec.Struct, frozen=True, array_like=True):
+    """One device's part of a stage: fixed time per batch, time to read its weights, time to compute one row."""
+
+    fixed_s: float
+    weight_s: float
+    row_s: float
+
+    def seconds(self, rows: int) -> float:
+        """Time for a batch. One without surviving rows is only passed on."""
+        return self.fixed_s + max(self.weight_s, self.row_s * rows) if rows else 0.0
+
+
+class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
+    """A link and what a row weighs on it. Within one device: no latency, infinite rate."""
+
+    latency_s: float
+    bytes_per_s: float
+    row_bytes: float
+
+    def seconds(self, rows: int, header_bytes: int = 0) -> float:
+        """Time from the first byte sent to the last received.
+
+        To or from the engine the rows stand in the header: give either their number, or 0 and the header's size.
+        """
+        return self.latency_s + (rows * self.row_bytes + header_bytes) / self.bytes_per_s
+
+
+class StageTiming(msgspec.Struct, frozen=True, array_like=True):
+    """A stage: its devices in sequence and the links between them. It takes one batch at a time."""
+
+    devices: tuple[DeviceTiming, ...]
+    between: tuple[LinkTiming, ...] = ()
+
+    def seconds(self, rows: int) -> float:
+        """Time a batch occupies the stage. Without surviving rows the header alone crosses the inner links."""
+        return sum(device.seconds(rows) for device in self.devices) + sum(link.seconds(rows) for link in self.between)
+
+
+def stage_timings(cluster: Cluster) -> tuple[StageTiming, ...]:
+    """One entry per stage; the last device carries the head. Raises ConfigError where nothing is emulated."""
+    model = emulated_model(cluster)
+    last = cluster.stages[-1].devices[-1]
+    return tuple(
+        StageTiming(
+            devices=tuple(
+                device_timing(cluster.device(name), model, layers, cluster.time_scale, head=name == last)
+                for name, layers in zip(stage.devices, stage.layers, strict=True)
+            ),
+            between=tuple(link_timing(cluster, one, other, model.row_bytes) for one, other in pairwise(stage.devices)),
+        )
+        for stage in cluster.stages
+    )
+
+
+def link_timings(cluster: Cluster) -> tuple[LinkTiming, ...]:
+    """Engine to first stage, stage to stage, last stage to engine. Raises ConfigError where nothing is emulated."""
+    model = emulated_model(cluster)
+    row_bytes = [MESSAGE_ROW_BYTES, *[model.row_bytes] * (len(cluster.stages) - 1), MESSAGE_ROW_BYTES]
+    return tuple(link_timing(cluster, *hop, row) for hop, row in zip(cluster.route(), row_bytes, strict=True))
+
+
+def draft_timing(cluster: Cluster) -> StageTiming | None:
+    """One pass of the draft model, priced on the drafter's device; None where the cluster names no drafter."""
+    if cluster.drafter is None or cluster.draft_as_model is None:
+        return None
+    draft = cluster.draft_as_model
+    device = cluster.device(cluster.drafter)
+    return StageTiming(devices=(device_timing(device, draft, draft.layers, cluster.time_scale, head=True),))
+
+
+def draft_link(cluster: Cluster) -> LinkTiming | None:
+    """Between engine and drafter, either way; None where the cluster names no drafter."""
+    if cluster.drafter is None:
+        return None
+    return link_timing(cluster, cluster.engine, cluster.drafter, MESSAGE_ROW_BYTES)
+
+
+def plain_step_seconds(cluster: Cluster) -> float:
+    """The plain pipeline's time per token: one row from the engine through every stage and back."""
+    stages, links = stage_timings(cluster), link_timings(cluster)
+    return sum(stage.seconds(1) for stage in stages) + sum(link.seconds(1) for link in links)
+
+
+def emulated_model(cluster: Cluster) -> ModelPrice:
+    if cluster.as_model is None:
+        raise ConfigError(
+            f"cluster {cluster.name} has no as_model: nothing is emulated, so there are no modelled times"
+        )
+    return cluster.as_model
+
+
+def device_timing(device: Device, model: ModelPrice, layers: int, time_scale: float, *, head: bool) -> DeviceTiming:
+    """Price so many layers of a model on a device."""
+    assert device.overhead_ms is not None
+    assert device.weight_bandwidth_gb_s is not None
+    assert device.compute_tflops is not None
+    return DeviceTiming(
+        fixed_s=time_scale * device.overhead_ms / 1e3,
+        weight_s=time_scale * model.weight_bytes(layers, head=head) / (device.weight_bandwidth_gb_s * 1e9),
+        row_s=time_scale * model.row_operations(layers, head=head) / (device.compute_tflops * 1e12),
+    )
+
+
+def link_timing(cluster: Cluster, one: str, other: str, row_bytes: float) -> LinkTiming:
+    link = cluster.link(one, other)
+    if link is None:
+        return LinkTiming(0.0, math.inf, row_bytes)
+    return LinkTiming(
+        latency_s=cluster.time_scale * link.latency_ms / 1e3,
+        bytes_per_s=link.bandwidth_gbit_s * 1e9 / 8 / cluster.time_scale,
+        row_bytes=row_bytes,
+    )

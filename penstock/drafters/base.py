@@ -1,0 +1,55 @@
+"""What a drafter is: it proposes children for nodes of a request's tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.engine.request import Request
+from penstock.tree import Node
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Nodes of one request, parents first, for each of which ``count`` candidates are wanted."""
+
+    request: Request
+    nodes: Sequence[Node]
+    count: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Candidates for one node, best first, as (token, log of the chance that the target picks it)."""
+
+    node: Node
+    candidates: Sequence[tuple[int, float]]
+
+
+class Drafter(Protocol):
+    """Submit and poll, so that drafting never blocks the engine. One round of asks is under way at a time."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the last asks have not been answered."""
+        ...
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        """Begin a round. Returns how many rows it takes, what the drafter lacks of the prompts included."""
+        ...
+
+    def poll(self) -> list[Draft]:
+        """Answers that have arrived. Raises PipelineError if the drafter was lost."""
+        ...
+
+    @property
+    def due(self) -> float | None:
+        """The moment at which ``poll`` has something without any further message."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,69 @@
+"""Prompt lookup: what followed the last time the same tokens stood there (Saxena 2023; vLLM's ``ngram``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from penstock.drafters.base import Ask, Draft
+from penstock.engine.request import Request
+from penstock.tree import Node
+
+
+class NgramDrafter:
+    """Looks for the longest earlier occurrence of the last ``longest``..``shortest`` tokens of a node's path.
+
+    All tokens that followed an occurrence are candidates, those after longer matches first, then the more recent. The
+    chance of the first is set to one half, each next takes half of the rest: the drafter has no model of its own.
+    """
+
+    def __init__(self, longest: int = 4, shortest: int = 1) -> None:
+        self._longest = longest
+        self._shortest = shortest
+        self._answers: list[Draft] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._answers)
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        for ask in asks:
+            self._answers += [self._look_up(ask.request, node, ask.count) for node in ask.nodes]
+        return len(self._answers)
+
+    def poll(self) -> list[Draft]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    @property
+    def due(self) -> float | None:
+        return 0.0 if self._answers else None
+
+    def forget(self, request: Request) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _look_up(self, request: Request, node: Node, count: int) -> Draft:
+        if not node.alive:
+            return Draft(node, [])
+        tokens = request.path(node)
+        found: dict[int, None] = {}
+        for length in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
+            for token in followers(tokens, length):
+                found.setdefault(token)
+                if len(found) == count:
+                    break
+        return Draft(node, [(token, -math.log(2) * (i + 1)) for i, token in enumerate(list(found)[:count])])
+
+
+def followers(tokens: list[int], length: int) -> list[int]:
+    """Tokens that followed earlier occurrences of the last ``length`` tokens, the most recent first."""
+    pattern = tokens[-length:]
+    last = pattern[-1]
+    return [
+        tokens[end + 1]
+        for end in range(len(tokens) - 2, length - 2, -1)
+        if tokens[end] == last and tokens[end - length + 1 : end + 1] == pattern
+    ]

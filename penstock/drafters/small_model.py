@@ -1,0 +1,102 @@
+"""A small model of the target's family as the drafter, run as a pipeline of its own on the same stage code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.drafters.base import Ask, Draft
+from penstock.engine.feed import Feed
+from penstock.engine.request import Request
+from penstock.messages import Candidates
+from penstock.pipeline.base import Pipeline
+from penstock.tree import Node
+
+
+Entries = list[tuple[Request, list[Node]]]
+
+
+class SmallModelDrafter:
+    """Asks a drafting pipeline for noise-ranked candidates. Its KV slots are the target's: one table for both.
+
+    Rows that the small model has not seen yet (the prompt, tokens that nobody drafted) go along before the nodes that
+    are asked about, at most ``chunk`` rows a batch.
+    """
+
+    def __init__(self, pipeline: Pipeline, chunk: int) -> None:
+        self.pipeline = pipeline
+        self._feed = Feed(pipeline.session)
+        self._chunk = chunk
+        self._queue: list[tuple[Entries, int]] = []
+        self._asked: dict[int, Node] = {}
+        self._outstanding = 0
+        self._drafts: list[Draft] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue or self._outstanding or self._drafts)
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        total = 0
+        for ask in asks:
+            rows = self._feed.missing(ask.request, ask.nodes)
+            lacking = {node.id for node in rows}
+            for node in ask.nodes:
+                if node.id in lacking:
+                    self._asked[node.id] = node
+                else:  # it went along as somebody's ancestor: its answer is gone
+                    self._drafts.append(Draft(node, []))
+            for first in range(0, len(rows), self._chunk):
+                self._queue.append(([(ask.request, rows[first : first + self._chunk])], ask.count))
+            total += len(rows)
+        self._queue = merge(self._queue, self._chunk)
+        self._submit()
+        return total
+
+    def poll(self) -> list[Draft]:
+        for result in self.pipeline.poll():
+            self._outstanding -= 1
+            self._drafts += [self._draft(answer) for answer in result.candidates]
+        self._submit()
+        if not self.busy:
+            self._asked.clear()
+        drafts, self._drafts = self._drafts, []
+        return drafts
+
+    @property
+    def due(self) -> float | None:
+        return 0.0 if self._drafts else self.pipeline.due
+
+    def forget(self, request: Request) -> None:
+        left = [([e for e in entries if e[0] is not request], count) for entries, count in self._queue]
+        self._queue = [(entries, count) for entries, count in left if entries]
+        self._feed.close(request.number)
+
+    def close(self) -> None:
+        self.pipeline.close()
+
+    def _submit(self) -> None:
+        while self._queue and self.pipeline.ready:
+            entries, count = self._queue.pop(0)
+            # Between the ask and now nodes may have died; what is certain since then would hide their ancestors.
+            live = [(request, [node for node in nodes if node.alive]) for request, nodes in entries]
+            batch = self._feed.batch(live, wanted=set(self._asked), candidates=count)
+            self._outstanding += 1
+            self.pipeline.submit(batch)
+
+    def _draft(self, answer: Candidates) -> Draft:
+        return Draft(self._asked.pop(answer.node), list(zip(answer.tokens, answer.scores, strict=True)))
+
+
+def merge(queue: list[tuple[Entries, int]], limit: int) -> list[tuple[Entries, int]]:
+    """Join neighbouring entries of different requests while a batch stays within ``limit`` rows."""
+    merged: list[tuple[Entries, int]] = []
+    for entries, count in queue:
+        if merged:
+            before, before_count = merged[-1]
+            rows = sum(len(nodes) for _, nodes in [*before, *entries])
+            separate = {r.number for r, _ in before}.isdisjoint(r.number for r, _ in entries)
+            if rows <= limit and separate and count == before_count:
+                merged[-1] = ([*before, *entries], count)
+                continue
+        merged.append((list(entries), count))
+    return merged

@@ -1,0 +1,63 @@
+"""Walking the tree along the target's picks: commit, prune, or miss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.core import FinishReason
+from penstock.engine.request import Nodes, Request
+from penstock.engine.slots import SlotPool
+from penstock.tree import Node
+
+
+@dataclass
+class Advance:
+    """What one walk did. ``committed`` nodes in order, ``hits`` of which had been drafted; ``dead`` nodes to cancel."""
+
+    committed: list[Node] = field(default_factory=list)
+    hits: int = 0
+    dead: list[Node] = field(default_factory=list)
+    finished: FinishReason | None = None
+
+
+def advance(request: Request, nodes: Nodes, pool: SlotPool) -> Advance:
+    """Commit token by token while the root's successor is known; EOS, a stop or max_tokens ends the walk.
+
+    A drafted child that carries the target's token keeps its slot, its subtree and whatever the stages have already
+    computed for them. Without one the tree starts anew from a node that has yet to enter.
+    """
+    done = Advance()
+    while request.tree.root.picked is not None and done.finished is None:
+        _commit_one(request, nodes, pool, done)
+    return done
+
+
+def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance) -> None:
+    root = request.tree.root
+    assert root.picked is not None
+    pick = request.picks.pop(root.id)
+    _count(request, root)
+    hit, dead = request.tree.commit(root.picked)
+    pool.free_speculative(node.slot for node in dead)
+    done.dead.extend(dead)
+    if hit is None:
+        hit = nodes.certain(root.picked, root.position + 1)
+        request.tree.restart(hit)
+    else:
+        pool.certify()
+        done.hits += 1
+    request.certain.append(hit)
+    request.produced += 1
+    done.committed.append(hit)
+    stopped = request.output.append(pick)
+    done.finished = request.end_of(hit.token) or stopped
+
+
+def _count(request: Request, root: Node) -> None:
+    if not root.children:
+        return
+    request.metrics.drafts += 1
+    if root.picked in root.children:
+        request.metrics.accepted += 1
+    else:
+        request.metrics.misses += 1

@@ -1,0 +1,37 @@
+"""Which nodes are on their way through the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.messages import Cancel
+from penstock.tree import Node
+
+
+class InFlight:
+    """Entered and not yet out, by stream number. A cancelled node stays in flight until its batch comes out."""
+
+    def __init__(self) -> None:
+        self._batches: dict[int, list[Node]] = {}
+        self._stream_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def entered(self, stream: int, nodes: list[Node]) -> None:
+        self._batches[stream] = nodes
+        self._stream_of.update((node.id, stream) for node in nodes)
+
+    def out(self, stream: int) -> dict[int, Node]:
+        """The nodes of a batch that has come out, by id."""
+        nodes = self._batches.pop(stream)
+        for node in nodes:
+            del self._stream_of[node.id]
+        return {node.id: node for node in nodes}
+
+    def cancel(self, session: str, dead: Iterable[Node]) -> Cancel | None:
+        """A message that tells the stages which of the dead nodes they need not compute; None if none is in flight."""
+        streams = {node.id: self._stream_of[node.id] for node in dead if node.id in self._stream_of}
+        if not streams:
+            return None
+        return Cancel(session=session, before=max(streams.values()) + 1, nodes=list(streams))

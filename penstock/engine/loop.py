@@ -1,0 +1,202 @@
+"""The engine's loop: results in, rows out. No torch, no socket, no clock of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.core import FinishReason, PipelineError
+from penstock.drafters.base import Ask, Draft, Drafter
+from penstock.engine.commit import Advance, advance
+from penstock.engine.feed import Feed
+from penstock.engine.inflight import InFlight
+from penstock.engine.request import Nodes, Request
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.slots import SlotPool
+from penstock.messages import Batch, Result
+from penstock.pipeline.base import Clock, Pipeline
+from penstock.tree import Node
+
+
+class Observer(Protocol):
+    """Watches a run: traces, the live view and the bench are observers. Times are the clock's seconds."""
+
+    def submitted(self, batch: Batch, at: float) -> None: ...
+
+    def arrived(self, result: Result, at: float) -> None: ...
+
+    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None: ...
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None: ...
+
+
+class EngineLoop:
+    """Requests over one pipeline and at most one drafter. ``step`` is called until ``busy`` is False."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        drafter: Drafter | None,
+        scheduler: Scheduler,
+        clock: Clock,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.pipeline = pipeline
+        self.drafter = drafter
+        self.scheduler = scheduler
+        self.clock = clock
+        self.observers = list(observers)
+        self.pool: SlotPool = scheduler.pool
+        self.nodes = Nodes(self.pool)
+        self.feed = Feed(pipeline.session)
+        self.inflight = InFlight()
+        self.requests: dict[int, Request] = {}
+        self._owner: dict[int, Request] = {}
+        self._asked_at = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError if it can never run."""
+        self.scheduler.add(request)
+        self.requests[request.number] = request
+
+    def abort(self, request: Request) -> None:
+        """End a request now, whatever is in flight for it."""
+        if request.finished is None:
+            self._finish(request, FinishReason.ABORT)
+
+    def step(self) -> None:
+        """Wait for what is next, take it in, and keep stages and drafter fed."""
+        self.clock.wait(self._due())
+        try:
+            self._take_results()
+            self._take_drafts()
+            self._start_requests()
+            self._submit()
+            self._ask()
+        except PipelineError:
+            self._lose_everything()
+            raise
+
+    def _due(self) -> float | None:
+        if self.scheduler.waiting and not self.scheduler.running:
+            return self.clock.now()
+        moments = (self.pipeline.due, self.drafter.due if self.drafter else None)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def _take_results(self) -> None:
+        for result in self.pipeline.poll():
+            out = self.inflight.out(result.stream)
+            touched: dict[int, Request] = {}
+            for pick in result.picks:
+                node, request = out[pick.node], self._owner[pick.node]
+                if node.alive and request.finished is None:
+                    node.picked = pick.token
+                    request.picks[node.id] = pick
+                    touched[request.number] = request
+            for node_id in out:
+                del self._owner[node_id]
+            for observer in self.observers:
+                observer.arrived(result, self.clock.now())
+            for request in touched.values():
+                self._advance(request)
+
+    def _advance(self, request: Request) -> None:
+        done = advance(request, self.nodes, self.pool)
+        self._cancel(request, done.dead)
+        for observer in self.observers:
+            observer.advanced(request, done, self.clock.now())
+        if done.finished is not None:
+            self._finish(request, done.finished)
+
+    def _cancel(self, request: Request, dead: Sequence[Node]) -> None:
+        for node in dead:
+            request.picks.pop(node.id, None)
+        message = self.inflight.cancel(self.pipeline.session, dead)
+        if message is not None:
+            request.metrics.rows_dead += len(message.nodes)
+            self.pipeline.cancel(message)
+
+    def _take_drafts(self) -> None:
+        if self.drafter is None:
+            return
+        drafts = self.drafter.poll()
+        for draft in drafts:
+            draft.node.candidates = draft.candidates
+        if drafts:
+            for observer in self.observers:
+                observer.drafted(drafts, self._asked_at, self.clock.now())
+
+    def _start_requests(self) -> None:
+        for request in self.scheduler.admit():
+            request.start(self.nodes)
+
+    def _submit(self) -> None:
+        while self.pipeline.ready and (entries := self.scheduler.compose()):
+            wanted: set[int] = set()
+            entering: list[Node] = []
+            for request, nodes in entries:
+                request.metrics.rows_entered += len(nodes)
+                for node in nodes:
+                    node.entered = True
+                    self._owner[node.id] = request
+                    if node.position >= request.tree.root.position:
+                        wanted.add(node.id)
+                entering.extend(nodes)
+            batch = self.feed.batch(entries, wanted)
+            self.inflight.entered(batch.stream, entering)
+            self.pipeline.submit(batch)
+            for observer in self.observers:
+                observer.submitted(batch, self.clock.now())
+
+    def _ask(self) -> None:
+        if self.drafter is None or self.drafter.busy:
+            return
+        asks = []
+        for request in self.scheduler.running:
+            nodes = request.strategy.ask(request.tree)
+            if nodes:
+                asks.append(Ask(request, nodes, request.strategy.candidates))
+                request.metrics.drafted_nodes += len(nodes)
+            for node in nodes:
+                node.asked = True
+        if asks:
+            self._asked_at = self.clock.now()
+            self.drafter.ask(asks)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request: everything of it in flight is cancelled, every slot freed, one final reply given."""
+        request.finished = reason
+        if request.certain:
+            dead = request.tree.discard()
+            self.pool.free_speculative(node.slot for node in dead)
+            self._cancel(request, [*dead, *request.certain])
+            self.pool.free_certain(node.slot for node in request.certain)
+        self.scheduler.remove(request)
+        self.feed.close(request.number)
+        if self.drafter is not None:
+            self.drafter.forget(request)
+        del self.requests[request.number]
+        request.output.finish(reason, self.clock.now())
+
+    def _lose_everything(self) -> None:
+        """The pipeline is gone: every request gets its final reply."""
+        for request in list(self.requests.values()):
+            request.finished = FinishReason.ERROR
+            request.output.finish(FinishReason.ERROR, self.clock.now())
+        self.requests.clear()
+
+    def audit(self) -> None:
+        """Raise PenstockError unless every slot is accounted for. Cheap; called when idle and by the tests."""
+        running = [request for request in self.scheduler.running if request.certain]
+        certain = sum(len(request.certain) for request in running)
+        self.pool.audit(certain, sum(request.tree.size - 1 for request in running))
+
+
+def fresh_seed() -> int:
+    """A seed for a request that names none."""
+    return random.SystemRandom().getrandbits(62)

@@ -1,0 +1,80 @@
+"""Which requests run, and which of them fill the next batch."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from penstock.core import RequestError
+from penstock.engine.request import Request
+from penstock.engine.slots import SlotPool
+from penstock.tree import Node
+
+
+class Scheduler:
+    """First come, first served admission by KV slots; batches are shared among the requests that are ready.
+
+    ``chunk`` bounds the prompt rows that one request puts in a batch: chunks follow each other through the stages.
+    """
+
+    def __init__(self, pool: SlotPool, stages: int, chunk: int, max_running: int, max_model_len: int) -> None:
+        self.pool = pool
+        self.stages = stages
+        self.chunk = chunk
+        self.max_running = max_running
+        self.max_model_len = max_model_len
+        self.waiting: deque[Request] = deque()
+        self.running: deque[Request] = deque()
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError, with the numbers, if it could never run."""
+        length, tokens = len(request.prompt), request.max_tokens
+        if not length:
+            raise RequestError("the prompt is empty: give at least one token")
+        if request.slots_needed > self.max_model_len:
+            raise RequestError(
+                f"prompt of {length} tokens + max_tokens {tokens} = {request.slots_needed} exceeds "
+                f"max_model_len {self.max_model_len}: shorten one or raise max_model_len"
+            )
+        if request.slots_needed > self.pool.certain_capacity:
+            raise RequestError(
+                f"prompt of {length} tokens + max_tokens {tokens} needs {request.slots_needed} KV slots of "
+                f"{self.pool.certain_capacity}: shorten one or raise kv_slots"
+            )
+        self.waiting.append(request)
+
+    def admit(self) -> list[Request]:
+        """Move waiting requests to running, in order, as long as slots for their whole length can be reserved."""
+        admitted = []
+        while self.waiting and len(self.running) < self.max_running:
+            if not self.pool.reserve(self.waiting[0].slots_needed):
+                break
+            admitted.append(self.waiting.popleft())
+        self.running.extend(admitted)
+        return admitted
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that has ended, running or still waiting."""
+        if request in self.running:
+            self.running.remove(request)
+            self.pool.unreserve(request.slots_needed)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+
+    def compose(self) -> list[tuple[Request, list[Node]]]:
+        """Rows for the next batch, request by request; the requests that were served go to the back of the queue.
+
+        With many requests ready at once a batch takes ceil(ready / stages) of them, so that they spread over the
+        stages instead of marching in one clump.
+        """
+        ready = [request for request in self.running if request.prefilling or request.strategy.ready(request.tree)]
+        served = ready[: -(-len(ready) // self.stages)]
+        for request in served:
+            self.running.remove(request)
+            self.running.append(request)
+        return [(request, self._rows(request)) for request in served]
+
+    def _rows(self, request: Request) -> list[Node]:
+        if not request.prefilling:
+            return request.strategy.enter(request.tree)
+        first, request.entered = request.entered, min(request.entered + self.chunk, len(request.prompt))
+        return request.certain[first : request.entered]

@@ -1,0 +1,234 @@
+"""Attention over slots: every row attends to its ancestors, wherever their keys and values were stored.
+
+Shapes: N rows of a batch, n rows of one request, S slots that these see, H query heads in K groups of G = H / K, d and
+e the widths of keys and values (they differ under MLA). An arena holds one layer's keys [K, capacity, d] or values
+[K, capacity, e]; RoPE has been applied, so the order of slots means nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+from penstock.models.loader import ATTENTION
+from penstock.stage.visibility import BatchView, RequestView
+
+Attend = Callable[..., Tensor]
+"""(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""
+
+_attend: ContextVar[Attend] = ContextVar("penstock_attend")
+
+
+def _dispatch(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> tuple[Tensor, None]:
+    """What transformers calls in every layer; its tensors have a leading axis of one sequence."""
+    return _attend.get()(module, query[0], key[0], value[0], mask, **options)[None], None
+
+
+AttentionInterface.register(ATTENTION, _dispatch)
+
+
+@contextlib.contextmanager
+def attending(attend: Attend) -> Iterator[None]:
+    """Answer the attention calls of this thread with ``attend``."""
+    token = _attend.set(attend)
+    try:
+        yield
+    finally:
+        _attend.reset(token)
+
+
+class Arenas:
+    """Keys and values of every layer of a stage, by slot. A layer's arena is made, zeroed, when it first stores."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for pair in self._layers.values() for t in pair)
+
+    def store(self, layer: int, slots_N: Tensor, key_KNd: Tensor, value_KNe: Tensor) -> tuple[Tensor, Tensor]:
+        """Put the rows' keys and values into their slots; returns the layer's arenas [K, capacity, d] and [.., e]."""
+        if layer not in self._layers:
+            self._layers[layer] = (self._make(key_KNd), self._make(value_KNe))
+        keys, values = self._layers[layer]
+        if key_KNd.dtype == torch.float16:
+            # float16 overflows; a masked NaN still poisons a sum, so it must not get where a neighbour reads it.
+            key_KNd, value_KNe = key_KNd.nan_to_num(), value_KNe.nan_to_num()
+        keys.index_copy_(1, slots_N, key_KNd)
+        values.index_copy_(1, slots_N, value_KNe)
+        return keys, values
+
+    def zero(self) -> None:
+        for pair in self._layers.values():
+            for arena in pair:
+                arena.zero_()
+
+    def _make(self, rows_KNd: Tensor) -> Tensor:
+        return rows_KNd.new_zeros(rows_KNd.shape[0], self.capacity, rows_KNd.shape[2])
+
+
+@dataclass
+class Segment:
+    """Rows that attend together. ``columns`` picks their slots out of an arena: a slice of it, or a gather.
+
+    slots 7 4 9 5 (in position order)  ->  arena[4:10], mask columns 4 5 . 7 . 9; slot 6 and 8 are another's: masked
+    """
+
+    rows: slice | Tensor
+    columns: slice | Tensor
+    mask_nS: Tensor
+    _bias: dict[int, Tensor] = field(default_factory=dict)
+
+    def bias_RS(self, groups: int, dtype: torch.dtype) -> Tensor:
+        """The mask as a summand, repeated for R = groups * n query rows. The same for every layer: made once."""
+        if groups not in self._bias:
+            bias_nS = torch.zeros(self.mask_nS.shape, dtype=dtype, device=self.mask_nS.device)
+            bias_nS.masked_fill_(~self.mask_nS, -torch.inf)
+            self._bias[groups] = bias_nS.repeat(groups, 1)
+        return self._bias[groups]
+
+
+class Plan:
+    """What the rows of one batch attend to: worked out once per batch and window width, used by every layer."""
+
+    def __init__(self, view: BatchView, device: torch.device, in_place: bool = True) -> None:
+        self.view = view
+        self.device = device
+        self.in_place = in_place
+        self.slots_N = torch.from_numpy(view.slots).to(device)
+        self._segments: dict[int | None, list[Segment]] = {}
+
+    def segments(self, window: int | None) -> list[Segment]:
+        """One segment per request; with a window, a row sees the last ``window`` positions including its own."""
+        if window not in self._segments:
+            self._segments[window] = [self._segment(request, window) for request in self.view.views]
+        return self._segments[window]
+
+    def _segment(self, request: RequestView, window: int | None) -> Segment:
+        slots, mask = request.slots, request.mask
+        if window is not None:
+            mask = mask & (self.view.positions[request.rows, None] - request.positions[None, :] < window)
+            seen = mask.any(axis=0)
+            slots, mask = slots[seen], mask[:, seen]
+        columns, mask = _columns(slots, mask) if self.in_place else (slots, mask)
+        return Segment(self._index(_rows(request.rows)), self._index(columns), self._tensor(mask))
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _index(self, index: slice | np.ndarray) -> slice | Tensor:
+        return index if isinstance(index, slice) else self._tensor(index)
+
+
+def _columns(slots: np.ndarray, mask: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
+    """Read the arena in place where the slots lie close together, at most half of what is read being in vain."""
+    low, high = int(slots.min()), int(slots.max()) + 1
+    if high - low > 2 * len(slots):
+        return slots, mask
+    placed = np.zeros((len(mask), high - low), dtype=bool)
+    placed[:, slots - low] = mask
+    return slice(low, high), placed
+
+
+def _rows(rows: np.ndarray) -> slice | np.ndarray:
+    first = int(rows[0])
+    return slice(first, first + len(rows)) if int(rows[-1]) - first + 1 == len(rows) else rows
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a layer turns products into scores: its scale, gemma's soft cap, gpt_oss's sinks (one logit per head)."""
+
+    scaling: float
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Segment, Scoring], Tensor]
+"""(query_Hnd, keys_KSd, values_KSe, segment, scoring) -> output_Hne"""
+
+
+class SlotAttention:
+    """Answers one batch's attention calls: stores the rows' keys and values, then attends segment by segment."""
+
+    def __init__(self, arenas: Arenas, plan: Plan, kernel: Kernel) -> None:
+        self.arenas = arenas
+        self.plan = plan
+        self.kernel = kernel
+
+    def __call__(
+        self,
+        module: Any,
+        query_HNd: Tensor,
+        key_KNd: Tensor,
+        value_KNe: Tensor,
+        attention_mask: None,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        keys, values = self.arenas.store(module.layer_idx, self.plan.slots_N, key_KNd, value_KNe)
+        scoring = Scoring(scaling, softcap, s_aux)
+        heads, rows = query_HNd.shape[:2]
+        output_NHe = query_HNd.new_empty(rows, heads, values.shape[2])
+        for segment in self.plan.segments(sliding_window):
+            seen = keys[:, segment.columns], values[:, segment.columns]
+            output_Hne = self.kernel(query_HNd[:, segment.rows], *seen, segment, scoring)
+            output_NHe[segment.rows] = output_Hne.transpose(0, 1)
+        return output_NHe
+
+
+def folded_kernel(
+    query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scoring: Scoring
+) -> Tensor:
+    """The fast one: the G query heads that share a key head become rows of one product, nothing is repeated."""
+    heads, rows, width = query_Hnd.shape
+    groups = heads // len(keys_KSd)
+    query_KRd = query_Hnd.reshape(len(keys_KSd), groups * rows, width)
+    bias_RS = segment.bias_RS(groups, query_Hnd.dtype)
+    if scoring.softcap is None:
+        scores_KRS = torch.baddbmm(bias_RS[None], query_KRd, keys_KSd.transpose(1, 2), alpha=scoring.scaling)
+    else:
+        scores_KRS = torch.bmm(query_KRd, keys_KSd.transpose(1, 2)) * (scoring.scaling / scoring.softcap)
+        scores_KRS = torch.tanh(scores_KRS) * scoring.softcap + bias_RS
+    sinks_KR = None if scoring.sinks_H is None else scoring.sinks_H.repeat_interleave(rows).view(len(keys_KSd), -1)
+    chances_KRS = _softmax(scores_KRS, sinks_KR)
+    return torch.bmm(chances_KRS, values_KSe).view(heads, rows, values_KSe.shape[2])
+
+
+def plain_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scoring: Scoring) -> Tensor:
+    """The reference: keys and values repeated for every query head, a boolean mask, torch's own attention."""
+    heads, rows, _ = query_Hnd.shape
+    keys_HSd, values_HSe = (t.repeat_interleave(heads // len(t), dim=0) for t in (keys_KSd, values_KSe))
+    if scoring.softcap is None and scoring.sinks_H is None:
+        inputs = (t[None] for t in (query_Hnd, keys_HSd, values_HSe))
+        mask = segment.mask_nS[None, None]
+        return F.scaled_dot_product_attention(*inputs, attn_mask=mask, scale=scoring.scaling)[0]
+    scores_HnS = query_Hnd @ keys_HSd.transpose(1, 2) * scoring.scaling
+    if scoring.softcap is not None:
+        scores_HnS = torch.tanh(scores_HnS / scoring.softcap) * scoring.softcap
+    scores_HnS = scores_HnS.masked_fill(~segment.mask_nS, -torch.inf)
+    sinks_Hn = None if scoring.sinks_H is None else scoring.sinks_H[:, None].expand(heads, rows)
+    return _softmax(scores_HnS, sinks_Hn) @ values_HSe
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax in float32 over the last axis; a sink takes its share of the mass and gives no value back."""
+    if sinks is None:
+        return scores.softmax(dim=-1, dtype=torch.float32).to(scores.dtype)
+    with_sink = torch.cat([scores, sinks[..., None].to(scores.dtype)], dim=-1)
+    return with_sink.softmax(dim=-1, dtype=torch.float32)[..., :-1].to(scores.dtype)

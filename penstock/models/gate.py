@@ -1,0 +1,76 @@
+"""Which checkpoints Penstock runs, told from their configuration alone, and the reason for those that it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from penstock.core import ConfigError
+
+KNOWN_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
+REFUSED: Final = {
+    "gemma3n": "its layers share keys and values with each other and take per-layer embeddings",
+    "gemma4": "its layers share keys and values with each other",
+    "llama4": "its attention is chunked by absolute position",
+    "deepseek_v4": "its attention reads compressed blocks of keys and values",
+    "minimax_m3": "its attention selects blocks of keys",
+    "hrm_text": "it runs its layers several times",
+    "longcat_flash": "its layers hold two attentions each",
+}
+"""Architectures that look like any other decoder but are not, by the beginning of their model type."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where a causal language model keeps its parts: ``base`` inside the model, the other three inside the base."""
+
+    base: str
+    embed: str
+    layers: str
+    norm: str
+
+
+def model_class(config: Any) -> Any:
+    """The transformers class of this configuration. Raises ConfigError if it is no causal language model."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise refusal(config, "an encoder-decoder has no single stack of layers to split")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise refusal(config, "transformers has no causal language model for it")
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def check_supported(config: Any) -> Parts:
+    """Say where the parts of this architecture are. Raises ConfigError naming the reason why it cannot be split."""
+    cls = model_class(config)
+    if config.sub_configs:
+        raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
+    for beginning, reason in REFUSED.items():
+        if config.model_type.startswith(beginning):
+            raise refusal(config, reason)
+    if getattr(config, "quantization_config", None) is not None:
+        raise refusal(config, "it is quantised; use the float checkpoint, or dequantise it and save it again")
+    if unknown := sorted(set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYER_TYPES):
+        raise refusal(config, f"a token tree needs plain attention in every layer, it has {', '.join(unknown)}")
+    plan = getattr(config, "base_model_pp_plan", None)
+    if not plan:
+        raise refusal(config, "transformers has no pipeline plan for it")
+    if not cls._supports_attention_backend:
+        raise refusal(config, "transformers cannot plug another attention into it")
+    return _read_plan(cls, config, plan)
+
+
+def _read_plan(cls: Any, config: Any, plan: dict[str, Any]) -> Parts:
+    names = list(plan)
+    embed = [name for name in names if plan[name][0] == ["input_ids"]]
+    dropouts = {name for name in names if name.endswith("dropout")}
+    norm = [name for name in names if name not in (*embed, *dropouts, "layers")]
+    if len(embed) != 1 or len(norm) != 1 or "layers" not in names:
+        raise refusal(config, f"its pipeline plan is not embedding, layers, norm but {', '.join(names)}")
+    return Parts(base=cls.base_model_prefix, embed=embed[0], layers="layers", norm=norm[0])
+
+
+def refusal(config: Any, reason: str) -> ConfigError:
+    """The error that refuses an architecture by name."""
+    return ConfigError(f"model: architecture {config.model_type!r} is not supported: {reason}")

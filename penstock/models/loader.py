@@ -1,0 +1,148 @@
+"""Builds the transformers module of layers [first, last): only these layers' tensors are read, from safetensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import logging as transformers_logging
+
+from penstock.core import ConfigError
+from penstock.models.checkpoint import Checkpoint, layer_of, open_shard, shards
+from penstock.models.gate import model_class
+
+ATTENTION: Final = "penstock"
+DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
+
+
+class PassThrough(nn.Module):
+    """Stands where a part belongs to another stage: returns its first argument."""
+
+    def forward(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        return hidden
+
+
+def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, device: str) -> Any:
+    """The causal language model with layers [first, last) only; embedding, norm and head where they belong.
+
+    The first stage (``first`` 0) has the embedding, the last one (``last`` all layers) norm and head. What belongs
+    to another stage is a ``PassThrough``. Raises ConfigError naming tensors that are missing or of the wrong shape.
+    """
+    if not 0 <= first <= last <= checkpoint.num_layers:
+        raise ConfigError(f"layers {first} to {last} of a model with {checkpoint.num_layers} layers")
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; it has to be one of {', '.join(DTYPES)}")
+    with contextlib.ExitStack() as files, _quiet():
+        state = _own_slices(checkpoint, first, last, files)
+        model, info = _staged_class(checkpoint, first, last).from_pretrained(
+            None,
+            config=checkpoint.config,
+            state_dict=state,
+            dtype=DTYPES[dtype],
+            attn_implementation=ATTENTION,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    _check_complete(checkpoint, first, last, info)
+    _drop_foreign(model, checkpoint, first, last)
+    return model.to(_checked_device(device)).requires_grad_(False)
+
+
+def _checked_device(device: str) -> torch.device:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {device!r} is not usable here: {error}") from error
+    return torch.device(device)
+
+
+def _own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib.ExitStack) -> dict[str, Any]:
+    """Lazy slices of the tensors of this stage. Opens only the shards that hold one."""
+    at_an_end = first == 0 or last == checkpoint.num_layers
+    opened: dict[Path, Any] = {}
+    slices = {}
+    for name, file in shards(checkpoint.path).items():
+        layer = layer_of(name)
+        if not (first <= layer < last if layer is not None else at_an_end):
+            continue
+        if file not in opened:
+            opened[file] = files.enter_context(open_shard(file))
+        try:
+            slices[name] = opened[file].get_slice(name)
+        except Exception as error:
+            raise ConfigError(f"model: the index says that {file.name} holds {name!r}, but it does not") from error
+    return slices
+
+
+def _staged_class(checkpoint: Checkpoint, first: int, last: int) -> Any:
+    """The model's class, except that its constructor (on the meta device) leaves out what other stages hold.
+
+    Tied embedding and head are both kept on either end while loading, so that whichever the checkpoint has serves.
+    """
+    cls, parts = model_class(checkpoint.config), checkpoint.parts
+    is_first, is_last = first == 0, last == checkpoint.num_layers
+    tied = bool(checkpoint.config.tie_word_embeddings) and (is_first or is_last)
+
+    def build(self: Any, config: Any) -> None:
+        cls.__init__(self, config)
+        base = getattr(self, parts.base)
+        layers = getattr(base, parts.layers)
+        for i in range(len(layers)):
+            if not first <= i < last:
+                layers[i] = PassThrough()
+        if not is_last:
+            setattr(base, parts.norm, PassThrough())
+        if not is_first and not tied:
+            setattr(base, parts.embed, PassThrough())
+        if not is_last and not tied:
+            self.set_output_embeddings(PassThrough())
+        if not tied:
+            self.all_tied_weights_keys = {}
+
+    # The name and module of the original: transformers finds the weight conversions of an architecture by them.
+    body = {"__init__": build, "__module__": cls.__module__, "_keys_to_ignore_on_load_missing": None}
+    return type(cls.__name__, (cls,), body)
+
+
+def _check_complete(checkpoint: Checkpoint, first: int, last: int, info: dict[str, Any]) -> None:
+    """transformers fills missing tensors with random numbers; a stage must not."""
+    where = f"layers {first} to {last} of {checkpoint.path.name!r}"
+    if missing := sorted(info["missing_keys"]):
+        raise ConfigError(f"model: {where}: the checkpoint lacks {_some(missing)}: download or save it again")
+    if wrong := sorted(f"{name} is {tuple(a)}, config.json says {tuple(b)}" for name, a, b in info["mismatched_keys"]):
+        raise ConfigError(f"model: {where}: wrong shape: {_some(wrong)}")
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _drop_foreign(model: Any, checkpoint: Checkpoint, first: int, last: int) -> None:
+    base = getattr(model, checkpoint.parts.base)
+    if first > 0:
+        setattr(base, checkpoint.parts.embed, PassThrough())
+        for name in EMBEDDING_FACTORS:
+            # granite scales whatever enters its layers, so only the first stage may.
+            if hasattr(base, name):
+                setattr(base, name, 1.0)
+    if last < checkpoint.num_layers:
+        model.set_output_embeddings(PassThrough())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars, and no report of what is missing: the caller raises for that."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,66 @@
+"""A look at what an architecture really does, taken while one row runs through a freshly loaded stage.
+
+The gate judges by configuration; this catches what a configuration does not tell, which would give wrong tokens
+without any error: a mask of its own, a window that the attention is not told about, embeddings changed on the way in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from penstock.models.attention import SlotAttention
+from penstock.models.gate import refusal
+
+HANDLED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
+HARMLESS: Final = frozenset({"position_ids", "cache_position", "position_embeddings"})
+
+
+@dataclass(frozen=True)
+class _Call:
+    layer: int
+    window: int | None
+    problem: str
+
+
+class ProbedAttention:
+    """Records the attention calls of one forward pass while answering them."""
+
+    def __init__(self, attention: SlotAttention) -> None:
+        self.attention = attention
+        self.calls: list[_Call] = []
+
+    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Tensor:
+        self.calls.append(_Call(module.layer_idx, options.get("sliding_window"), _problem(mask, options)))
+        return self.attention(module, query, key, value, mask, **options)
+
+
+def _problem(mask: Any, options: dict[str, Any]) -> str:
+    if mask is not None:
+        return "it brings its own attention mask"
+    if options.get("is_causal") is False:
+        return "its attention is not causal"
+    strange = {name for name, value in options.items() if isinstance(value, Tensor)} - HANDLED - HARMLESS
+    return f"its attention takes {', '.join(sorted(strange))}, which is not understood" if strange else ""
+
+
+def check_calls(config: Any, first: int, last: int, probed: ProbedAttention) -> None:
+    """Raise ConfigError unless every layer of [first, last) made exactly one attention call that we can answer."""
+    calls = probed.calls
+    if [call.layer for call in calls] != list(range(first, last)):
+        raise refusal(config, "not every layer attends exactly once")
+    types = getattr(config, "layer_types", None)
+    for call in calls:
+        if call.problem:
+            raise refusal(config, call.problem)
+        if types and (types[call.layer] == "sliding_attention") != (call.window is not None):
+            raise refusal(config, f"layer {call.layer} is {types[call.layer]}, but its window is {call.window}")
+
+
+def check_entry(config: Any, given_ND: Tensor, entered: Tensor | None) -> None:
+    """Raise ConfigError unless the first layer of a later stage got exactly what the stage before it sent."""
+    if entered is None or not torch.equal(given_ND, entered.reshape(given_ND.shape)):
+        raise refusal(config, "it changes the hidden states before its first layer")

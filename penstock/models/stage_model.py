@@ -1,0 +1,187 @@
+"""The layers of one stage as the stage core wants them: rows in, hidden states or picks out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+from penstock.core import ConfigError
+from penstock.messages import Candidates, Pick, Sampling
+from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, folded_kernel, plain_kernel
+from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from penstock.models.loader import DTYPES, load_module
+from penstock.models.probe import ProbedAttention, check_calls, check_entry
+from penstock.models.rope import pin_rope
+from penstock.stage.visibility import BatchView, RequestView
+
+
+class _NormOnly(nn.Module):
+    """Stands in for the base model where only norm and head are to run; ``inputs_embeds`` are the final states."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, inputs_embeds: Tensor, **options: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=self.norm(inputs_embeds))
+
+
+class StageModel:
+    """Layers [first, last) of a model over arenas of ``capacity`` slots; implements ``stage.core.Layers``.
+
+    The first stage embeds tokens. Norm and head run in ``pick``, for the wanted rows only, through the causal language
+    model's own forward, so that soft caps and logit scales are applied. ``module`` is what ``load_module`` returned.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        module: Any,
+        first: int,
+        last: int,
+        *,
+        capacity: int,
+        dtype: str = "float32",
+        device: str = "cpu",
+        plain: bool = False,
+    ) -> None:
+        parts = checkpoint.parts
+        self.checkpoint = checkpoint
+        self.first = first
+        self.last = last
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._base = getattr(module, parts.base)
+        self._causal = module
+        setattr(module, parts.base, _NormOnly(getattr(self._base, parts.norm)))
+        setattr(self._base, parts.norm, nn.Identity())
+        self._plain = plain
+        self._arenas = Arenas(capacity)
+        self._probe()
+
+    @property
+    def is_first(self) -> bool:
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.last == self.checkpoint.num_layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self.checkpoint.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.checkpoint.vocab_size
+
+    @property
+    def kv_bytes(self) -> int:
+        """Size of the arenas."""
+        return self._arenas.bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights, each counted once."""
+        tensors = {id(t): t for module in (self._base, self._causal) for t in (*module.parameters(), *module.buffers())}
+        return sum(t.numel() * t.element_size() for t in tensors.values())
+
+    @torch.inference_mode()
+    def forward(self, view: BatchView, hidden: Tensor | None) -> Tensor:
+        """Compute the rows and store their keys and values; [N, D] in and out (in: None to embed the tokens)."""
+        if hidden is not None and self.first == self.last:
+            return hidden
+        return self._run(view, hidden, self._attention(view))
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, wanted: Sequence[int]) -> Tensor:
+        """Last stage: float32 logits [n, V] after the rows in ``wanted``."""
+        if not self.is_last:
+            raise ConfigError(f"layers {self.first} to {self.last} have no head; only the last stage has")
+        return self._causal(inputs_embeds=hidden[list(wanted)][None], use_cache=False).logits[0].float()
+
+    def pick(self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
+        """Last stage: the target's next token after each row in ``wanted``."""
+        from penstock.stage.sampler import pick_tokens
+
+        positions, nodes = _places(view, wanted)
+        return pick_tokens(self.logits(hidden, wanted), samplings, positions, nodes)
+
+    def candidates(
+        self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
+    ) -> list[Candidates]:
+        """Last stage of a drafter: ``count`` noise-ranked candidates after each row in ``wanted``."""
+        from penstock.stage.sampler import rank_candidates
+
+        positions, nodes = _places(view, wanted)
+        return rank_candidates(self.logits(hidden, wanted), samplings, positions, nodes, count)
+
+    def _attention(self, view: BatchView) -> SlotAttention:
+        plan = Plan(view, self.device, in_place=not self._plain)
+        return SlotAttention(self._arenas, plan, plain_kernel if self._plain else folded_kernel)
+
+    def _run(self, view: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
+        positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
+        if hidden is None:
+            inputs = {"input_ids": torch.from_numpy(view.tokens)[None].to(self.device)}
+        else:
+            inputs = {"inputs_embeds": hidden[None].to(self.device, DTYPES[self.dtype])}
+        with attending(attend):
+            output = self._base(**inputs, position_ids=positions_1N, use_cache=False)
+        return output.last_hidden_state[0]
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Run one row through slot 0: makes the arenas, and checks that the architecture does what we think."""
+        if self.first == self.last:
+            return
+        config, view = self.checkpoint.config, _one_row()
+        given = None if self.is_first else torch.full((1, self.hidden_size), 0.5, dtype=DTYPES[self.dtype])
+        entered: list[Tensor] = []
+        layer = getattr(self._base, self.checkpoint.parts.layers)[self.first]
+        hook = layer.register_forward_pre_hook(lambda _, args: entered.extend(args[:1]))
+        probed = ProbedAttention(self._attention(view))
+        self._run(view, given, probed)
+        hook.remove()
+        check_calls(config, self.first, self.last, probed)
+        if given is not None:
+            check_entry(config, given.to(self.device), entered[0] if entered else None)
+        self._arenas.zero()
+
+
+def _one_row() -> BatchView:
+    zero = np.zeros(1, dtype=np.int64)
+    request = RequestView(0, rows=zero, slots=zero, positions=zero, mask=np.ones((1, 1), dtype=bool))
+    return BatchView(requests=zero, nodes=zero, slots=zero, positions=zero, tokens=zero, views=[request])
+
+
+def _places(view: BatchView, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The positions of the tokens to be picked after the ``wanted`` rows, and these rows' nodes."""
+    return [int(view.positions[i]) + 1 for i in wanted], [int(view.nodes[i]) for i in wanted]
+
+
+def load_stage(
+    path: str,
+    first: int,
+    last: int,
+    *,
+    capacity: int,
+    dtype: str = "float32",
+    device: str = "cpu",
+    plain: bool = False,
+    max_model_len: int | None = None,
+) -> StageModel:
+    """Load layers [first, last) of the checkpoint in folder (or hub id) ``path``, with ``capacity`` slots.
+
+    ``plain`` selects the slow reference path. ``max_model_len`` is needed only for rotary embeddings that depend on the
+    length of a text. Raises ConfigError for whatever cannot work.
+    """
+    checkpoint = open_checkpoint(path)
+    module = load_module(checkpoint, first, last, dtype, device)
+    pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
+    return StageModel(checkpoint, module, first, last, capacity=capacity, dtype=dtype, device=device, plain=plain)

@@ -1,0 +1,141 @@
+"""A stage with its buffer, its links and, where emulated, its modelled speed. Knows no socket and no clock.
+
+The same driver runs in a stage process, in one process beside the engine, and under a virtual clock:
+
+      engine --batch--> [buffer] stage 0 --batch--> [buffer] stage 1 ... --result--> engine
+             <-ready---                  <-ready---
+
+Each hop buffers one batch. A stage takes the batch from its buffer, says Ready upstream, computes, and hands the
+outcome on as soon as the next buffer is free; stale rows therefore never queue, and a cancel still finds them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.cluster.timing import LinkTiming, StageTiming
+from penstock.core import PenstockError
+from penstock.messages import Batch, Cancel, Message, Ready, Result, Span, encode
+from penstock.stage.core import StageCore
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A message and its tensor for one neighbour: upstream or downstream."""
+
+    message: Message
+    tensor: Any = None
+    upstream: bool = False
+
+
+class Line:
+    """One direction of an emulated link: messages go out one after the other, each takes its bytes' time."""
+
+    def __init__(self, timing: LinkTiming | None) -> None:
+        self.timing = timing
+        self._free_at = 0.0
+
+    def arrival(self, now: float, rows: int, header_bytes: int) -> float:
+        """When a message sent now has arrived; 0 where nothing is emulated (it arrives when it arrives)."""
+        if self.timing is None:
+            return 0.0
+        sending = self.timing.seconds(rows, header_bytes)
+        self._free_at = max(now, self._free_at) + sending - self.timing.latency_s
+        return self._free_at + self.timing.latency_s
+
+
+class StageDriver:
+    """``on_message`` takes messages in; ``step`` does what is due and returns what is to be sent."""
+
+    def __init__(
+        self,
+        index: int,
+        core: StageCore,
+        session: str,
+        clock: Callable[[], float],
+        timing: StageTiming | None = None,
+        down: LinkTiming | None = None,
+        up: LinkTiming | None = None,
+    ) -> None:
+        self.index = index
+        self.core = core
+        self.session = session
+        self.clock = clock
+        self.timing = timing
+        self._down, self._up = Line(down), Line(up)
+        self._buffer: deque[tuple[Batch, Any, float]] = deque()
+        self._cancels: list[Cancel] = []
+        self._pending: tuple[float, Outgoing] | None = None
+        self._credit_at: float | None = 0.0
+
+    def on_message(self, message: Message, tensor: Any = None) -> None:
+        """Take in a batch (with its hidden states), a cancel, or the next stage's Ready."""
+        if isinstance(message, Batch):
+            if self._buffer:
+                raise PenstockError(f"stage {self.index}: batch {message.stream} arrived before its buffer was free")
+            self._buffer.append((message, tensor, max(self.clock(), message.arrives)))
+        elif isinstance(message, Cancel):
+            self._cancels.append(message)
+        elif isinstance(message, Ready):
+            self._credit_at = message.arrives
+        else:
+            raise PenstockError(f"stage {self.index}: unexpected {type(message).__name__}")
+
+    @property
+    def due(self) -> float | None:
+        """When ``step`` has something to do without a further message; None if only a message can help."""
+        if self._pending is not None:
+            return None if self._credit_at is None else max(self._pending[0], self._credit_at)
+        return self._buffer[0][0].arrives if self._buffer else None
+
+    def step(self) -> list[Outgoing]:
+        """Do everything that is due by now."""
+        sent: list[Outgoing] = []
+        while (due := self.due) is not None and due <= self.clock():
+            if self._pending is not None:
+                sent.append(self._send(self._pending[1]))
+            else:
+                sent.extend(self._compute())
+        return sent
+
+    def _send(self, outgoing: Outgoing) -> Outgoing:
+        self._pending = None
+        message = outgoing.message
+        assert isinstance(message, Batch | Result)
+        self._credit_at = 0.0 if self.core.is_last else None
+        rows = len(message.alive) if isinstance(message, Batch) else 0
+        if self._down.timing is not None:
+            message.arrives = self._down.arrival(self.clock(), rows, len(encode(message)))
+        return outgoing
+
+    def _compute(self) -> list[Outgoing]:
+        batch, hidden, received = self._buffer.popleft()
+        start = self.clock()
+        self._apply_cancels(start)
+        rows, hidden, picks, candidates = self.core.process(batch, hidden)
+        computed = self.clock() - start
+        modelled = self.timing.seconds(len(rows)) if self.timing else 0.0
+        end = start + max(computed, modelled)
+        span = Span(self.index, received, start, end, computed, modelled, len(rows))
+        spans = [*batch.spans, span]
+        if self.core.is_last:
+            outcome: Message = Result(
+                session=self.session, stream=batch.stream, picks=picks, candidates=candidates, spans=spans
+            )
+        else:
+            outcome = msgspec.structs.replace(batch, alive=rows, spans=spans, arrives=0.0)
+        self._pending = (end, Outgoing(outcome, hidden))
+        ready = Ready(session=self.session, stage=self.index)
+        ready.arrives = self._up.arrival(start, 0, len(encode(ready))) if self._up.timing else 0.0
+        return [Outgoing(ready, upstream=True)]
+
+    def _apply_cancels(self, now: float) -> None:
+        for cancel in self._cancels:
+            if cancel.arrives <= now:
+                self.core.cancel(cancel)
+        self._cancels = [cancel for cancel in self._cancels if cancel.arrives > now]

@@ -1,0 +1,237 @@
+"""From logits to tokens: the target's pick after each row, and a drafter's ranking of what the target may pick.
+
+A sampled token is the argmax of filtered scores logits/T + Gumbel noise (penstock.noise); greedy is the same without
+noise. Both are functions of (logits, sampling, position) alone, computed row by row in float64, so that a row's token
+does not depend on the rows beside it.
+
+Filters mean what they mean in Hugging Face transformers and vLLM, in this order, after the temperature:
+    top-k   in if fewer than k tokens score strictly higher: all ties at the threshold stay
+    top-p   in if the mass above it, of the renormalised top-k set, is below p; among ties the lower id stands above
+    min-p   in if its probability is at least p times the highest
+Each keeps an upper set of the order (score, then lower id), so that their intersection is one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from penstock.core import PipelineError
+from penstock.messages import Candidates, Pick, Sampling
+from penstock.noise import gumbel
+
+OUTSIDE_MASS: Final = 0.05
+"""What a drafter's ranking leaves for tokens that its own filters exclude: the target's filters may not."""
+
+FIRST_WIDTH: Final = 128
+"""How many of the best tokens ``nucleus`` sorts at first; a top-p set is seldom larger."""
+
+
+def pick_tokens(
+    logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int], nodes: Sequence[int]
+) -> list[Pick]:
+    """The target's next token after each row.
+
+    ``logits`` [n, V], any float type and device; ``positions`` are those of the tokens to be picked. Greedy rows
+    that ask for nothing else stay on the device. Raises PipelineError when a row has a NaN or no finite maximum: no
+    token picked from it would mean anything.
+    """
+    best, tokens = logits.max(dim=-1)  # [n], [n]; the lowest id on ties
+    check_finite(best, nodes)
+    picks = [Pick(int(node), token) for node, token in zip(nodes, tokens.tolist(), strict=True)]
+    rest = [i for i, sampling in enumerate(samplings) if not is_plain(sampling, positions[i])]
+    if rest:
+        for i, logits_V in zip(rest, to_float64(logits[rest]), strict=True):
+            picks[i] = pick_one(logits_V, samplings[i], int(positions[i]), int(nodes[i]))
+    return picks
+
+
+def rank_candidates(
+    logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int], nodes: Sequence[int], count: int
+) -> list[Candidates]:
+    """A drafter's ``count`` best guesses, best first, of what the target picks after each row.
+
+    ``logits`` [n, V] are the drafter's; ``positions`` are those of the tokens to be guessed. The request's own
+    temperature, filters and noise rank them, since the target will use the same. Scores are the log of the chance that
+    the target picks the token: greedily log_softmax(logits), else, given the noise, the log_softmax of
+    log q / T + noise over the tokens that pass the filters. Tokens that do not pass come after all that do and share
+    OUTSIDE_MASS. Barred tokens are left out, so that a row may have fewer than ``count``. Raises PipelineError like
+    ``pick_tokens``.
+    """
+    check_finite(logits.amax(dim=-1), nodes)
+    return [
+        rank_one(logits_V, samplings[i], int(positions[i]), int(nodes[i]), count)
+        for i, logits_V in enumerate(to_float64(logits))
+    ]
+
+
+def is_plain(sampling: Sampling, position: int) -> bool:
+    """Whether the pick is the argmax of the logits as they are, and nothing else is asked."""
+    return sampling.temperature == 0 and sampling.logprobs < 0 and not is_barring(sampling, position)
+
+
+def is_barring(sampling: Sampling, position: int) -> bool:
+    return bool(sampling.barred) and position < sampling.barred_before
+
+
+def check_finite(best: torch.Tensor, nodes: Sequence[int]) -> None:
+    """Raise PipelineError unless the largest logit of every row, ``best`` [n], is finite (a NaN counts as largest)."""
+    finite = torch.isfinite(best)
+    if not finite.all():
+        broken = [int(node) for node, good in zip(nodes, finite.tolist(), strict=True) if not good]
+        raise PipelineError(f"the model's logits after nodes {broken} are not finite")
+
+
+def to_float64(logits: torch.Tensor) -> np.ndarray:
+    """float64 [n, V] on the CPU; crosses from the device in the type it has there."""
+    array: np.ndarray = logits.detach().cpu().double().numpy()
+    return array
+
+
+def pick_one(logits_V: np.ndarray, sampling: Sampling, position: int, node: int) -> Pick:
+    scores_V = scaled_scores(logits_V, sampling, position)
+    if sampling.temperature == 0:
+        token = int(scores_V.argmax())
+    else:
+        token = pick_noisy(scores_V, gumbel(sampling.seed, sampling.sample, position, len(scores_V)), sampling)
+    if sampling.logprobs < 0:
+        return Pick(node, token)
+    return with_logprobs(logits_V, token, sampling.logprobs, node)
+
+
+def scaled_scores(logits_V: np.ndarray, sampling: Sampling, position: int) -> np.ndarray:
+    """(logits - max) / T, T = 1 when greedy, with barred tokens at -inf: the highest is exactly 0.
+
+    Taking the maximum off first keeps a tiny T from overflowing, and exp(scores) between 0 and 1.
+    """
+    scores_V = logits_V.copy()
+    if is_barring(sampling, position):
+        # A stop token may be any number a client sent, and a drafter's vocabulary may be the shorter one.
+        scores_V[[token for token in sampling.barred if token < len(scores_V)]] = -np.inf
+    scores_V -= scores_V.max()
+    if sampling.temperature > 0:
+        scores_V /= sampling.temperature
+    return scores_V
+
+
+def pick_noisy(scores_V: np.ndarray, noise_V: np.ndarray, sampling: Sampling) -> int:
+    """The argmax of scores + noise among the tokens that pass the filters, found without sorting.
+
+    Top-p is only ever asked about the noisy argmax: it is in if the mass above it is below p. One that is out takes
+    with it every token that does not stand above it, and the noisy argmax of the others is the next to be asked.
+    """
+    if sampling.top_k > 0:
+        kept = np.flatnonzero(scores_V >= kth_highest(scores_V, sampling.top_k))
+        return int(kept[pick_above_floor(scores_V[kept], noise_V[kept], sampling)])
+    return pick_above_floor(scores_V, noise_V, sampling)
+
+
+def pick_above_floor(scores_V: np.ndarray, noise_V: np.ndarray, sampling: Sampling) -> int:
+    """``pick_noisy`` for tokens that have all passed top-k."""
+    noisy_V = scores_V + noise_V
+    if sampling.min_p > 0:
+        noisy_V[scores_V < np.log(sampling.min_p)] = -np.inf
+    token = int(noisy_V.argmax())
+    if sampling.top_p >= 1:
+        return token
+    mass_V = np.exp(scores_V)
+    limit = sampling.top_p * mass_V.sum()
+    while True:
+        above_V = standing_above(scores_V, token)
+        if (mass_V * above_V).sum() < limit:
+            return token
+        noisy_V[~above_V] = -np.inf
+        token = int(noisy_V.argmax())
+
+
+def standing_above(scores_V: np.ndarray, token: int) -> np.ndarray:
+    """bool [V]: the tokens that score higher, or as high with a lower id."""
+    above_V: np.ndarray = scores_V > scores_V[token]
+    above_V[:token] |= scores_V[:token] == scores_V[token]
+    return above_V
+
+
+def kth_highest(scores_V: np.ndarray, k: int) -> float:
+    """The k-th highest score, the lowest when there are fewer."""
+    place = max(len(scores_V) - k, 0)
+    return float(np.partition(scores_V, place)[place])
+
+
+def best_tokens(scores_V: np.ndarray, count: int) -> np.ndarray:
+    """Ids of the ``count`` highest scores, best first, the lower id first among ties."""
+    ids = np.flatnonzero(scores_V >= kth_highest(scores_V, count))
+    return ids[np.argsort(-scores_V[ids], kind="stable")[:count]]
+
+
+def log_softmax(scores_V: np.ndarray) -> np.ndarray:
+    shifted = scores_V - scores_V.max()
+    chance_V: np.ndarray = shifted - np.log(np.exp(shifted).sum())
+    return chance_V
+
+
+def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> Pick:
+    """A pick with what vLLM calls raw_logprobs: of the model's own distribution, before barring, T and filters.
+
+    Rank 1 is the most probable token; tied tokens share the best rank among them.
+    """
+    logprobs_V = log_softmax(logits_V)
+    rank = 1 + int((logits_V > logits_V[token]).sum())
+    best = best_tokens(logits_V, count) if count else ()
+    return Pick(node, token, float(logprobs_V[token]), rank, [(int(i), float(logprobs_V[i])) for i in best])
+
+
+def rank_one(logits_V: np.ndarray, sampling: Sampling, position: int, node: int, count: int) -> Candidates:
+    scores_V = scaled_scores(logits_V, sampling, position)
+    if sampling.temperature == 0:
+        chance_V = log_softmax(scores_V)
+        tokens = best_tokens(chance_V, count)
+        chances = chance_V[tokens]
+    else:
+        noisy_V = scores_V + gumbel(sampling.seed, sampling.sample, position, len(scores_V))
+        tokens, chances = rank_noisy(noisy_V, passing(scores_V, sampling), count)
+    possible = chances > -np.inf
+    return Candidates(node, tokens[possible].tolist(), chances[possible].tolist())
+
+
+def rank_noisy(noisy_V: np.ndarray, inside: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids [<= count] by noisy score, those in ``inside`` (ids) before all others, and the log of their chances."""
+    chance = log_softmax(noisy_V[inside])
+    order = best_tokens(chance, count)
+    tokens, chances = inside[order], chance[order]
+    if len(tokens) >= min(count, len(noisy_V)):
+        return tokens, chances
+    others_V = noisy_V.copy()
+    others_V[inside] = -np.inf
+    more = best_tokens(others_V, count - len(tokens))
+    # Never above the last one inside, so that the list stays best first.
+    outside_V = log_softmax(others_V) if np.isfinite(others_V.max()) else others_V
+    ceiling = min(float(np.log(OUTSIDE_MASS)), float(chances[-1]))
+    return np.concatenate([tokens, more]), np.concatenate([chances, ceiling + outside_V[more]])
+
+
+def passing(scores_V: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Ids of the tokens that pass all filters."""
+    floor = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
+    kept = np.arange(len(scores_V))
+    if sampling.top_k > 0:
+        kept = np.flatnonzero(scores_V >= kth_highest(scores_V, sampling.top_k))
+    if sampling.top_p < 1:
+        kept = kept[nucleus(scores_V[kept], sampling.top_p)]
+    return kept[scores_V[kept] >= floor]
+
+
+def nucleus(scores_V: np.ndarray, top_p: float) -> np.ndarray:
+    """Ids of the top-p set, best first. Sorts only as many of the best tokens as the set needs."""
+    mass_V = np.exp(scores_V)
+    limit = top_p * mass_V.sum()
+    width = FIRST_WIDTH
+    while True:
+        ids = best_tokens(scores_V, width)
+        above = np.concatenate([[0.0], np.cumsum(mass_V[ids])[:-1]])
+        if above[-1] >= limit or len(ids) == len(scores_V):
+            members: np.ndarray = ids[above < limit]
+            return members
+        width *= 8

@@ -1,0 +1,213 @@
+"""Random histories on the hash model: random stages, links, delays, late, early and doubled cancels, requests.
+
+    python -m tests.histories 10000      # that many, from seed 0
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+
+from penstock.core import FinishReason
+from penstock.drafters.base import Drafter
+from penstock.drafters.emulated import EmulatedDrafter
+from penstock.drafters.ngram import NgramDrafter
+from penstock.drafters.small_model import SmallModelDrafter
+from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.engine.loop import EngineLoop
+from penstock.engine.request import Request
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.slots import SlotPool
+from penstock.messages import Cancel, Pick, Sampling
+from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.stage.core import StageCore
+from penstock.stage.driver import Line, StageDriver
+from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.base import Strategy
+from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.static_tree import StaticTree
+from tests.hash_model import HashLayers, plain_decode, plain_kv
+
+
+class RandomTiming:
+    """A stage, drafter or link whose time is drawn anew each time."""
+
+    latency_s = 0.0
+
+    def __init__(self, rng: random.Random, scale: float) -> None:
+        self._rng = rng
+        self._scale = scale
+
+    def seconds(self, rows: int, header_bytes: int = 0) -> float:
+        return self._scale * self._rng.choice([0.0, 0.3, 1.0, 1.0, 2.5]) * (1 + rows / 16)
+
+
+class UnrulyPipeline(InProcessPipeline):
+    """Delivers cancels early, late, twice, or to some stages only after the batch has passed."""
+
+    def __init__(self, rng: random.Random, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._rng = rng
+
+    def cancel(self, message: Cancel) -> None:
+        for driver in self._drivers:
+            for _ in range(self._rng.choice([0, 1, 1, 2])):
+                delay = self._rng.choice([0.0, 0.0, 0.5, 3.0, 50.0])
+                copy = Cancel(session=message.session, before=message.before, nodes=message.nodes)
+                copy.arrives = self._clock.now() + delay
+                driver.on_message(copy)
+
+
+@dataclass
+class Collected:
+    tokens: list[int] = field(default_factory=list)
+    reasons: list[FinishReason] = field(default_factory=list)
+
+    def append(self, pick: Pick) -> FinishReason | None:
+        self.tokens.append(pick.token)
+        return None
+
+    def finish(self, reason: FinishReason, at: float) -> None:
+        self.reasons.append(reason)
+
+
+@dataclass
+class History:
+    """One random engine with its requests."""
+
+    rng: random.Random
+    vocabulary: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rng = self.rng
+        self.vocabulary = rng.choice([2, 4, 8])
+        self.stages = rng.randint(1, 6)
+        self.clock = VirtualClock()
+        self.pool = SlotPool(certain_capacity=rng.randint(40, 120), speculative_quota=rng.choice([0, 3, 20, 100]))
+        self.layers = [HashLayers(stage, self.pool.total, self.vocabulary) for stage in range(self.stages)]
+        pipeline = UnrulyPipeline(rng, self._drivers("target", self.layers), self.clock, self._line())
+        self.drafter = self._drafter()
+        scheduler = Scheduler(self.pool, self.stages, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
+        self.loop = EngineLoop(pipeline, self.drafter, scheduler, self.clock)
+        self.requests = [self._request(number) for number in range(rng.randint(1, 5))]
+
+    def _line(self) -> Line:
+        return Line(RandomTiming(self.rng, 0.2))  # type: ignore[arg-type]
+
+    def _drivers(self, session: str, layers: list[HashLayers]) -> list[StageDriver]:
+        rng = self.rng
+        drivers = []
+        for i, one in enumerate(layers):
+            core = StageCore(one, self.pool.total, is_last=i == len(layers) - 1)
+            links = (RandomTiming(rng, 0.2), RandomTiming(rng, 0.1))
+            speed = RandomTiming(rng, rng.choice([0.1, 1.0, 4.0]))
+            drivers.append(StageDriver(i, core, session, self.clock.now, speed, *links))  # type: ignore[arg-type]
+        return drivers
+
+    def _drafter(self) -> Drafter:
+        rng = self.rng
+        kind = rng.choice(["synthetic", "synthetic", "ngram", "small", "small"])
+        if kind == "synthetic":
+            profile = sorted(rng.random() for _ in range(min(4, self.vocabulary - 1)))
+            inner: Drafter = SyntheticDrafter(profile, self.vocabulary, rng.randrange(1000), self.plain)
+        elif kind == "ngram":
+            inner = NgramDrafter(longest=3)
+        else:
+            layers = [HashLayers(0, self.pool.total, self.vocabulary)]
+            drafting = InProcessPipeline(self._drivers("draft", layers), self.clock)
+            inner = SmallModelDrafter(drafting, chunk=rng.choice([2, 8, 64]))
+        timing = RandomTiming(rng, rng.choice([0.1, 1.0, 5.0]))
+        return EmulatedDrafter(inner, timing, self.clock)  # type: ignore[arg-type]
+
+    def _strategy(self) -> Strategy:
+        rng = self.rng
+        most = self.vocabulary - 1
+        return rng.choice(
+            [
+                Autoregressive(),
+                PipeDec(rng.randint(1, 8), rng.randint(1, most)),
+                PipeDec(rng.randint(1, 8), rng.randint(1, most)),
+                StaticTree(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, most)),
+            ]
+        )
+
+    def _request(self, number: int) -> Request:
+        rng = self.rng
+        prompt = [rng.randrange(self.vocabulary) for _ in range(rng.randint(1, 20))]
+        stop = frozenset({rng.randrange(self.vocabulary)}) if rng.random() < 0.3 else frozenset()
+        sampling = Sampling(seed=rng.randrange(100))
+        return Request(number, prompt, sampling, rng.randint(1, 20), stop, self._strategy(), Collected())
+
+    def plain(self, request: Request) -> list[int]:
+        return plain_decode(
+            request.prompt, self.stages, self.vocabulary, request.sampling.seed, request.max_tokens, request.stop_ids
+        )
+
+    def run(self) -> None:
+        """Run to the end, aborting now and then; check outputs, replicas, slots and final replies."""
+        waiting = list(self.requests)
+        aborted = set()
+        for _ in range(200_000):
+            if waiting and self.rng.random() < 0.3:
+                self.loop.add(waiting.pop())
+            if self.rng.random() < 0.002 and self.loop.requests:
+                victim = self.rng.choice(list(self.loop.requests.values()))
+                self.loop.abort(victim)
+                aborted.add(victim.number)
+            if self.loop.busy:
+                self.loop.step()
+                self.loop.audit()
+            elif not waiting:
+                break
+            self._check_replicas()
+        assert not self.loop.busy, "the engine did not come to an end"
+        assert self.pool.certain == self.pool.speculative == self.pool.reserved == 0
+        for request in self.requests:
+            self._check_output(request, request.number in aborted)
+
+    def _check_output(self, request: Request, aborted: bool) -> None:
+        output = request.output
+        assert isinstance(output, Collected)
+        expected = self.plain(request)
+        assert len(output.reasons) == 1, "exactly one final reply"
+        if aborted:
+            assert output.tokens == expected[: len(output.tokens)]
+            return
+        assert output.tokens == expected
+        assert output.reasons == [FinishReason.STOP if expected[-1] in request.stop_ids else FinishReason.LENGTH]
+
+    def _check_replicas(self) -> None:
+        """What each stage holds in the slots of a request's announced certain prefix."""
+        if self.rng.random() > 0.05:
+            return
+        for request in self.loop.scheduler.running:
+            tokens = [node.token for node in request.certain]
+            expected = plain_kv(tokens, self.stages)
+            for stage, layers in enumerate(self.layers):
+                visibility = self.loop.pipeline._drivers[stage].core.visibility  # type: ignore[attr-defined]
+                if request.number not in visibility.open_requests:
+                    continue
+                slots = visibility.certain_slots(request.number)
+                assert slots == [node.slot for node in request.certain[: len(slots)]]
+                done = [p for p in range(len(slots)) if request.certain[p] is not request.tree.root]
+                entered = [p for p in done if request.certain[p].picked is not None]
+                for p in entered:
+                    assert layers.kv[slots[p]] == expected[stage][p], f"stage {stage} position {p}"
+
+
+def run_many(count: int, first_seed: int = 0) -> None:
+    started = time.monotonic()
+    for seed in range(first_seed, first_seed + count):
+        try:
+            History(random.Random(seed)).run()
+        except Exception as error:
+            raise AssertionError(f"history {seed} failed") from error
+    print(f"{count} histories from seed {first_seed}: all right, {time.monotonic() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    run_many(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
