@@ -1,12 +1,15 @@
 """Every message between engine, stages and drafters, and their one codec.
 
 A message on the wire is one msgpack header and, for a batch between stages, one raw tensor frame: the hidden states
-of the surviving rows. Nothing is pickled. Every header names its session; a frame that does not decode, names another
-session or protocol, or whose tensor does not have the announced size raises MalformedMessage.
+of the surviving rows. Nothing is pickled. Every header carries its session's secret: one that does not comes from a
+stranger and is refused. A message of the session that does not decode, contradicts itself or whose tensor does not
+have the announced size is malformed, and ends the session's pipeline.
 """
 
 from __future__ import annotations
 
+import hmac
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -20,8 +23,12 @@ NO_SLOT: Final = -1
 """The parent slot of a request's very first row."""
 
 
+class Stranger(PenstockError):
+    """A frame that does not carry the session's secret, or speaks another protocol version."""
+
+
 class MalformedMessage(PenstockError):
-    """A frame that is not what its header says, or not one of ours."""
+    """A message of the session that is not what its header says."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +110,6 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True):
     for that many noise-ranked candidates of each instead (the drafter's question).
     """
 
-    session: str
     stream: int
     opened: list[Opened] = []
     certain: list[Certain] = []
@@ -140,7 +146,6 @@ class Candidates(msgspec.Struct, frozen=True, array_like=True):
 class Result(msgspec.Struct, tag="result", kw_only=True):
     """What came out of the last stage for one batch. Every batch has exactly one, also when no row survived."""
 
-    session: str
     stream: int
     picks: list[Pick] = []
     candidates: list[Candidates] = []
@@ -151,7 +156,6 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
 class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
     """These nodes are dead: drop their rows from batches numbered below ``before``. Late, early or twice: no harm."""
 
-    session: str
     before: int
     nodes: list[int]
     arrives: float = 0.0
@@ -160,24 +164,29 @@ class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
     """Sent upstream: the buffer in front of this stage is free again."""
 
-    session: str
     stage: int
     arrives: float = 0.0
 
 
 class Started(msgspec.Struct, tag="started", kw_only=True):
-    """A stage has loaded its layers. ``kv_bytes`` is the size of its arenas, ``weight_bytes`` that of its tensors."""
+    """A stage has loaded its layers and listens at ``address``. Sizes of its arenas and its tensors in bytes."""
 
-    session: str
     stage: int
+    address: str
     kv_bytes: int
     weight_bytes: int
+
+
+class Wire(msgspec.Struct, tag="wire", kw_only=True):
+    """Tells a stage its neighbours' addresses. The engine is both the first stage's and the last stage's neighbour."""
+
+    upstream: str
+    downstream: str
 
 
 class Failed(msgspec.Struct, tag="failed", kw_only=True):
     """A stage cannot go on; ``cause`` is one line for people, ``details`` its traceback."""
 
-    session: str
     stage: int
     cause: str
     details: str = ""
@@ -186,35 +195,38 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
 class Stop(msgspec.Struct, tag="stop", kw_only=True):
     """Asks a stage to leave its loop."""
 
-    session: str
 
-
-Message = Batch | Result | Cancel | Ready | Started | Failed | Stop
+Message = Batch | Result | Cancel | Ready | Started | Wire | Failed | Stop
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[int, Message])
+_envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
+_decoder = msgspec.msgpack.Decoder(Message)
 
 
-def encode(message: Message) -> bytes:
-    return _encoder.encode((PROTOCOL, message))
+def encode(message: Message, session: str) -> bytes:
+    return _encoder.encode((PROTOCOL, session, message))
 
 
-def decode(frames: list[bytes | memoryview], session: str) -> Message:
+def decode(frames: Sequence[bytes | memoryview], session: str) -> Message:
     """Decode and check one message. A batch with surviving rows past the first stage has its tensor as frames[1].
 
-    Raises MalformedMessage when the header does not decode, names another protocol or session, is inconsistent, or
-    the tensor frame is missing, unexpected or of the wrong size.
+    Raises Stranger when the header is not one of this session's, and MalformedMessage when the message does not
+    decode, is inconsistent, or its tensor frame is missing, unexpected or of the wrong size.
     """
     if not frames or len(frames[0]) > MAX_HEADER_BYTES:
-        raise MalformedMessage("header missing or too large")
+        raise Stranger("header missing or too large")
     try:
-        protocol, message = _decoder.decode(frames[0])
+        protocol, claimed, raw = _envelope.decode(frames[0])
     except msgspec.MsgspecError as error:
-        raise MalformedMessage(f"header does not decode: {error}") from error
+        raise Stranger(f"header does not decode: {error}") from error
     if protocol != PROTOCOL:
-        raise MalformedMessage(f"protocol {protocol}, expected {PROTOCOL}: run the same version everywhere")
-    if message.session != session:
-        raise MalformedMessage("message of another session")
+        raise Stranger(f"protocol {protocol}, expected {PROTOCOL}: run the same version of penstock everywhere")
+    if not hmac.compare_digest(claimed.encode(), session.encode()):
+        raise Stranger("message of another session")
+    try:
+        message: Message = _decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise MalformedMessage(f"message does not decode: {error}") from error
     expected = 0
     if isinstance(message, Batch):
         check_batch(message)

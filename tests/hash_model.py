@@ -62,7 +62,8 @@ class HiddenRows(list[int]):
     """Hidden states that can be indexed by a list of rows, as a tensor can."""
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        return HiddenRows(list.__getitem__(self, i) for i in index) if isinstance(index, list) else super().__getitem__(index)
+        picked = [super(HiddenRows, self).__getitem__(i) for i in index] if isinstance(index, list) else None
+        return super().__getitem__(index) if picked is None else HiddenRows(picked)
 
 
 def plain_kv(tokens: Sequence[int], stages: int) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """Random histories on the hash model: random stages, links, delays, late, early and doubled cancels, requests.
 
-    python -m tests.histories 10000      # that many, from seed 0
+python -m tests.histories 10000      # that many, from seed 0
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ class RandomTiming:
 class UnrulyPipeline(InProcessPipeline):
     """Delivers cancels early, late, twice, or to some stages only after the batch has passed."""
 
-    def __init__(self, rng: random.Random, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+    def __init__(self, rng: random.Random, drivers: list[StageDriver], clock: VirtualClock, entrance: Line) -> None:
+        super().__init__(drivers, clock, entrance)
         self._rng = rng
+        self._clock = clock
 
     def cancel(self, message: Cancel) -> None:
         for driver in self._drivers:
             for _ in range(self._rng.choice([0, 1, 1, 2])):
                 delay = self._rng.choice([0.0, 0.0, 0.5, 3.0, 50.0])
-                copy = Cancel(session=message.session, before=message.before, nodes=message.nodes)
+                copy = Cancel(before=message.before, nodes=message.nodes)
                 copy.arrives = self._clock.now() + delay
                 driver.on_message(copy)
 
@@ -89,7 +90,7 @@ class History:
         self.clock = VirtualClock()
         self.pool = SlotPool(certain_capacity=rng.randint(40, 120), speculative_quota=rng.choice([0, 3, 20, 100]))
         self.layers = [HashLayers(stage, self.pool.total, self.vocabulary) for stage in range(self.stages)]
-        pipeline = UnrulyPipeline(rng, self._drivers("target", self.layers), self.clock, self._line())
+        pipeline = UnrulyPipeline(rng, self._drivers(self.layers), self.clock, self._line())
         self.drafter = self._drafter()
         scheduler = Scheduler(self.pool, self.stages, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
         self.loop = EngineLoop(pipeline, self.drafter, scheduler, self.clock)
@@ -98,14 +99,14 @@ class History:
     def _line(self) -> Line:
         return Line(RandomTiming(self.rng, 0.2))  # type: ignore[arg-type]
 
-    def _drivers(self, session: str, layers: list[HashLayers]) -> list[StageDriver]:
+    def _drivers(self, layers: list[HashLayers]) -> list[StageDriver]:
         rng = self.rng
         drivers = []
         for i, one in enumerate(layers):
             core = StageCore(one, self.pool.total, is_last=i == len(layers) - 1)
             links = (RandomTiming(rng, 0.2), RandomTiming(rng, 0.1))
             speed = RandomTiming(rng, rng.choice([0.1, 1.0, 4.0]))
-            drivers.append(StageDriver(i, core, session, self.clock.now, speed, *links))  # type: ignore[arg-type]
+            drivers.append(StageDriver(i, core, self.clock.now, speed, *links))  # type: ignore[arg-type]
         return drivers
 
     def _drafter(self) -> Drafter:
@@ -118,7 +119,7 @@ class History:
             inner = NgramDrafter(longest=3)
         else:
             layers = [HashLayers(0, self.pool.total, self.vocabulary)]
-            drafting = InProcessPipeline(self._drivers("draft", layers), self.clock)
+            drafting = InProcessPipeline(self._drivers(layers), self.clock)
             inner = SmallModelDrafter(drafting, chunk=rng.choice([2, 8, 64]))
         timing = RandomTiming(rng, rng.choice([0.1, 1.0, 5.0]))
         return EmulatedDrafter(inner, timing, self.clock)  # type: ignore[arg-type]

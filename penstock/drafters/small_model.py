@@ -11,7 +11,6 @@ from penstock.messages import Candidates
 from penstock.pipeline.base import Pipeline
 from penstock.tree import Node
 
-
 Entries = list[tuple[Request, list[Node]]]
 
 
@@ -24,7 +23,7 @@ class SmallModelDrafter:
 
     def __init__(self, pipeline: Pipeline, chunk: int) -> None:
         self.pipeline = pipeline
-        self._feed = Feed(pipeline.session)
+        self._feed = Feed()
         self._chunk = chunk
         self._queue: list[tuple[Entries, int]] = []
         self._asked: dict[int, Node] = {}

@@ -32,8 +32,7 @@ class Feed:
         this batch                       rows: c6     announces c4 c5 c6
     """
 
-    def __init__(self, session: str) -> None:
-        self.session = session
+    def __init__(self) -> None:
         self.next_stream = 0
         self._told: dict[int, _Told] = {}
         self._closed: list[int] = []
@@ -57,11 +56,9 @@ class Feed:
         lacking = {node.id: node for node in request.certain[told.prefix :] if node.id not in told.fed}
         return list({**lacking, **wanted}.values())
 
-    def batch(
-        self, entries: Sequence[tuple[Request, Sequence[Node]]], wanted: set[int], candidates: int = 0
-    ) -> Batch:
+    def batch(self, entries: Sequence[tuple[Request, Sequence[Node]]], wanted: set[int], candidates: int = 0) -> Batch:
         """The next batch: these rows of these requests. ``wanted`` are ids of nodes whose successor is asked for."""
-        batch = Batch(session=self.session, stream=self.next_stream, rows=Rows(), candidates=candidates)
+        batch = Batch(stream=self.next_stream, rows=Rows(), candidates=candidates)
         self.next_stream += 1
         batch.closed, self._closed = self._closed, []
         for request, nodes in entries:

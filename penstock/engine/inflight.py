@@ -29,9 +29,9 @@ class InFlight:
             del self._stream_of[node.id]
         return {node.id: node for node in nodes}
 
-    def cancel(self, session: str, dead: Iterable[Node]) -> Cancel | None:
+    def cancel(self, dead: Iterable[Node]) -> Cancel | None:
         """A message that tells the stages which of the dead nodes they need not compute; None if none is in flight."""
         streams = {node.id: self._stream_of[node.id] for node in dead if node.id in self._stream_of}
         if not streams:
             return None
-        return Cancel(session=session, before=max(streams.values()) + 1, nodes=list(streams))
+        return Cancel(before=max(streams.values()) + 1, nodes=list(streams))

@@ -49,7 +49,7 @@ class EngineLoop:
         self.observers = list(observers)
         self.pool: SlotPool = scheduler.pool
         self.nodes = Nodes(self.pool)
-        self.feed = Feed(pipeline.session)
+        self.feed = Feed()
         self.inflight = InFlight()
         self.requests: dict[int, Request] = {}
         self._owner: dict[int, Request] = {}
@@ -116,7 +116,7 @@ class EngineLoop:
     def _cancel(self, request: Request, dead: Sequence[Node]) -> None:
         for node in dead:
             request.picks.pop(node.id, None)
-        message = self.inflight.cancel(self.pipeline.session, dead)
+        message = self.inflight.cancel(dead)
         if message is not None:
             request.metrics.rows_dead += len(message.nodes)
             self.pipeline.cancel(message)

@@ -64,7 +64,9 @@ def resolve(model: str, revision: str | None = None) -> Path:
     if folder.is_dir():
         return folder
     if folder.is_absolute() or model.count("/") > 1:
-        raise ConfigError(f"model: there is no folder {model!r}; give a checkpoint's folder or an id like 'Qwen/Qwen3-0.6B'")
+        raise ConfigError(
+            f"model: there is no folder {model!r}; give a checkpoint's folder or an id like 'Qwen/Qwen3-0.6B'"
+        )
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED, local_files_only=True))
     except LocalEntryNotFoundError:

@@ -15,6 +15,7 @@ from penstock.messages import Candidates, Pick, Sampling
 from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, folded_kernel, plain_kernel
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.loader import DTYPES, load_module
+from penstock.models.packing import pack_linears, weight_bytes
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
 from penstock.models.rope import pin_rope
 from penstock.stage.visibility import BatchView, RequestView
@@ -27,7 +28,7 @@ class _NormOnly(nn.Module):
         super().__init__()
         self.norm = norm
 
-    def forward(self, inputs_embeds: Tensor, **options: Any) -> MoeModelOutputWithPast:
+    def forward(self, input_ids: None = None, *, inputs_embeds: Tensor, **options: Any) -> MoeModelOutputWithPast:
         return MoeModelOutputWithPast(last_hidden_state=self.norm(inputs_embeds))
 
 
@@ -60,6 +61,9 @@ class StageModel:
         self._causal = module
         setattr(module, parts.base, _NormOnly(getattr(self._base, parts.norm)))
         setattr(self._base, parts.norm, nn.Identity())
+        if not plain:
+            pack_linears(self._base)
+            pack_linears(self._causal)
         self._plain = plain
         self._arenas = Arenas(capacity)
         self._probe()
@@ -88,8 +92,7 @@ class StageModel:
     @property
     def weight_bytes(self) -> int:
         """Size of the weights, each counted once."""
-        tensors = {id(t): t for module in (self._base, self._causal) for t in (*module.parameters(), *module.buffers())}
-        return sum(t.numel() * t.element_size() for t in tensors.values())
+        return weight_bytes(nn.ModuleList([self._base, self._causal]))
 
     @torch.inference_mode()
     def forward(self, view: BatchView, hidden: Tensor | None) -> Tensor:

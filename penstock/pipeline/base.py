@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol
 
-from penstock.messages import Batch, Cancel, Result
+from penstock.messages import Batch, Cancel, Ready, Result
+from penstock.stage.driver import Line
 
 
 class Pipeline(Protocol):
     """Stages behind one entrance. Batches are computed strictly in the order of submission."""
 
-    session: str
     stages: int
 
     @property
@@ -44,3 +45,43 @@ class Clock(Protocol):
     def wait(self, until: float | None) -> None:
         """Return when a message may have arrived for any pipeline on this clock, or at ``until``."""
         ...
+
+
+class EngineEnd:
+    """The engine's end of a pipeline: the first stage's buffer, and results on their way over an emulated line."""
+
+    def __init__(self, clock: Clock, line: Line) -> None:
+        self._clock = clock
+        self._line = line
+        self._free_at: float | None = 0.0
+        self._results: deque[Result] = deque()
+
+    @property
+    def ready(self) -> bool:
+        return self._free_at is not None and self._free_at <= self._clock.now()
+
+    def sending(self, message: Batch | Cancel) -> None:
+        """Note that a message leaves now, and when it will have arrived."""
+        message.arrives = self._line.arrival(self._clock.now(), message)
+        if isinstance(message, Batch):
+            self._free_at = None
+
+    def received(self, message: Result | Ready) -> None:
+        if isinstance(message, Ready):
+            self._free_at = message.arrives
+        else:
+            self._results.append(message)
+
+    def arrived(self) -> list[Result]:
+        """Results whose emulated line has delivered them by now, in stream order."""
+        now, arrived = self._clock.now(), []
+        while self._results and self._results[0].arrives <= now:
+            arrived.append(self._results.popleft())
+        return arrived
+
+    @property
+    def due(self) -> float | None:
+        if self._results:
+            return self._results[0].arrives
+        waiting = self._free_at is not None and self._free_at > self._clock.now()
+        return self._free_at if waiting else None

@@ -23,6 +23,9 @@ from penstock.core import PenstockError
 from penstock.messages import Batch, Cancel, Message, Ready, Result, Span, encode
 from penstock.stage.core import StageCore
 
+SECRET_SIZED = "0" * 32
+"""Stands in for the session's secret where only a message's size counts."""
+
 
 @dataclass(frozen=True)
 class Outgoing:
@@ -40,11 +43,11 @@ class Line:
         self.timing = timing
         self._free_at = 0.0
 
-    def arrival(self, now: float, rows: int, header_bytes: int) -> float:
-        """When a message sent now has arrived; 0 where nothing is emulated (it arrives when it arrives)."""
+    def arrival(self, now: float, message: Message, rows: int = 0) -> float:
+        """When a message sent now, with the hidden states of so many rows, has arrived; 0 where nothing is emulated."""
         if self.timing is None:
             return 0.0
-        sending = self.timing.seconds(rows, header_bytes)
+        sending = self.timing.seconds(rows, len(encode(message, SECRET_SIZED)))
         self._free_at = max(now, self._free_at) + sending - self.timing.latency_s
         return self._free_at + self.timing.latency_s
 
@@ -56,7 +59,6 @@ class StageDriver:
         self,
         index: int,
         core: StageCore,
-        session: str,
         clock: Callable[[], float],
         timing: StageTiming | None = None,
         down: LinkTiming | None = None,
@@ -64,7 +66,6 @@ class StageDriver:
     ) -> None:
         self.index = index
         self.core = core
-        self.session = session
         self.clock = clock
         self.timing = timing
         self._down, self._up = Line(down), Line(up)
@@ -109,8 +110,7 @@ class StageDriver:
         assert isinstance(message, Batch | Result)
         self._credit_at = 0.0 if self.core.is_last else None
         rows = len(message.alive) if isinstance(message, Batch) else 0
-        if self._down.timing is not None:
-            message.arrives = self._down.arrival(self.clock(), rows, len(encode(message)))
+        message.arrives = self._down.arrival(self.clock(), message, rows)
         return outgoing
 
     def _compute(self) -> list[Outgoing]:
@@ -124,14 +124,12 @@ class StageDriver:
         span = Span(self.index, received, start, end, computed, modelled, len(rows))
         spans = [*batch.spans, span]
         if self.core.is_last:
-            outcome: Message = Result(
-                session=self.session, stream=batch.stream, picks=picks, candidates=candidates, spans=spans
-            )
+            outcome: Message = Result(stream=batch.stream, picks=picks, candidates=candidates, spans=spans)
         else:
             outcome = msgspec.structs.replace(batch, alive=rows, spans=spans, arrives=0.0)
         self._pending = (end, Outgoing(outcome, hidden))
-        ready = Ready(session=self.session, stage=self.index)
-        ready.arrives = self._up.arrival(start, 0, len(encode(ready))) if self._up.timing else 0.0
+        ready = Ready(stage=self.index)
+        ready.arrives = self._up.arrival(start, ready)
         return [Outgoing(ready, upstream=True)]
 
     def _apply_cancels(self, now: float) -> None:

@@ -23,8 +23,14 @@ from penstock.core import PipelineError
 from penstock.messages import Candidates, Pick, Sampling
 from penstock.noise import gumbel
 
-OUTSIDE_MASS: Final = 0.05
-"""What a drafter's ranking leaves for tokens that its own filters exclude: the target's filters may not."""
+OUTSIDE_PENALTY: Final = 3.0
+"""What a drafter's ranking takes off tokens that its own filters exclude, since the target's filters may not.
+
+Leaving them out, or after all others, loses tokens that a weak drafter puts just outside: on a drafter of 0.9M
+parameters 7 to 33% of the target's picks. With 3 taken off, the best candidate is right as often (within half a
+percent), and the target's pick is among the best 16 in 1 to 6% more of the steps; a perfect drafter would lose up to
+exp(-3) of the excluded mass.
+"""
 
 FIRST_WIDTH: Final = 128
 """How many of the best tokens ``nucleus`` sorts at first; a top-p set is seldom larger."""
@@ -56,10 +62,9 @@ def rank_candidates(
 
     ``logits`` [n, V] are the drafter's; ``positions`` are those of the tokens to be guessed. The request's own
     temperature, filters and noise rank them, since the target will use the same. Scores are the log of the chance that
-    the target picks the token: greedily log_softmax(logits), else, given the noise, the log_softmax of
-    log q / T + noise over the tokens that pass the filters. Tokens that do not pass come after all that do and share
-    OUTSIDE_MASS. Barred tokens are left out, so that a row may have fewer than ``count``. Raises PipelineError like
-    ``pick_tokens``.
+    the target picks the token: log_softmax(logits) when greedy; else, given the noise, log_softmax(log q / T + noise)
+    with OUTSIDE_PENALTY taken off the tokens that do not pass the filters. Barred tokens are left out, so that a row
+    may have fewer than ``count``. Raises PipelineError like ``pick_tokens``.
     """
     check_finite(logits.amax(dim=-1), nodes)
     return [
@@ -113,7 +118,8 @@ def scaled_scores(logits_V: np.ndarray, sampling: Sampling, position: int) -> np
         scores_V[[token for token in sampling.barred if token < len(scores_V)]] = -np.inf
     scores_V -= scores_V.max()
     if sampling.temperature > 0:
-        scores_V /= sampling.temperature
+        with np.errstate(over="ignore"):  # to -inf, which is right
+            scores_V /= sampling.temperature
     return scores_V
 
 
@@ -185,31 +191,14 @@ def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> Pi
 
 def rank_one(logits_V: np.ndarray, sampling: Sampling, position: int, node: int, count: int) -> Candidates:
     scores_V = scaled_scores(logits_V, sampling, position)
-    if sampling.temperature == 0:
-        chance_V = log_softmax(scores_V)
-        tokens = best_tokens(chance_V, count)
-        chances = chance_V[tokens]
-    else:
-        noisy_V = scores_V + gumbel(sampling.seed, sampling.sample, position, len(scores_V))
-        tokens, chances = rank_noisy(noisy_V, passing(scores_V, sampling), count)
-    possible = chances > -np.inf
-    return Candidates(node, tokens[possible].tolist(), chances[possible].tolist())
-
-
-def rank_noisy(noisy_V: np.ndarray, inside: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [<= count] by noisy score, those in ``inside`` (ids) before all others, and the log of their chances."""
-    chance = log_softmax(noisy_V[inside])
-    order = best_tokens(chance, count)
-    tokens, chances = inside[order], chance[order]
-    if len(tokens) >= min(count, len(noisy_V)):
-        return tokens, chances
-    others_V = noisy_V.copy()
-    others_V[inside] = -np.inf
-    more = best_tokens(others_V, count - len(tokens))
-    # Never above the last one inside, so that the list stays best first.
-    outside_V = log_softmax(others_V) if np.isfinite(others_V.max()) else others_V
-    ceiling = min(float(np.log(OUTSIDE_MASS)), float(chances[-1]))
-    return np.concatenate([tokens, more]), np.concatenate([chances, ceiling + outside_V[more]])
+    if sampling.temperature > 0:
+        penalty_V = np.full(len(scores_V), OUTSIDE_PENALTY)
+        penalty_V[passing(scores_V, sampling)] = 0.0
+        scores_V += gumbel(sampling.seed, sampling.sample, position, len(scores_V)) - penalty_V
+    chance_V = log_softmax(scores_V)
+    tokens = best_tokens(chance_V, count)
+    tokens = tokens[chance_V[tokens] > -np.inf]
+    return Candidates(node, tokens.tolist(), chance_V[tokens].tolist())
 
 
 def passing(scores_V: np.ndarray, sampling: Sampling) -> np.ndarray:

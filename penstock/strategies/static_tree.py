@@ -27,19 +27,17 @@ class StaticTree:
         return not tree.root.entered and not self._grow(tree)
 
     def enter(self, tree: TokenTree) -> list[Node]:
-        drafted = list(tree.nodes())
-        rest = best_candidates(drafted, min(self.size, tree.room))
+        drafted = list(tree.nodes())[1:]
+        rest = best_candidates([tree.root, *drafted], min(self.size, tree.room))
         # Chances are at most 1, so no child scores above its parent, and a stable sort keeps parents first.
-        ranked = [(node.score, node) for node in drafted[1:]]
-        ranked += [(parent.score + chance, (parent, token, chance)) for parent, token, chance in rest]
+        ranked: list[tuple[float, Node | tuple[Node, int, float]]] = [(node.score, node) for node in drafted]
+        ranked += [(entry[0].score + entry[2], entry) for entry in rest]
         ranked.sort(key=lambda entry: -entry[0])
-        chosen: list[Node] = [tree.root]
-        for _, entry in ranked[: self.size]:
-            chosen.append(entry if isinstance(entry, Node) else tree.extend(*entry))
-        return chosen
+        chosen = [entry if isinstance(entry, Node) else tree.extend(*entry) for _, entry in ranked[: self.size]]
+        return [tree.root, *chosen]
 
     def _grow(self, tree: TokenTree) -> list[Node]:
-        """Grow by every level that is known; return the one that the drafter has yet to answer, [] once all is there."""
+        """Grow by every level that is known; return the one the drafter has yet to answer, [] once all is there."""
         level = [tree.root]
         for _ in range(self.depth):
             if any(node.candidates is None for node in level):

@@ -57,7 +57,7 @@ def test_extreme_draws_stay_finite_where_float32_does_not():
 def test_is_gumbel_distributed():
     values = np.concatenate([gumbel(11, 0, position, 1000) for position in range(100)])
     assert stats.kstest(values, stats.gumbel_r.cdf).pvalue > 0.01
-    assert stats.kstest(values * 1.02, stats.gumbel_r.cdf).pvalue < 1e-6
+    assert stats.kstest(values * 1.05, stats.gumbel_r.cdf).pvalue < 1e-6
 
 
 def test_positions_tokens_and_samples_are_uncorrelated():

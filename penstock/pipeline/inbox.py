@@ -1,0 +1,91 @@
+"""One PULL socket per process, and waiting on it until a moment that may lie less than a millisecond away."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from penstock.messages import MAX_HEADER_BYTES
+
+MAX_FRAME_BYTES = 1 << 30
+assert MAX_HEADER_BYTES < MAX_FRAME_BYTES
+
+
+class Inbox:
+    """Where a process receives all its messages. ``address`` is where others connect.
+
+    Only ipc and loopback addresses are bound unless the caller names another.
+    """
+
+    def __init__(self, context: zmq.Context[Any], bind: str) -> None:
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.bind(bind)
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._watched: dict[int, Callable[[], None]] = {}
+
+    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """Also wake for a file descriptor; ``on_readable`` is called from ``wait``."""
+        self._poller.register(fd, zmq.POLLIN)
+        self._watched[fd] = on_readable
+
+    def unwatch(self, fd: int) -> None:
+        self._poller.unregister(fd)
+        del self._watched[fd]
+
+    def wait(self, until: float | None) -> None:
+        """Return when a frame has come, a watched descriptor is readable, or at ``until`` (monotonic seconds)."""
+        events = self._poll(until)
+        for source, _ in events:
+            if source in self._watched:
+                self._watched[source]()
+
+    def _poll(self, until: float | None) -> list[tuple[Any, int]]:
+        if until is None:
+            return self._poller.poll()
+        left = until - time.monotonic()
+        # zmq counts whole milliseconds: poll for those, sleep the rest, look once more.
+        events = self._poller.poll(max(0, math.floor(left * 1e3)))
+        if not events and (left := until - time.monotonic()) > 0:
+            time.sleep(left)
+            events = self._poller.poll(0)
+        return events
+
+    def take(self) -> list[list[memoryview]]:
+        """Every message that has arrived, as its frames."""
+        messages: list[list[memoryview]] = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                messages.append([frame.buffer for frame in frames])
+        return messages
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Inbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
+    """A PUSH socket to somebody's inbox."""
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.connect(address)
+    return socket

@@ -1,0 +1,236 @@
+"""Stages as processes on this host, over ZeroMQ (ipc, or tcp on loopback)."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from penstock.core import PipelineError
+from penstock.messages import (
+    Batch,
+    Cancel,
+    Failed,
+    MalformedMessage,
+    Message,
+    Ready,
+    Result,
+    Started,
+    Stop,
+    Stranger,
+    Wire,
+    decode,
+    encode,
+)
+from penstock.pipeline.base import EngineEnd
+from penstock.pipeline.forkserver import ForkServer, shared_fork_server
+from penstock.pipeline.inbox import Inbox, connect
+from penstock.stage.driver import Line
+from penstock.stage.worker import StageSpec
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT = 600.0
+"""Seconds that stages may take to load their layers."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds that stages may take to leave before they are killed."""
+
+
+class Mailbox:
+    """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
+
+    ``transport`` is "ipc" or "tcp" (loopback). A frame that names no session of ours is refused and counted.
+    """
+
+    def __init__(self, transport: str = "ipc") -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.server: ForkServer = shared_fork_server()
+        self.transport = transport
+        self.refused = 0
+        self._name = secrets.token_hex(4)
+        self.inbox = Inbox(self.context, self.bind_address("engine"))
+        self.inbox.watch(self.server.fileno, self.server.read)
+        self._owners: dict[str, Callable[[Message], None]] = {}
+
+    def bind_address(self, who: str) -> str:
+        if self.transport == "tcp":
+            return "tcp://127.0.0.1:*"
+        return f"ipc://{self.server.folder.name}/{self._name}-{who}"
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, until: float | None) -> None:
+        """Wait for messages or until the moment, and hand each message to the pipeline it belongs to."""
+        self.inbox.wait(until)
+        for frames in self.inbox.take():
+            self._deliver(frames)
+
+    def _deliver(self, frames: Sequence[memoryview]) -> None:
+        for session, owner in self._owners.items():
+            try:
+                message = decode(frames, session)
+            except Stranger:
+                continue
+            except MalformedMessage as error:
+                message = Failed(stage=-1, cause=str(error))
+            owner(message)
+            return
+        self.refused += 1
+        log.warning("refused a frame that belongs to no session of this engine")
+
+    def register(self, session: str, owner: Callable[[Message], None]) -> None:
+        self._owners[session] = owner
+
+    def unregister(self, session: str) -> None:
+        self._owners.pop(session, None)
+
+    def close(self) -> None:
+        self.inbox.unwatch(self.server.fileno)
+        self.inbox.close()
+        self.context.destroy(linger=0)
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What one stage is to hold; the pipeline adds addresses and the session's secret."""
+
+    model: str
+    first: int
+    last: int
+    capacity: int
+    dtype: str
+    device: str
+    timing: Any = None
+    up: Any = None
+    down: Any = None
+
+    @property
+    def label(self) -> str:
+        return f"layers {self.first}-{self.last - 1}" if self.last > self.first else "no layers"
+
+
+class ProcessPipeline:
+    """Starts one process per stage and joins them: engine -> stage 0 -> ... -> stage N-1 -> engine.
+
+    Raises PipelineError from the constructor when a stage cannot start, and from ``poll`` when one is lost.
+    """
+
+    def __init__(self, plans: Sequence[StagePlan], mailbox: Mailbox, name: str = "stage") -> None:
+        self.stages = len(plans)
+        self.name = name
+        self.started: dict[int, Started] = {}
+        self._plans = plans
+        self._mailbox = mailbox
+        self._session = secrets.token_hex(16)
+        self._gone: set[int] = set()
+        self._lost: PipelineError | None = None
+        self._inboxes: list[zmq.Socket[bytes]] = []
+        self._closing = False
+        entrance = plans[0].up
+        self._end = EngineEnd(mailbox, Line(entrance))
+        mailbox.register(self._session, self._on_message)
+        mailbox.server.listen(self._session, self._on_exit)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ready(self) -> bool:
+        return self._end.ready and self._lost is None
+
+    def submit(self, batch: Batch) -> None:
+        self._end.sending(batch)
+        self._inboxes[0].send(encode(batch, self._session))
+
+    def cancel(self, message: Cancel) -> None:
+        self._end.sending(message)
+        frame = encode(message, self._session)
+        for inbox in self._inboxes:
+            inbox.send(frame)
+
+    def poll(self) -> list[Result]:
+        if self._lost is not None:
+            raise self._lost
+        return self._end.arrived()
+
+    @property
+    def due(self) -> float | None:
+        return self._end.due
+
+    def close(self) -> None:
+        """Ask every stage to leave, then kill what has not left in time."""
+        if self._closing:
+            return
+        self._closing = True
+        for inbox in self._inboxes:
+            inbox.send(encode(Stop(), self._session))
+        deadline = time.monotonic() + (CLOSE_TIMEOUT if self._inboxes else 0.0)
+        while len(self._gone) < self.stages and time.monotonic() < deadline and self._mailbox.server.alive:
+            self._mailbox.wait(min(deadline, time.monotonic() + 0.5))
+        self._mailbox.server.kill(self._session)
+        self._mailbox.server.forget(self._session)
+        self._mailbox.unregister(self._session)
+        for inbox in self._inboxes:
+            inbox.close(linger=0)
+
+    def _start(self) -> None:
+        for index, plan in enumerate(self._plans):
+            self._mailbox.server.start(self._spec(index, plan))
+        deadline = time.monotonic() + START_TIMEOUT
+        while len(self.started) < self.stages:
+            self._mailbox.wait(deadline)
+            if self._lost is not None:
+                raise self._lost
+            if time.monotonic() > deadline:
+                raise PipelineError(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
+        addresses = [self.started[index].address for index in range(self.stages)]
+        self._inboxes = [connect(self._mailbox.context, address) for address in addresses]
+        around = [self._mailbox.inbox.address, *addresses, self._mailbox.inbox.address]
+        for index, inbox in enumerate(self._inboxes):
+            inbox.send(encode(Wire(upstream=around[index], downstream=around[index + 2]), self._session))
+
+    def _spec(self, index: int, plan: StagePlan) -> StageSpec:
+        return StageSpec(
+            session=self._session,
+            index=index,
+            stages=self.stages,
+            model=plan.model,
+            first=plan.first,
+            last=plan.last,
+            capacity=plan.capacity,
+            dtype=plan.dtype,
+            device=plan.device,
+            bind=self._mailbox.bind_address(f"{self._session[:8]}-{index}"),
+            engine=self._mailbox.inbox.address,
+            timing=plan.timing,
+            up=plan.up,
+            down=plan.down,
+        )
+
+    def _on_message(self, message: Message) -> None:
+        if isinstance(message, Result | Ready):
+            self._end.received(message)
+        elif isinstance(message, Started):
+            self.started[message.stage] = message
+        elif isinstance(message, Failed):
+            self._lose(message.stage, message.cause, message.details)
+
+    def _on_exit(self, stage: int, cause: str) -> None:
+        self._gone.add(stage)
+        if not self._closing:
+            self._lose(stage, cause)
+
+    def _lose(self, stage: int, cause: str, details: str = "") -> None:
+        if self._lost is None:
+            which = f"{self.name} {stage} ({self._plans[stage].label})" if stage >= 0 else f"the {self.name}s"
+            self._lost = PipelineError(f"{which} was lost: {cause}")
+            if details:
+                self._lost.add_note(details)

@@ -1,0 +1,122 @@
+"""A stage as a process: loads its layers, then turns messages from its inbox into messages to its neighbours."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import traceback
+from typing import Any
+
+import msgspec
+import zmq
+
+from penstock.cluster.timing import LinkTiming, StageTiming
+from penstock.messages import Batch, Failed, Message, Started, Stop, Stranger, Wire, decode, encode
+from penstock.pipeline.inbox import Inbox, connect
+from penstock.stage.core import StageCore
+from penstock.stage.driver import Outgoing, StageDriver
+
+log = logging.getLogger(__name__)
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a stage process needs to start. Sent to the fork server as JSON.
+
+    The stage holds layers [first, last) of the checkpoint in ``model``; ``bind`` is the address its inbox listens on
+    (a tcp port of * lets the system choose), ``engine`` the address of the engine's inbox. Timings only where emulated.
+    """
+
+    session: str
+    index: int
+    stages: int
+    model: str
+    first: int
+    last: int
+    capacity: int
+    dtype: str
+    device: str
+    bind: str
+    engine: str
+    timing: StageTiming | None = None
+    up: LinkTiming | None = None
+    down: LinkTiming | None = None
+
+
+def run(spec: StageSpec) -> None:
+    """Serve until told to stop. Any error is reported to the engine before the process ends with it."""
+    with zmq.Context() as context, Inbox(context, spec.bind) as inbox:
+        engine = connect(context, spec.engine)
+        try:
+            Worker(spec, context, inbox, engine).serve()
+        except Exception as error:
+            details = traceback.format_exc()
+            cause = f"{type(error).__name__}: {error}"
+            engine.send(encode(Failed(stage=spec.index, cause=cause, details=details), spec.session))
+            raise
+        finally:
+            context.destroy(linger=1000)
+
+
+class Worker:
+    """One stage at its sockets."""
+
+    def __init__(self, spec: StageSpec, context: zmq.Context[Any], inbox: Inbox, engine: zmq.Socket[bytes]) -> None:
+        from penstock.models.stage_model import load_stage
+        from penstock.stage import tensors
+
+        self._tensors = tensors
+        self._spec = spec
+        self._inbox = inbox
+        self._context = context
+        self._upstream = self._downstream = engine
+        self._wired = self._stopped = False
+        self._model = load_stage(
+            spec.model, spec.first, spec.last, capacity=spec.capacity, dtype=spec.dtype, device=spec.device
+        )
+        core = StageCore(self._model, spec.capacity, is_last=spec.index == spec.stages - 1)
+        self._driver = StageDriver(spec.index, core, time.monotonic, spec.timing, spec.down, spec.up)
+        started = Started(
+            stage=spec.index,
+            address=inbox.address,
+            kv_bytes=self._model.kv_bytes,
+            weight_bytes=self._model.weight_bytes,
+        )
+        engine.send(encode(started, spec.session))
+
+    def serve(self) -> None:
+        while not self._stopped:
+            self._inbox.wait(self._driver.due if self._wired else None)
+            for frames in self._inbox.take():
+                self._receive(frames)
+            # A neighbour's first batch may overtake the engine's Wire: it waits in the driver.
+            for outgoing in self._driver.step() if self._wired else ():
+                self._send(outgoing)
+
+    def _receive(self, frames: list[memoryview]) -> None:
+        try:
+            message = decode(frames, self._spec.session)
+        except Stranger as error:
+            log.warning("stage %d refused a frame: %s", self._spec.index, error)
+            return
+        if isinstance(message, Stop):
+            self._stopped = True
+        elif isinstance(message, Wire):
+            self._upstream = connect(self._context, message.upstream)
+            self._downstream = connect(self._context, message.downstream)
+            self._wired = True
+        elif isinstance(message, Batch) and len(frames) == 2:
+            self._driver.on_message(message, self._tensors.from_bytes(frames[1], message, self._spec.device))
+        else:
+            self._driver.on_message(message)
+
+    def _send(self, outgoing: Outgoing) -> None:
+        message: Message = outgoing.message
+        socket = self._upstream if outgoing.upstream else self._downstream
+        if outgoing.tensor is None or not isinstance(message, Batch):
+            socket.send(encode(message, self._spec.session))
+            return
+        message.width = math.prod(outgoing.tensor.shape[1:])
+        message.dtype = self._spec.dtype
+        frames = [encode(message, self._spec.session), self._tensors.to_bytes(outgoing.tensor)]
+        socket.send_multipart(frames)

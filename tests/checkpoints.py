@@ -1,0 +1,162 @@
+"""Tiny random checkpoints of many architectures, written with save_pretrained: ``make_checkpoint(folder, "llama")``.
+
+Their weights are drawn widely (initializer_range), so that greedy texts wander instead of repeating one token, and a
+mask that is wrong anywhere changes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import logging as transformers_logging
+
+VOCAB: Final = 160
+BYTE_VOCAB: Final = 259
+EOS: Final = 1
+LAYERS: Final = 5
+
+_COMMON: Final[dict[str, Any]] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.4,
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+    "pad_token_id": 2,
+    "tie_word_embeddings": False,
+}
+_WINDOW: Final = 6
+_MIXED: Final = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+_LLAMA3_ROPE: Final = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
+    "llama": {"model_type": "llama"},
+    "llama_tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "llama3_rope": {"model_type": "llama", "rope_parameters": _LLAMA3_ROPE},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mistral_window": {"model_type": "mistral", "sliding_window": _WINDOW},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "gemma2": {
+        "model_type": "gemma2",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": _WINDOW,
+        "layer_types": _MIXED,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 8.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": _WINDOW,
+        "layer_types": _MIXED,
+        "tie_word_embeddings": True,
+    },
+    "phi3": {"model_type": "phi3"},
+    "olmo2": {"model_type": "olmo2"},
+    "granite": {"model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "phi": {"model_type": "phi"},
+    "gpt_neox": {"model_type": "gpt_neox"},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "sliding_window": _WINDOW,
+        "layer_types": _MIXED,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 2,
+    },
+}
+
+
+def make_checkpoint(
+    folder: Path,
+    architecture: str = "llama",
+    *,
+    seed: int = 0,
+    max_shard_size: str = "5GB",
+    tokenizer: bool = False,
+    **overrides: Any,
+) -> Path:
+    """Write a random checkpoint of one of ``ARCHITECTURES`` into ``folder``; ``overrides`` go into its config.
+
+    With ``tokenizer`` a byte-level tokenizer is saved beside it, and the vocabulary grows to hold every byte.
+    """
+    vocabulary = {"vocab_size": BYTE_VOCAB} if tokenizer else {}
+    settings = {**_COMMON, **ARCHITECTURES[architecture], **vocabulary, **overrides}
+    config = AutoConfig.for_model(**settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        _widen(model)
+    with _no_progress_bars():
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if tokenizer:
+        make_tokenizer(folder)
+    return folder
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A tokenizer of ``BYTE_VOCAB`` tokens: three special ones, then one per byte."""
+    tokens = ["<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    wrapped.save_pretrained(folder)
+
+
+def _widen(model: torch.nn.Module) -> None:
+    """Norms, biases and sinks start at 1 or 0, where forgetting one would not be noticed.
+
+    Embeddings are made small, or the last token would outweigh all that attention brings and the text repeat itself.
+    """
+    model.get_input_embeddings().weight.data.mul_(0.1)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 or "sinks" in name:
+            parameter.data.add_(torch.randn_like(parameter) * 0.2)
+
+
+@contextlib.contextmanager
+def _no_progress_bars():
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()

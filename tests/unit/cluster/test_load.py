@@ -1,0 +1,213 @@
+"""Cluster files: presets and local-N load, defaults are filled in, and every mistake is refused by its field."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cluster import PRICES, load_cluster, preset_names
+from penstock.cluster.load import ClusterFile, resolve, spread
+from penstock.cluster.spec import Cluster
+from penstock.config import FieldError, parse
+from penstock.core import ConfigError
+from tests.unit.cluster.sample import EMULATED
+
+REAL: dict[str, Any] = {"name": "real", "devices": [{"name": "a"}, {"name": "b"}], "stages": [{"devices": ["a"]}]}
+
+
+def edited(base: dict[str, Any], *edits: tuple[list[str | int], Any]) -> dict[str, Any]:
+    """A deep copy of ``base`` with the value at each path replaced."""
+    table = copy.deepcopy(base)
+    for (*path, last), value in edits:
+        inner: Any = table
+        for key in path:
+            inner = inner[key]
+        inner[last] = value
+    return table
+
+
+def load(table: dict[str, Any]) -> Cluster:
+    return resolve(parse(ClusterFile, table))
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_load_under_their_own_name(name: str) -> None:
+    cluster = load_cluster(name)
+    assert cluster.name == name
+    assert cluster.emulated
+    assert cluster.description
+    assert cluster.as_model is not None
+    assert sum(sum(stage.layers) for stage in cluster.stages) == cluster.as_model.layers
+
+
+def test_the_presets_of_this_release_are_there() -> None:
+    assert {"demo", "pipedec-7", "pipedec-14x3090", "pipedec-21"} <= set(preset_names())
+    assert [len(load_cluster(n).stages) for n in ("demo", "pipedec-7", "pipedec-14x3090", "pipedec-21")] == [
+        4,
+        7,
+        14,
+        21,
+    ]
+    assert all(len(stage.devices) == 2 for stage in load_cluster("pipedec-7").stages)
+
+
+def test_local_is_not_emulated() -> None:
+    cluster = load_cluster("local-3")
+    assert (len(cluster.stages), cluster.emulated, cluster.engine, cluster.drafter) == (3, False, "stage-1", None)
+    assert {device.host for device in cluster.devices} == {"localhost"}
+
+
+def test_defaults_are_filled_in() -> None:
+    cluster = load(EMULATED)
+    assert [stage.layers for stage in cluster.stages] == [(2,), (2, 2)]
+    assert cluster.engine == "d"
+    assert cluster.draft_as_model is PRICES["llama-160m-fp16"]
+    assert cluster.device("a2").weight_bandwidth_gb_s == 100
+    assert load(REAL).engine == "a"
+
+
+def test_a_device_overrides_its_kind() -> None:
+    device = load(edited(EMULATED, (["devices", 1, "overhead_ms"], 0))).device("a2")
+    assert (device.overhead_ms, device.compute_tflops) == (0, 1)
+
+
+def test_links_by_device_then_host_then_default() -> None:
+    between = [
+        {"ends": ["a", "b"], "bandwidth_gbit_s": 1, "latency_ms": 1},
+        {"ends": ["b1", "a"], "bandwidth_gbit_s": 2, "latency_ms": 1},
+    ]
+    cluster = load(edited(EMULATED, (["links", "between"], between)))
+    found = {
+        ends: link and link.bandwidth_gbit_s
+        for ends in ("a1 a2", "a1 b1", "d a1", "d d")
+        for link in [cluster.link(*ends.split())]
+    }
+    assert found == {"a1 a2": 80, "a1 b1": 2, "d a1": 1, "d d": None}
+
+
+def test_route_goes_from_the_engine_through_the_stages_and_back() -> None:
+    assert load(EMULATED).route() == [("d", "a1"), ("a1", "a2"), ("b1", "d")]
+
+
+def test_file_and_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\ndevices = [{ name = "a" }]\nstages = [{ devices = ["a"] }]\n')
+    assert load_cluster(str(path)).name == "mine"
+    slow = load_cluster("demo", time_scale=3, links={"network": {"bandwidth_gbit_s": 0.1}})
+    assert slow.time_scale == 3
+    assert slow.links.network is not None
+    assert (slow.links.network.bandwidth_gbit_s, slow.links.network.latency_ms) == (0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dmeo", r"'dmeo' is unknown; did you mean 'demo'\? Known: demo, .*local-N, or a path that ends in .toml"),
+        ("local-0", "'local-0' is unknown"),
+        ("local-", r"did you mean 'local-N'"),
+        ("nowhere.toml", r"nowhere\.toml: cannot be read"),
+    ],
+)
+def test_unknown_names_are_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_cluster(name)
+
+
+def test_errors_name_source_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\ndevices = [{ name = "a" }]\nstages = [{ device = ["a"] }]\n')
+    with pytest.raises(ConfigError, match=r"mine\.toml: stages\[0\]\.device is unknown; did you mean 'devices'"):
+        load_cluster(str(path))
+    with pytest.raises(ConfigError, match=r"cluster demo: time_scales is unknown; did you mean 'time_scale'"):
+        load_cluster("demo", time_scales=2)
+
+
+LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
+
+
+@pytest.mark.parametrize(
+    ("base", "edits", "path", "words"),
+    [
+        # shape and numbers
+        (EMULATED, [(["time_scale"], 0)], "time_scale", "above 0"),
+        (EMULATED, [(["stages"], [])], "stages", "at least one stage"),
+        (EMULATED, [(["stages", 1, "devices"], [])], "stages[1].devices", "at least one device"),
+        (EMULATED, [(["stages", 1, "devices"], "a2")], "stages[1].devices", "expected a list"),
+        (EMULATED, [(["kinds", "gpu", "memory_gb"], -1)], "kinds.gpu.memory_gb", "above 0"),
+        (EMULATED, [(["kinds", "gpu", "overhead_ms"], -1)], "kinds.gpu.overhead_ms", "0 or above"),
+        (EMULATED, [(["devices", 0, "compute_tflops"], 0)], "devices[0].compute_tflops", "above 0"),
+        (EMULATED, [(["links", "local", "bandwidth_gbit_s"], 0)], "links.local.bandwidth_gbit_s", "above 0"),
+        (EMULATED, [(["links", "between"], [{"ends": ["a"], **LINK}])], "links.between[0].ends", "two names"),
+        (EMULATED, [(["as_model", "layers"], 0)], "as_model.layers", "above 0"),
+        (EMULATED, [(["as_model", "layer"], 1)], "as_model.layer", "did you mean 'layers'"),
+        (EMULATED, [(["as_model"], "llama-3.1-70b")], "as_model", "did you mean 'llama-3.1-70b-fp32'"),
+        (EMULATED, [(["draft_as_model"], "none")], "draft_as_model", "is unknown"),
+        # names
+        (EMULATED, [(["devices", 1, "name"], "a1")], "devices[1].name", "earlier device"),
+        (EMULATED, [(["devices", 1, "name"], "b")], "devices[1].name", "another device's host"),
+        (EMULATED, [(["devices", 1, "kind"], "gqu")], "devices[1].kind", "did you mean 'gpu'"),
+        (EMULATED, [(["stages", 1, "devices", 1], "b2")], "stages[1].devices[1]", "which is no device"),
+        (EMULATED, [(["stages", 1, "devices", 1], "a1")], "stages[1].devices[1]", "stages[0].devices[0] uses already"),
+        (EMULATED, [(["drafter"], "a1")], "drafter", "stages[0].devices[0] uses already"),
+        (EMULATED, [(["engine"], "e")], "engine", "which is no device"),
+        (EMULATED, [(["links", "between"], [{"ends": ["a", "c"], **LINK}])], "links.between[0].ends[1]", "names 'c'"),
+        (
+            EMULATED,
+            [(["links", "between"], [{"ends": ["a", "b"], **LINK}, {"ends": ["b", "a"], **LINK}])],
+            "links.between[1].ends",
+            "earlier link",
+        ),
+        # layers
+        (EMULATED, [(["stages", 0, "layers"], 2)], "stages[1].layers", "every stage or of none"),
+        (
+            EMULATED,
+            [(["stages", 0, "layers"], 2), (["stages", 1, "layers"], 5)],
+            "stages",
+            "hold 7 layers together; as_model has 6",
+        ),
+        (EMULATED, [(["stages", 0, "layers"], 5), (["stages", 1, "layers"], 1)], "stages[1].layers", "at least 1 for"),
+        (EMULATED, [(["stages", 0, "layers"], 5), (["stages", 1, "layers"], [1])], "stages[1].layers", "one for each"),
+        (EMULATED, [(["stages", 0, "layers"], 6), (["stages", 1, "layers"], [0, 0])], "stages[1].layers", "everywhere"),
+        (EMULATED, [(["as_model", "layers"], 2)], "stages", "3 devices for the 2 layers"),
+        # emulation
+        (EMULATED, [(["kinds", "gpu"], {"memory_gb": 10})], "devices[0]", "needs weight_bandwidth_gb_s"),
+        (EMULATED, [(["draft_as_model"], None)], "draft_as_model", "it prices the drafter"),
+        (EMULATED, [(["drafter"], None)], "drafter", "draft_as_model prices the device"),
+        (EMULATED, [(["links"], {"network": LINK})], "links.local", "'a1' and 'a2' have to be joined"),
+        (EMULATED, [(["links"], {"local": LINK})], "links.network", "'d' and 'a1' have to be joined"),
+        (EMULATED, [(["devices", 1, "memory_gb"], 1)], "stages[1].devices[0]", "2.00 GB for its 2 layers; it has 1 GB"),
+        (EMULATED, [(["devices", 0, "memory_gb"], 2.4)], "stages[0].devices[0]", "2.50 GB"),  # with the embedding
+        (EMULATED, [(["devices", 2, "memory_gb"], 2.4)], "stages[1].devices[1]", "2.50 GB"),  # with the head
+        (EMULATED, [(["devices", 3, "memory_gb"], 0.3)], "drafter", "0.32 GB for the draft model; it has 0.3 GB"),
+        # nothing emulated
+        (EMULATED, [(["as_model"], None)], "as_model", "has weight_bandwidth_gb_s"),
+        (REAL, [(["draft_as_model"], "llama-160m-fp16")], "as_model", "draft_as_model is set"),
+        (REAL, [(["time_scale"], 2)], "time_scale", "nothing is emulated"),
+        (REAL, [(["stages", 0, "layers"], 4)], "stages[0].layers", "layer_split"),
+    ],
+)
+def test_mistakes_are_refused_by_field(
+    base: dict[str, Any], edits: list[tuple[list[str | int], Any]], path: str, words: str
+) -> None:
+    with pytest.raises(FieldError) as caught:
+        load(edited(base, *edits))
+    assert caught.value.field == path
+    assert words in caught.value.problem
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_an_even_split_is_even_and_whole(layers: int, devices: int) -> None:
+    counts = spread(layers, devices)
+    assert (sum(counts), len(counts)) == (layers, devices)
+    assert counts[0] - counts[-1] <= 1
+    assert list(counts) == sorted(counts, reverse=True)
+
+
+def test_a_cluster_file_survives_json() -> None:
+    assert load(json.loads(json.dumps(EMULATED))) == load(EMULATED)

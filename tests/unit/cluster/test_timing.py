@@ -1,0 +1,157 @@
+"""Modelled times against arithmetic done by hand, and against the papers' settings."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cluster import (
+    PRICES,
+    Cluster,
+    DeviceTiming,
+    LinkTiming,
+    StageTiming,
+    draft_link,
+    draft_timing,
+    link_timings,
+    load_cluster,
+    plain_step_seconds,
+    preset_names,
+    stage_timings,
+)
+from penstock.cluster.load import ClusterFile, resolve
+from penstock.cluster.prices import llama
+from penstock.config import FieldError, parse
+from penstock.core import ConfigError
+from tests.unit.cluster.sample import EMULATED
+
+# EMULATED: a1 | a2 b1, two layers of 0.5e9 parameters x 2 bytes each; 100 GB/s, 1 TFLOPS, 1 ms; head 0.25e9 on b1.
+# Reading: 2e9 bytes / 100e9 = 20 ms, with the head 25 ms. A row: 2 x 1e9 / 1e12 = 2 ms, with the head 2.5 ms.
+# A hidden state: 1000 x 2 bytes. Links: local 10e9 bytes/s and 0.01 ms, network 1e9 bytes/s and 0.1 ms.
+
+
+def cluster(time_scale: float = 1.0) -> Cluster:
+    return resolve(parse(ClusterFile, {**EMULATED, "time_scale": time_scale}))
+
+
+def test_stage_times_by_hand() -> None:
+    first, second = stage_timings(cluster())
+    assert first.seconds(1) == pytest.approx(0.001 + 0.020)
+    assert first.seconds(10) == pytest.approx(0.001 + 0.020)  # 10 rows x 2 ms: reading and computing are equal
+    assert first.seconds(32) == pytest.approx(0.001 + 0.064)
+    inner = 0.0001 + 32 * 2000 / 1e9
+    assert second.seconds(32) == pytest.approx((0.001 + 0.064) + inner + (0.001 + 0.080))
+    assert second.seconds(1) == pytest.approx(0.021 + 0.026 + 0.0001 + 2000 / 1e9)
+
+
+def test_a_batch_without_rows_costs_no_computing() -> None:
+    first, second = stage_timings(cluster())
+    assert first.seconds(0) == 0.0
+    assert second.seconds(0) == pytest.approx(0.0001)  # its header crosses the link inside the stage
+
+
+def test_link_times_by_hand() -> None:
+    enter, between, leave = link_timings(cluster())
+    assert enter.seconds(32) == pytest.approx(0.0001 + 32 * 24 / 1e9)  # d on host b to a1 on host a
+    assert between.seconds(32, header_bytes=1000) == pytest.approx(0.00001 + (32 * 2000 + 1000) / 10e9)
+    assert leave.seconds(1) == pytest.approx(0.00001 + 24 / 10e9)  # b1 and d share a host
+
+
+def test_plain_step_is_one_row_all_the_way() -> None:
+    stages = 0.021 + (0.021 + 0.0001 + 2000 / 1e9 + 0.026)
+    links = (0.0001 + 24 / 1e9) + (0.00001 + 2000 / 10e9) + (0.00001 + 24 / 10e9)
+    assert plain_step_seconds(cluster()) == pytest.approx(stages + links)
+
+
+def test_drafter_by_hand() -> None:
+    draft = draft_timing(cluster())
+    assert draft is not None
+    assert draft.seconds(1) == pytest.approx(0.001 + (12 * 9_438_720 + 32000 * 768 + 768) * 2 / 100e9)
+    link = draft_link(cluster())
+    assert link is not None
+    assert link.seconds(1000) == 0.0  # on the engine's own device
+
+
+def test_engine_apart_from_the_drafter() -> None:
+    apart = resolve(parse(ClusterFile, {**EMULATED, "engine": "b1"}))
+    link = draft_link(apart)
+    assert link is not None
+    assert link.seconds(1) == pytest.approx(0.00001 + 24 / 10e9)
+    assert link_timings(apart)[-1].seconds(1) == 0.0  # the last stage is on the engine's device
+
+
+def test_time_scale_stretches_everything_alike() -> None:
+    for one, three in zip(stage_timings(cluster()), stage_timings(cluster(3.0)), strict=True):
+        assert three.seconds(40) == pytest.approx(3 * one.seconds(40))
+    for slow, fast in zip(link_timings(cluster(3.0)), link_timings(cluster()), strict=True):
+        assert slow.seconds(40, 100) == pytest.approx(3 * fast.seconds(40, 100))
+    assert plain_step_seconds(cluster(3.0)) == pytest.approx(3 * plain_step_seconds(cluster()))
+
+
+def test_nothing_emulated_has_no_times() -> None:
+    local = load_cluster("local-2")
+    for function in (stage_timings, link_timings, plain_step_seconds):
+        with pytest.raises(ConfigError, match="local-2 has no as_model"):
+            function(local)
+    assert draft_timing(local) is None
+    assert draft_link(local) is None
+
+
+def test_prices_are_the_published_parameter_counts() -> None:
+    totals = {
+        name: p.layers * p.layer_parameters + p.head_parameters + p.embedding_parameters for name, p in PRICES.items()
+    }
+    assert totals == {
+        "llama-3.1-70b-fp32": 70_553_706_496,
+        "llama-3.2-1b-fp32": 1_235_814_400,
+        "llama-2-7b-fp16": 6_738_415_616,
+        "llama-160m-fp16": 162_417_408,
+    }
+
+
+def test_a_price_has_whole_bytes_per_parameter() -> None:
+    with pytest.raises(FieldError, match="bits is 8"):
+        llama(layers=1, hidden=8, intermediate=8, key_value=8, vocabulary=8, bits=8)
+
+
+def test_pipedec_as_published() -> None:
+    """~20 GB for six layers, ~13 GB for four (section 4.1); the same plain pipeline in groups of one and of two."""
+    price = PRICES["llama-3.1-70b-fp32"]
+    assert price.weight_bytes(6, head=False) / 1e9 == pytest.approx(20.5, abs=0.1)
+    assert price.weight_bytes(4, head=False) / 1e9 == pytest.approx(13.7, abs=0.1)
+    fourteen, seven = load_cluster("pipedec-14x3090"), load_cluster("pipedec-7")
+    assert plain_step_seconds(fourteen) == pytest.approx(plain_step_seconds(seven), rel=1e-3)
+    layers = [sum(stage.layers) for stage in fourteen.stages]
+    assert (layers.count(6), layers.count(4)) == (12, 2)
+    layers = [sum(stage.layers) for stage in load_cluster("pipedec-21").stages]
+    assert (layers.count(4), layers.count(2)) == (19, 2)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_can_be_emulated_on_a_small_computer(name: str) -> None:
+    """A stage has to outlast this computer's own work on a batch; 32 rows ride along for nothing, as PipeDec needs."""
+    preset = load_cluster(name)
+    stages = stage_timings(preset)
+    assert min(stage.seconds(1) for stage in stages) > 0.010
+    assert max(stage.seconds(32) for stage in stages) < 1.1 * max(stage.seconds(1) for stage in stages)
+    draft = draft_timing(preset)
+    assert draft is not None
+    assert 0.005 < draft.seconds(32) < 0.010
+
+
+finite = st.floats(0, 1e9)
+links = st.builds(LinkTiming, finite, st.floats(1, 1e12) | st.just(math.inf), finite)
+devices = st.builds(DeviceTiming, finite, finite, finite)
+stages = st.builds(
+    StageTiming, st.lists(devices, min_size=1, max_size=3).map(tuple), st.lists(links, max_size=2).map(tuple)
+)
+
+
+@given(stages, st.integers(0, 256), st.integers(0, 256))
+def test_stage_times_cross_the_wire_and_grow_with_rows(stage: StageTiming, some: int, more: int) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(stage), type=StageTiming) == stage
+    assert stage.seconds(some) <= stage.seconds(some + more)
