@@ -122,7 +122,7 @@ class History:
             drafting = InProcessPipeline(self._drivers(layers), self.clock)
             inner = SmallModelDrafter(drafting, chunk=rng.choice([2, 8, 64]))
         timing = RandomTiming(rng, rng.choice([0.1, 1.0, 5.0]))
-        return EmulatedDrafter(inner, timing, self.clock)  # type: ignore[arg-type]
+        return EmulatedDrafter(inner, timing, None, self.clock)  # type: ignore[arg-type]
 
     def _strategy(self) -> Strategy:
         rng = self.rng

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.cluster.timing import StageTiming
+from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.drafters.base import Ask, Draft, Drafter
 from penstock.engine.request import Request
 from penstock.pipeline.base import Clock
@@ -13,12 +13,13 @@ from penstock.pipeline.base import Clock
 class EmulatedDrafter:
     """Wraps any drafter. An answer that really took longer than its modelled time is an overrun."""
 
-    def __init__(self, drafter: Drafter, timing: StageTiming, clock: Clock) -> None:
+    def __init__(self, drafter: Drafter, timing: StageTiming, link: LinkTiming | None, clock: Clock) -> None:
         self.inner = drafter
         self.asks = 0
         self.overruns = 0
         self.busy_seconds = 0.0
         self._timing = timing
+        self._link = link
         self._clock = clock
         self._answers: list[Draft] = []
         self._until = 0.0
@@ -32,6 +33,8 @@ class EmulatedDrafter:
         started = self._clock.now()
         rows = self.inner.ask(asks)
         seconds = self._timing.seconds(rows)
+        if self._link is not None:  # the question there, the answer back
+            seconds += 2 * self._link.seconds(rows)
         self.asks += 1
         self.busy_seconds += seconds
         self._until = started + seconds

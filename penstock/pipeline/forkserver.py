@@ -176,9 +176,10 @@ def obey(command: dict[str, Any], children: dict[int, tuple[str, int]], lifeline
 def preload_architecture(model: str) -> None:
     """Import the model's own module once, before forking. A bad checkpoint fails in the stage, which reports it."""
     with contextlib.suppress(Exception):
-        from penstock.models.checkpoint import model_class
+        from penstock.models.checkpoint import open_checkpoint
+        from penstock.models.gate import model_class
 
-        model_class(model)
+        model_class(open_checkpoint(model).config)
 
 
 def report_exits(children: dict[int, tuple[str, int]]) -> None:
@@ -189,7 +190,9 @@ def report_exits(children: dict[int, tuple[str, int]]) -> None:
                 return
             session, stage = children.pop(pid)
             code = os.waitstatus_to_exitcode(status)
-            cause = f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
+            cause = (
+                f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
+            )
             os.write(1, json.dumps({"session": session, "stage": stage, "cause": cause}).encode() + b"\n")
 
 

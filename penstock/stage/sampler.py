@@ -112,15 +112,20 @@ def scaled_scores(logits_V: np.ndarray, sampling: Sampling, position: int) -> np
 
     Taking the maximum off first keeps a tiny T from overflowing, and exp(scores) between 0 and 1.
     """
-    scores_V = logits_V.copy()
-    if is_barring(sampling, position):
-        # A stop token may be any number a client sent, and a drafter's vocabulary may be the shorter one.
-        scores_V[[token for token in sampling.barred if token < len(scores_V)]] = -np.inf
+    scores_V = without_barred(logits_V, sampling) if is_barring(sampling, position) else logits_V.copy()
     scores_V -= scores_V.max()
     if sampling.temperature > 0:
         with np.errstate(over="ignore"):  # to -inf, which is right
             scores_V /= sampling.temperature
     return scores_V
+
+
+def without_barred(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """A copy with barred tokens at -inf. A request that bars every token there is bars none."""
+    allowed_V = logits_V.copy()
+    # A stop token may be any number that a client sent, and a drafter's vocabulary may be the shorter one.
+    allowed_V[[token for token in sampling.barred if token < len(logits_V)]] = -np.inf
+    return allowed_V if np.isfinite(allowed_V.max()) else logits_V.copy()
 
 
 def pick_noisy(scores_V: np.ndarray, noise_V: np.ndarray, sampling: Sampling) -> int:

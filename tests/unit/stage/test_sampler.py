@@ -142,6 +142,11 @@ def test_barred_tokens_wait_for_their_position():
         assert ranked.tokens == [0, 3]
 
 
+def test_a_request_cannot_bar_every_token():
+    sampling = Sampling(temperature=1.0, top_p=0.5, barred=(0, 1, 2), barred_before=9)
+    assert pick(np.array([0.0, 9.0, 0.0]), sampling) == 1
+
+
 def test_a_barred_token_takes_its_mass_with_it():
     # Without token 0, tokens 1 and 2 hold 0.8 of the mass: top-p 0.5 keeps both, where with it they would be out.
     logits = np.log([0.5, 0.2, 0.2, 0.05, 0.05])

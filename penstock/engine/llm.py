@@ -1,0 +1,343 @@
+"""``LLM``: offline generation, shaped like vLLM's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from penstock.config import SpeculativeConfig
+from penstock.core import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    PipelineError,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+)
+from penstock.drafters.base import Drafter
+from penstock.engine.build import make_loop, start_drafter, start_pipeline
+from penstock.engine.loop import EngineLoop, Observer, fresh_seed
+from penstock.engine.options import EngineOptions, Resolved, resolve_options
+from penstock.engine.request import Request
+from penstock.messages import Pick, Sampling
+from penstock.pipeline.processes import Mailbox
+from penstock.strategies import make_strategy
+from penstock.text.detokenizer import IncrementalDetokenizer
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
+
+Prompt = str | Mapping[str, Any]
+"""Text, or ``{"prompt_token_ids": [...]}``, or ``{"prompt": text}``."""
+
+
+class Completion:
+    """Collects one completion's tokens and text; tells the engine when a stop string has come."""
+
+    def __init__(self, index: int, params: SamplingParams, text: IncrementalDetokenizer | None, started: float) -> None:
+        self.output = CompletionOutput(index=index)
+        self.output.logprobs = [] if params.logprobs is not None else None
+        self._params = params
+        self._text = text
+        self._started = started
+        self.fresh_text = ""
+
+    def append(self, pick: Pick) -> FinishReason | None:
+        self.output.token_ids.append(pick.token)
+        if self.output.logprobs is not None:
+            self.output.logprobs.append(logprobs_of(pick))
+        if self._text is None:
+            return None
+        self._add(self._text.append(pick.token))
+        if self._text.stopped is None:
+            return None
+        self.output.stop_reason = self._text.stopped
+        return FinishReason.STOP
+
+    def finish(self, reason: FinishReason, at: float) -> None:
+        self.output.finish_reason = reason
+        self.output.seconds = at - self._started
+        ids = self.output.token_ids
+        if reason is FinishReason.STOP and ids and ids[-1] in self._params.stop_token_ids:
+            self.output.stop_reason = ids[-1]
+        if self._text is not None:
+            self._add(self._text.finish())
+
+    def _add(self, text: str) -> None:
+        self.output.text += text
+        self.fresh_text += text
+
+
+def logprobs_of(pick: Pick) -> dict[int, Logprob]:
+    """The k most probable tokens and the chosen one, most probable first, as vLLM gives them."""
+    top = {token: Logprob(logprob, rank + 1) for rank, (token, logprob) in enumerate(pick.top)}
+    top.setdefault(pick.token, Logprob(pick.logprob, pick.rank))
+    return top
+
+
+class LLM:
+    """One model over a pipeline of stage processes. Use it in a ``with`` block, or call ``close``.
+
+    Keyword arguments are the fields of ``EngineOptions``. Raises ConfigError before anything starts, and
+    PipelineError when a stage cannot be started.
+    """
+
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        known = EngineOptions.__dataclass_fields__
+        for name in options:
+            if name not in known:
+                raise unknown_option(name, list(known))
+        self._setup: Resolved = resolve_options(EngineOptions(model=model, **options))
+        self._tokenizer: Tokenizer | None = None
+        if not self._setup.options.skip_tokenizer_init:
+            self._tokenizer = load_tokenizer(self._setup.checkpoint.path)
+        self._numbers = itertools.count()
+        self._answers: dict[Any, Sequence[int]] = {}
+        self._mailbox = Mailbox(self._setup.options.transport)
+        self._drafter: Drafter | None = None
+        try:
+            self._pipeline = start_pipeline(self._setup, self._mailbox)
+            if self._setup.speculation is not None and self._setup.speculation.strategy != "autoregressive":
+                self._drafter = start_drafter(self._setup, self._setup.speculation, self._mailbox, self._answer)
+        except BaseException:
+            self.close()
+            raise
+        self._loop: EngineLoop = make_loop(self._setup, self._pipeline, self._drafter, self._mailbox)
+
+    # ------------------------------------------------------------------------------------------ what users call
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete all prompts and return when the last one is done, in the prompts' order.
+
+        ``sampling_params`` None takes the checkpoint's generation_config. Raises RequestError before anything starts
+        if a prompt or its parameters cannot work, and PipelineError if a stage is lost.
+        """
+        many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        params = self._params(sampling_params, len(many))
+        return self.run(many, params, self._setup.speculation)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """Yield the first completion's text as it becomes certain: always whole characters."""
+        params = self._params(sampling_params, 1)
+        self._learn_answers([prompt], params, self._setup.speculation)
+        jobs = self._jobs([prompt], params, self._setup.speculation)
+        completion = jobs[0].completions[0]
+        self._add(jobs)
+        try:
+            while self._loop.busy:
+                self._loop.step()
+                if completion.fresh_text:
+                    yield completion.fresh_text
+                    completion.fresh_text = ""
+            self._raise_if_lost(jobs)
+        finally:
+            self._abort(jobs)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The checkpoint's generation_config as sampling parameters."""
+        return SamplingParams(**self._setup.checkpoint.sampling_defaults)  # type: ignore[arg-type]
+
+    def get_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError("there is no tokenizer: this LLM was made with skip_tokenizer_init=True")
+        return self._tokenizer
+
+    def close(self) -> None:
+        """Stop every stage process and wait for it. Safe to call twice."""
+        for part in (getattr(self, "_pipeline", None), self._drafter):
+            if part is not None:
+                part.close()
+        self._pipeline = self._drafter = None  # type: ignore[assignment]
+        if not self._mailbox.context.closed:
+            self._mailbox.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -------------------------------------------------------------------------------- for the bench and the traces
+
+    @property
+    def setup(self) -> Resolved:
+        return self._setup
+
+    @property
+    def loop(self) -> EngineLoop:
+        return self._loop
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return self._drafter
+
+    def observe(self, observer: Observer) -> None:
+        """Have ``observer`` watch every step from now on."""
+        self._loop.observers.append(observer)
+
+    def run(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], speculation: SpeculativeConfig | None
+    ) -> list[RequestOutput]:
+        """``generate`` with a strategy of the caller's choice over the same drafter and stages."""
+        self._learn_answers(prompts, params, speculation)
+        jobs = self._jobs(prompts, params, speculation)
+        self._add(jobs)
+        try:
+            while self._loop.busy:
+                self._loop.step()
+            self._raise_if_lost(jobs)
+        finally:
+            self._abort(jobs)
+        self._loop.audit()
+        return [job.output() for job in jobs]
+
+    # --------------------------------------------------------------------------------------------------- inside
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if given is None:
+            return [self.get_default_sampling_params()] * count
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts")
+        return list(given)
+
+    def _jobs(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], speculation: SpeculativeConfig | None
+    ) -> list[Job]:
+        return [self._job(prompt, one, speculation) for prompt, one in zip(prompts, params, strict=True)]
+
+    def _job(self, prompt: Prompt, params: SamplingParams, speculation: SpeculativeConfig | None) -> Job:
+        text, ids = self._tokens_of(prompt)
+        if params.stop and self._tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; use stop_token_ids with skip_tokenizer_init=True")
+        seed = params.seed if params.seed is not None else fresh_seed()
+        ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= frozenset(self._setup.checkpoint.eos_token_ids)
+        job = Job(text, ids)
+        started = self._mailbox.now()
+        for index in range(params.n):
+            completion = Completion(index, params, self._detokenizer(ids, params), started)
+            sampling = sampling_of(params, seed, index, ends, len(ids))
+            strategy = make_strategy(speculation)
+            request = Request(next(self._numbers), ids, sampling, params.max_tokens, ends, strategy, completion)
+            completion.output.metrics = request.metrics
+            job.requests.append(request)
+            job.completions.append(completion)
+        return job
+
+    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Text and token ids of a prompt. Raises RequestError naming what is wrong with it."""
+        if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
+            ids = list(prompt["prompt_token_ids"])
+            vocabulary = self._setup.checkpoint.vocab_size
+            if not all(isinstance(token, int) and 0 <= token < vocabulary for token in ids):
+                raise RequestError(f"prompt_token_ids holds a value that is no token id below {vocabulary}")
+            return prompt.get("prompt"), ids
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if not isinstance(text, str):
+            raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
+        if self._tokenizer is None:
+            raise RequestError('without a tokenizer (skip_tokenizer_init=True) give {"prompt_token_ids": [...]}')
+        return text, self._tokenizer.encode(text)
+
+    def _detokenizer(self, ids: list[int], params: SamplingParams) -> IncrementalDetokenizer | None:
+        if self._tokenizer is None:
+            return None
+        return IncrementalDetokenizer(
+            self._tokenizer,
+            ids,
+            skip_special_tokens=params.skip_special_tokens,
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+
+    def _add(self, jobs: Sequence[Job]) -> None:
+        """Queue all requests, or none of them if one is refused."""
+        try:
+            for job in jobs:
+                for request in job.requests:
+                    self._loop.add(request)
+        except RequestError:
+            self._abort(jobs)
+            raise
+
+    def _abort(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            for request in job.requests:
+                if request.number in self._loop.requests:
+                    self._loop.abort(request)
+
+    def _raise_if_lost(self, jobs: Sequence[Job]) -> None:
+        if any(request.finished is FinishReason.ERROR for job in jobs for request in job.requests):
+            raise PipelineError("a stage was lost")
+
+    def _learn_answers(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], speculation: SpeculativeConfig | None
+    ) -> None:
+        """The synthetic drafter has to know what plain decoding gives: decode plainly first, where not yet known."""
+        if speculation is None or speculation.method != "synthetic" or speculation.strategy == "autoregressive":
+            return
+        if any(one.seed is None and one.temperature > 0 for one in params):
+            raise RequestError("seed is None: with the synthetic drafter sampled requests need a fixed seed")
+        jobs = self._jobs(prompts, params, speculation)
+        unknown = [i for i, job in enumerate(jobs) if any(answer_key(r) not in self._answers for r in job.requests)]
+        if not unknown:
+            return
+        plain = self._jobs([prompts[i] for i in unknown], [params[i] for i in unknown], None)
+        self._add(plain)
+        while self._loop.busy:
+            self._loop.step()
+        for job in plain:
+            for request, completion in zip(job.requests, job.completions, strict=True):
+                self._answers[answer_key(request)] = completion.output.token_ids
+
+    def _answer(self, request: Request) -> Sequence[int]:
+        return self._answers[answer_key(request)]
+
+
+class Job:
+    """One prompt with its ``n`` completions."""
+
+    def __init__(self, prompt: str | None, ids: list[int]) -> None:
+        self.prompt = prompt
+        self.ids = ids
+        self.requests: list[Request] = []
+        self.completions: list[Completion] = []
+
+    def output(self) -> RequestOutput:
+        outputs = [completion.output for completion in self.completions]
+        return RequestOutput(str(self.requests[0].number), self.prompt, self.ids, outputs, finished=True)
+
+
+def sampling_of(params: SamplingParams, seed: int, sample: int, ends: frozenset[int], prompt_length: int) -> Sampling:
+    return Sampling(
+        seed=seed,
+        sample=sample,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        min_p=params.min_p,
+        logprobs=-1 if params.logprobs is None else params.logprobs,
+        barred=tuple(sorted(ends)) if params.min_tokens else (),
+        barred_before=prompt_length + params.min_tokens if params.min_tokens else 0,
+    )
+
+
+def answer_key(request: Request) -> Any:
+    return tuple(request.prompt), request.sampling, request.max_tokens, request.stop_ids
+
+
+def unknown_option(name: str, known: Sequence[str]) -> Exception:
+    from penstock.config import FieldError, nearest
+
+    return FieldError(name, f"is not an option of LLM; the nearest is {nearest(name, known)}")

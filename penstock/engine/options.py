@@ -1,0 +1,161 @@
+"""Everything that ``LLM`` and the command line let a user set about an engine, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cluster import Cluster, load_cluster
+from penstock.config import FieldError, SpeculativeConfig, check, parse_speculative
+from penstock.core import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.models.checkpoint import Checkpoint
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+DEMO: Final = Path(__file__).parent.parent / "demo"
+DEFAULT_MODEL_LEN: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Names are vLLM's where it has them.
+
+    ``model`` is a folder, a hub id, or "demo", the pair that comes with the package. ``kv_slots`` bounds the tokens
+    of all running requests together, ``speculative_slots`` the drafted nodes beside them; each slot costs memory on
+    every stage and in the drafter. ``prefill_chunk`` is how many prompt tokens enter as one batch. ``in_process``
+    keeps a single stage in this process. Raises FieldError naming the field.
+    """
+
+    model: str = "demo"
+    pipeline_parallel_size: int | None = None
+    layer_split: str | None = None
+    speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None
+    cluster: str | Cluster | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    kv_slots: int | None = None
+    speculative_slots: int = 1024
+    prefill_chunk: int = 128
+    transport: str = "ipc"
+    skip_tokenizer_init: bool = False
+
+    def __post_init__(self) -> None:
+        check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        check(self.device.split(":")[0] in ("cpu", "cuda"), "device", self.device, "cpu, cuda or cuda:N")
+        check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
+        positive = ("pipeline_parallel_size", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
+        for name in positive:
+            value = getattr(self, name)
+            check(value is None or value >= 1, name, value, "at least 1")
+        check(self.speculative_slots >= 0, "speculative_slots", self.speculative_slots, "0 or above")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Options with every default filled in and every file looked at; nothing is left that can be refused later."""
+
+    options: EngineOptions
+    checkpoint: Checkpoint
+    draft: Checkpoint | None
+    cluster: Cluster | None
+    speculation: SpeculativeConfig | None
+    layers: tuple[tuple[int, int], ...]
+    max_model_len: int
+    kv_slots: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.layers)
+
+    @property
+    def capacity(self) -> int:
+        """Slots of every stage's arenas."""
+        return self.kv_slots + self.options.speculative_slots
+
+
+def resolve_options(options: EngineOptions) -> Resolved:
+    """Look at checkpoints and cluster. Raises ConfigError for whatever cannot work together."""
+    from penstock.models.checkpoint import open_checkpoint
+
+    speculation = options.speculative_config
+    if speculation is not None and not isinstance(speculation, SpeculativeConfig):
+        speculation = parse_speculative(speculation)
+    checkpoint = open_checkpoint(model_folder(options.model, "target"))
+    draft = None
+    if speculation is not None and speculation.model is not None:
+        draft = open_checkpoint(model_folder(speculation.model, "draft"))
+        check_same_vocabulary(checkpoint, draft)
+    cluster = load_cluster(options.cluster) if isinstance(options.cluster, str) else options.cluster
+    if cluster is not None:
+        check_cluster(cluster, options, speculation)
+    longest = options.max_model_len or min(positions_of(checkpoint), DEFAULT_MODEL_LEN)
+    check(longest <= positions_of(checkpoint), "max_model_len", longest, f"at most {positions_of(checkpoint)}")
+    return Resolved(
+        options,
+        checkpoint,
+        draft,
+        cluster,
+        speculation,
+        tuple(split_layers(options, checkpoint, cluster)),
+        longest,
+        options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
+    )
+
+
+def model_folder(name: str, part: str) -> str:
+    """The shipped pair goes by the name "demo"; everything else is a folder or a hub id."""
+    return str(DEMO / part) if name == "demo" else name
+
+
+def positions_of(checkpoint: Checkpoint) -> int:
+    return int(getattr(checkpoint.config, "max_position_embeddings", None) or DEFAULT_MODEL_LEN)
+
+
+def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+    if target.vocab_size != draft.vocab_size:
+        raise FieldError(
+            "speculative_config.model",
+            f"has a vocabulary of {draft.vocab_size} tokens, the target {target.vocab_size}: "
+            "a draft model needs the target's tokenizer",
+        )
+
+
+def check_cluster(cluster: Cluster, options: EngineOptions, speculation: SpeculativeConfig | None) -> None:
+    """Raise ConfigError where the cluster contradicts the options or asks for what this build cannot start."""
+    size = options.pipeline_parallel_size
+    if size is not None and size != len(cluster.stages):
+        raise FieldError(
+            "pipeline_parallel_size",
+            f"is {size}, cluster {cluster.name} has {len(cluster.stages)} stages; leave it out",
+        )
+    drafts_slowly = speculation is not None and speculation.method in ("draft_model", "synthetic")
+    if cluster.emulated and drafts_slowly and cluster.draft_as_model is None:
+        raise ConfigError(
+            f"cluster {cluster.name} names no drafter and no draft_as_model: what drafting takes there is unknown"
+        )
+    if not cluster.emulated and any(device.host != "localhost" for device in cluster.devices):
+        raise ConfigError(
+            f"cluster {cluster.name} names other hosts than localhost: stages on other hosts cannot be started yet"
+        )
+
+
+def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluster | None) -> list[tuple[int, int]]:
+    """The layers [first, last) of each stage: by hand, or even, the head counting for the last stage."""
+    from penstock.models.checkpoint import parse_layer_split
+
+    stages = len(cluster.stages) if cluster else options.pipeline_parallel_size
+    if options.layer_split is not None:
+        ranges = parse_layer_split(options.layer_split, checkpoint.num_layers)
+        if stages is not None and len(ranges) != stages:
+            raise FieldError("layer_split", f"names {len(ranges)} stages, there are {stages}")
+        return ranges
+    stages = stages or 1
+    if cluster is not None and cluster.emulated and stages > checkpoint.num_layers:
+        bounds = [round(i * checkpoint.num_layers / stages) for i in range(stages + 1)]
+        return list(zip(bounds, bounds[1:], strict=False))
+    return checkpoint.even_split(stages)

@@ -1,0 +1,160 @@
+"""Token ids to text as they come, never taking back what was given out, and stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.text.tokenizer import Tokenizer
+
+UNFINISHED: Final = "\ufffd"
+"""What a tokenizer decodes bytes to that are not (or not yet) a character."""
+
+CONTEXT: Final = 8
+"""Tokens decoded again in front of a new one. They hold at least as many bytes, and a UTF-8 decoder that starts
+anywhere agrees with one that started earlier after three."""
+
+
+class IncrementalDetokenizer:
+    """The text of one completion, piece by piece.
+
+    The pieces together are ``tokenizer.decode`` of prompt and completion without the prompt's own text, cut at the
+    first stop string. A piece never holds part of a character, nor text that may turn out to begin a stop string. The
+    cost of a token does not depend on how many came before.
+
+    ``stopped`` is the stop string that was found; after that nothing more comes. The stop string itself is cut off
+    unless ``include_stop_str_in_output``. Text of the first ``min_tokens`` tokens is not searched.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self._decoder = StreamDecoder(tokenizer, prompt_ids, skip_special_tokens)
+        self._matcher = StopMatcher(stop, include_stop_str_in_output)
+        self._unsearched = min_tokens
+
+    @property
+    def stopped(self) -> str | None:
+        return self._matcher.found
+
+    def append(self, token_id: int) -> str:
+        """The text that has become final with this token."""
+        if self.stopped is not None:
+            return ""
+        text = self._decoder.append(token_id)
+        if self._unsearched > 0:
+            self._unsearched -= 1
+            return text
+        return self._matcher.push(text)
+
+    def finish(self) -> str:
+        """What was held back, when no more tokens follow. Bytes that never became a character are U+FFFD."""
+        if self.stopped is not None:
+            return ""
+        return self._matcher.push(self._decoder.finish()) + self._matcher.flush()
+
+
+class StreamDecoder:
+    """Decodes a window of the last tokens and gives out what is new in it.
+
+                  context            new
+        ids     [ .  .  .  .  .  . | .  .  t ]      decode(window)[done:final] is given out, where ``final`` leaves out
+        text      w i n d o w  t e x t  .  \\ufffd   a last U+FFFD: it may become a character with the next token
+                                   done   final
+
+    The method is that of vLLM and TGI (prefix and read offset), with two additions that make the pieces equal to
+    decoding everything at once: bytes that can never become a character leave the window too, and a run of
+    byte-fallback tokens waits for its end, since one invalid byte turns the whole run into U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._window: list[int] = []
+        self._done = 0
+        self._move_window(prompt_ids)
+
+    def append(self, token_id: int) -> str:
+        if self._tokenizer.is_silent(token_id, self._skip_special_tokens):
+            return ""
+        self._window.append(token_id)
+        if token_id in self._tokenizer.byte_ids:
+            return ""
+        text = self._text()
+        final = self._final_length(text)
+        piece, self._done = text[self._done : final], final
+        if len(self._window) >= 2 * CONTEXT:
+            self._move_window(self._window)
+        return piece
+
+    def finish(self) -> str:
+        text = self._text()
+        piece, self._done = text[self._done :], len(text)
+        return piece
+
+    def _text(self) -> str:
+        return self._tokenizer.decode(self._window, self._skip_special_tokens)
+
+    def _final_length(self, text: str) -> int:
+        """How much of the window's text no later token changes. Only a prompt is asked in the middle of a byte run."""
+        if self._window and self._window[-1] in self._tokenizer.byte_ids:
+            return len(text.rstrip(UNFINISHED))
+        return len(text) - text.endswith(UNFINISHED)
+
+    def _move_window(self, ids: Sequence[int]) -> None:
+        """Keep the last tokens of ``ids`` only, and count all their final text as given out."""
+        kept: list[int] = []
+        for token_id in reversed(ids):
+            if len(kept) >= CONTEXT and kept[-1] not in self._tokenizer.byte_ids:
+                break
+            if not self._tokenizer.is_silent(token_id, self._skip_special_tokens):
+                kept.append(token_id)
+        self._window = kept[::-1]
+        self._done = self._final_length(self._text())
+
+
+class StopMatcher:
+    """Passes text on except for an end that may be the beginning of a stop string, until one is found.
+
+    The stop string that is complete first wins, as if the text came character by character; of several that end
+    together, the longest.
+    """
+
+    def __init__(self, stop: Sequence[str], include: bool) -> None:
+        self.found: str | None = None
+        self._stop = stop
+        self._include = include
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The part of the held and the new ``text`` that may be given out."""
+        self._held += text
+        matches = [(self._held.find(stop), stop) for stop in self._stop]
+        ends = [(start + len(stop), start, stop) for start, stop in matches if start >= 0]
+        if ends:
+            end, start, self.found = min(ends)
+            return self._release(end if self._include else start)
+        return self._release(len(self._held) - self._beginning())
+
+    def flush(self) -> str:
+        """The rest, when no more text follows: nothing once a stop string was found."""
+        return "" if self.found is not None else self._release(len(self._held))
+
+    def _release(self, length: int) -> str:
+        text, self._held = self._held[:length], self._held[length:]
+        return text
+
+    def _beginning(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = max((len(stop) for stop in self._stop), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
+                return length
+        return 0
