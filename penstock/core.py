@@ -89,7 +89,12 @@ class Logprob:
 
 @dataclass
 class SpeculationMetrics:
-    """What speculation did for one request. ``drafts`` counts results of the root that had a drafted child."""
+    """What speculation did for one request.
+
+    ``drafts`` counts the trees that were drafted, each from its first child to the miss or the last leaf that ends
+    it; ``accepted`` the drafted tokens that became certain; ``misses`` the target's tokens that no drafted child of
+    the root carried. Rows are nodes that entered the pipeline, prompt included; dead ones were pruned in flight.
+    """
 
     drafts: int = 0
     accepted: int = 0
@@ -100,12 +105,14 @@ class SpeculationMetrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / drafts: tokens per draft including the target's own (vLLM's definition)."""
+        """1 + accepted / drafts: tokens per tree, the target's own included (vLLM's definition)."""
         return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
 
     @property
-    def acceptance_rate(self) -> float:
-        return self.accepted / self.drafts if self.drafts else 0.0
+    def hit_rate(self) -> float:
+        """Share of the target's tokens that were among the root's drafted children (PipeDec's accuracy)."""
+        results = self.accepted + self.misses
+        return self.accepted / results if results else 0.0
 
 
 @dataclass

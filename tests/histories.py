@@ -67,7 +67,7 @@ class Collected:
     tokens: list[int] = field(default_factory=list)
     reasons: list[FinishReason] = field(default_factory=list)
 
-    def append(self, pick: Pick) -> FinishReason | None:
+    def append(self, pick: Pick, at: float) -> FinishReason | None:
         self.tokens.append(pick.token)
         return None
 

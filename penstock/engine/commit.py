@@ -20,7 +20,7 @@ class Advance:
     finished: FinishReason | None = None
 
 
-def advance(request: Request, nodes: Nodes, pool: SlotPool) -> Advance:
+def advance(request: Request, nodes: Nodes, pool: SlotPool, at: float) -> Advance:
     """Commit token by token while the root's successor is known; EOS, a stop or max_tokens ends the walk.
 
     A drafted child that carries the target's token keeps its slot, its subtree and whatever the stages have already
@@ -28,11 +28,11 @@ def advance(request: Request, nodes: Nodes, pool: SlotPool) -> Advance:
     """
     done = Advance()
     while request.tree.root.picked is not None and done.finished is None:
-        _commit_one(request, nodes, pool, done)
+        _commit_one(request, nodes, pool, done, at)
     return done
 
 
-def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance) -> None:
+def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, at: float) -> None:
     root = request.tree.root
     assert root.picked is not None
     pick = request.picks.pop(root.id)
@@ -49,15 +49,19 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance) -
     request.certain.append(hit)
     request.produced += 1
     done.committed.append(hit)
-    stopped = request.output.append(pick)
+    stopped = request.output.append(pick, at)
     done.finished = request.end_of(hit.token) or stopped
 
 
 def _count(request: Request, root: Node) -> None:
+    """Keep the request's speculation metrics. A tree counts once, when its first drafted child has a verdict."""
     if not root.children:
+        request.drafted_tree = False
         return
-    request.metrics.drafts += 1
-    if root.picked in root.children:
+    if not request.drafted_tree:
+        request.metrics.drafts += 1
+    request.drafted_tree = root.picked in root.children
+    if request.drafted_tree:
         request.metrics.accepted += 1
     else:
         request.metrics.misses += 1

@@ -43,7 +43,9 @@ class Completion:
         self._started = started
         self.fresh_text = ""
 
-    def append(self, pick: Pick) -> FinishReason | None:
+    def append(self, pick: Pick, at: float) -> FinishReason | None:
+        if not self.output.token_ids:
+            self.output.first_token_seconds = at - self._started
         self.output.token_ids.append(pick.token)
         if self.output.logprobs is not None:
             self.output.logprobs.append(logprobs_of(pick))

@@ -82,6 +82,11 @@ class EngineLoop:
             self._lose_everything()
             raise
 
+    def drain(self) -> None:
+        """Step until nothing is in flight any more, neither in the stages nor in the drafter."""
+        while len(self.inflight) or (self.drafter is not None and self.drafter.busy):
+            self.step()
+
     def _due(self) -> float | None:
         if self.scheduler.waiting and not self.scheduler.running:
             return self.clock.now()
@@ -106,10 +111,11 @@ class EngineLoop:
                 self._advance(request)
 
     def _advance(self, request: Request) -> None:
-        done = advance(request, self.nodes, self.pool)
+        now = self.clock.now()
+        done = advance(request, self.nodes, self.pool, now)
         self._cancel(request, done.dead)
         for observer in self.observers:
-            observer.advanced(request, done, self.clock.now())
+            observer.advanced(request, done, now)
         if done.finished is not None:
             self._finish(request, done.finished)
 

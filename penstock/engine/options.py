@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -157,5 +158,5 @@ def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluste
     stages = stages or 1
     if cluster is not None and cluster.emulated and stages > checkpoint.num_layers:
         bounds = [round(i * checkpoint.num_layers / stages) for i in range(stages + 1)]
-        return list(zip(bounds, bounds[1:], strict=False))
+        return list(pairwise(bounds))
     return checkpoint.even_split(stages)

@@ -15,7 +15,7 @@ from penstock.tree import Node, TokenTree
 class Output(Protocol):
     """Receives a request's tokens one by one and may end it (a stop string)."""
 
-    def append(self, pick: Pick) -> FinishReason | None: ...
+    def append(self, pick: Pick, at: float) -> FinishReason | None: ...
 
     def finish(self, reason: FinishReason, at: float) -> None: ...
 
@@ -47,6 +47,7 @@ class Request:
 
     ``certain`` holds a node per certain token, position by position; the last of them is the tree's root, whose
     successor the target has not told yet. ``entered`` prompt tokens have been fed to the stages.
+    ``drafted_tree`` says that the present root was itself drafted, so that its tree has been counted.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Request:
         self.strategy = strategy
         self.output = output
         self.metrics = SpeculationMetrics()
+        self.drafted_tree = False
         self.certain: list[Node] = []
         self.tree: TokenTree
         self.entered = 0

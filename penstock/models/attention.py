@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from transformers import AttentionInterface
 
 from penstock.models.loader import ATTENTION
 from penstock.stage.visibility import BatchView, RequestView
+
+WIDEST_SLICE: Final = 1.5
+"""In units of the slots seen. Measured in float32 on a CPU: gathering costs as much as attending once to 1.5 S slots."""
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""
@@ -90,6 +93,11 @@ class Segment:
     mask_nS: Tensor
     _bias: dict[int, Tensor] = field(default_factory=dict)
 
+    def read(self, arena: Tensor) -> Tensor:
+        """The segment's slots [K, S, ..] of an arena [K, capacity, ..]."""
+        # index_select is three times as fast as arena[:, columns].
+        return arena[:, self.columns] if isinstance(self.columns, slice) else arena.index_select(1, self.columns)
+
     def bias_RS(self, groups: int, dtype: torch.dtype) -> Tensor:
         """The mask as a summand, repeated for R = groups * n query rows. The same for every layer: made once."""
         if groups not in self._bias:
@@ -100,9 +108,12 @@ class Segment:
 
 
 class Plan:
-    """What the rows of one batch attend to: worked out once per batch and window width, used by every layer."""
+    """What the rows of one batch attend to: worked out once per batch and window width, used by every layer.
 
-    def __init__(self, view: BatchView, device: torch.device, in_place: bool = True) -> None:
+    ``in_place`` reads slots that lie close together as a slice of the arena instead of gathering them.
+    """
+
+    def __init__(self, view: BatchView, device: torch.device, in_place: bool) -> None:
         self.view = view
         self.device = device
         self.in_place = in_place
@@ -132,9 +143,9 @@ class Plan:
 
 
 def _columns(slots: np.ndarray, mask: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
-    """Read the arena in place where the slots lie close together, at most half of what is read being in vain."""
+    """A slice of the arena where the slots lie so close together that reading what lies between is the cheaper."""
     low, high = int(slots.min()), int(slots.max()) + 1
-    if high - low > 2 * len(slots):
+    if high - low > WIDEST_SLICE * len(slots):
         return slots, mask
     placed = np.zeros((len(mask), high - low), dtype=bool)
     placed[:, slots - low] = mask
@@ -186,8 +197,8 @@ class SlotAttention:
         heads, rows = query_HNd.shape[:2]
         output_NHe = query_HNd.new_empty(rows, heads, values.shape[2])
         for segment in self.plan.segments(sliding_window):
-            seen = keys[:, segment.columns], values[:, segment.columns]
-            output_Hne = self.kernel(query_HNd[:, segment.rows], *seen, segment, scoring)
+            keys_KSd, values_KSe = segment.read(keys), segment.read(values)
+            output_Hne = self.kernel(query_HNd[:, segment.rows], keys_KSd, values_KSe, segment, scoring)
             output_NHe[segment.rows] = output_Hne.transpose(0, 1)
         return output_NHe
 

@@ -125,8 +125,11 @@ class StageModel:
         return rank_candidates(self.logits(hidden, wanted), samplings, positions, nodes, count)
 
     def _attention(self, view: BatchView) -> SlotAttention:
-        plan = Plan(view, self.device, in_place=not self._plain)
-        return SlotAttention(self._arenas, plan, plain_kernel if self._plain else folded_kernel)
+        if self._plain:
+            return SlotAttention(self._arenas, Plan(view, self.device, in_place=False), plain_kernel)
+        # A CPU's batched half-precision product copies what is not contiguous, more slowly than a gather does.
+        in_place = self.dtype == "float32" or self.device.type != "cpu"
+        return SlotAttention(self._arenas, Plan(view, self.device, in_place), folded_kernel)
 
     def _run(self, view: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)

@@ -84,7 +84,7 @@ class Inbox:
 
 def connect(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:
     """A PUSH socket to somebody's inbox."""
-    socket = context.socket(zmq.PUSH)
+    socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.connect(address)

@@ -118,5 +118,5 @@ class Worker:
             return
         message.width = math.prod(outgoing.tensor.shape[1:])
         message.dtype = self._spec.dtype
-        frames = [encode(message, self._spec.session), self._tensors.to_bytes(outgoing.tensor)]
-        socket.send_multipart(frames)
+        socket.send(encode(message, self._spec.session), zmq.SNDMORE)
+        socket.send(self._tensors.to_bytes(outgoing.tensor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 from penstock.text.tokenizer import Tokenizer
@@ -103,10 +104,14 @@ class StreamDecoder:
         return self._tokenizer.decode(self._window, self._skip_special_tokens)
 
     def _final_length(self, text: str) -> int:
-        """How much of the window's text no later token changes. Only a prompt is asked in the middle of a byte run."""
-        if self._window and self._window[-1] in self._tokenizer.byte_ids:
-            return len(text.rstrip(UNFINISHED))
-        return len(text) - text.endswith(UNFINISHED)
+        """How much of the window's ``text`` no later token changes.
+
+        Only bytes at the end may still become characters: those of one character, which show as one U+FFFD, or, when a
+        prompt ends in the middle of a run of byte-fallback tokens, those of the whole run, one U+FFFD each.
+        """
+        in_byte_run = takewhile(self._tokenizer.byte_ids.__contains__, reversed(self._window))
+        uncertain = max(sum(1 for _ in in_byte_run), 1)
+        return len(text) - min(len(text) - len(text.rstrip(UNFINISHED)), uncertain)
 
     def _move_window(self, ids: Sequence[int]) -> None:
         """Keep the last tokens of ``ids`` only, and count all their final text as given out."""

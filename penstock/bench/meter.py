@@ -1,0 +1,117 @@
+"""What a run cost: stages, drafter and engine, read from the spans that every batch brings home."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from penstock.drafters.base import Draft, Drafter
+from penstock.drafters.emulated import EmulatedDrafter
+from penstock.engine.commit import Advance
+from penstock.engine.request import Request
+from penstock.messages import Batch, Result, Span
+
+
+class Meter:
+    """Watches one run of the engine (an ``Observer``), from its making until ``stop``."""
+
+    def __init__(self, stages: int, drafter: Drafter | None) -> None:
+        self.stages = stages
+        self._drafter = drafter if isinstance(drafter, EmulatedDrafter) else None
+        self.draft_asks, self.draft_overruns = self._draft_counts()
+        self.submitted_at: dict[int, float] = {}
+        self.results: list[tuple[Result, float]] = []
+        self.rows_entered = 0
+        self.draft_seconds: list[float] = []
+        self.first_submit: float | None = None
+        self.last_advance = 0.0
+
+    def submitted(self, batch: Batch, at: float) -> None:
+        self.submitted_at[batch.stream] = at
+        self.rows_entered += len(batch.rows)
+        self.first_submit = at if self.first_submit is None else self.first_submit
+
+    def arrived(self, result: Result, at: float) -> None:
+        self.results.append((result, at))
+
+    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        self.draft_seconds.append(at - asked_at)
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        self.last_advance = at
+
+    def stop(self) -> None:
+        """The run is over: keep what the drafter did during it."""
+        asks, overruns = self._draft_counts()
+        self.draft_asks, self.draft_overruns = asks - self.draft_asks, overruns - self.draft_overruns
+
+    def _draft_counts(self) -> tuple[int, int]:
+        return (self._drafter.asks, self._drafter.overruns) if self._drafter else (0, 0)
+
+    @property
+    def spans(self) -> list[Span]:
+        return [span for result, _ in self.results for span in result.spans]
+
+    @property
+    def stage_busy(self) -> list[float]:
+        """Share of the run during which each stage worked on a batch."""
+        length = max(self.last_advance - (self.first_submit or 0.0), 1e-9)
+        busy = [0.0] * self.stages
+        for span in self.spans:
+            busy[span.stage] += span.end - span.start
+        return [seconds / length for seconds in busy]
+
+    @property
+    def rows_computed(self) -> int:
+        """Rows that came through every stage."""
+        return sum(span.rows for span in self.spans if span.stage == self.stages - 1)
+
+    @property
+    def rows_cancelled(self) -> int:
+        """Rows that some stage dropped before computing them."""
+        return self.rows_entered - self.rows_computed
+
+    @property
+    def overruns(self) -> tuple[int, int]:
+        """Batches and drafts that took longer than the modelled device would have, and all that were modelled."""
+        modelled = [span for span in self.spans if span.modelled > 0 and span.rows]
+        late = sum(span.computed > span.modelled for span in modelled)
+        return late + self.draft_overruns, len(modelled) + self.draft_asks
+
+    @property
+    def stage_seconds(self) -> float:
+        """The slowest stage's median time for a batch with rows: the pipeline's step."""
+        times: list[list[float]] = [[] for _ in range(self.stages)]
+        for span in self.spans:
+            if span.rows:
+                times[span.stage].append(span.end - span.start)
+        return max((median(one) for one in times if one), default=0.0)
+
+    def overhead_per_hop(self, links: Sequence[float]) -> float:
+        """Seconds lost between a stage's end and the next one's start, beyond the link and beyond queueing; median.
+
+        ``links`` are the modelled seconds of the hops between stages (0 where nothing is emulated). A hop counts only
+        where the next stage was idle when the batch came: then nothing but our own overhead is between them.
+        """
+        ends: dict[int, float] = {}
+        lost = []
+        for result, _ in self.results:
+            for before, span in zip(result.spans, result.spans[1:], strict=False):
+                due = before.end + links[span.stage]
+                if before.rows and span.rows and ends.get(span.stage, 0.0) <= due:
+                    lost.append(span.start - due)
+            ends.update((span.stage, span.end) for span in result.spans)
+        return median(lost) if lost else 0.0
+
+    def overhead_per_loop(self) -> float:
+        """Seconds from a result's arrival at the engine until the batch that it made possible is on its way; median."""
+        arrivals = [at for _, at in self.results]
+        starts = sorted(self.submitted_at.values())
+        delays = []
+        position = 0
+        for at in arrivals:
+            while position < len(starts) and starts[position] < at:
+                position += 1
+            if position < len(starts):
+                delays.append(starts[position] - at)
+        return median(delays) if delays else 0.0

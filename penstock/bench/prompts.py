@@ -1,0 +1,36 @@
+"""Prompt files: one JSON object a line, with ``prompt``, or ``turns`` as in the field's question.jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.core import ConfigError
+
+
+def read_prompts(path: Path, count: int) -> list[str]:
+    """The first ``count`` prompts. Raises ConfigError naming file, line and field."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"prompts: {path} cannot be read: {error.strerror}") from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise ConfigError(f"prompts: {path} holds no prompt")
+    return [prompt_of(line, f"{path}, line {number}") for number, line in numbered[:count]]
+
+
+def prompt_of(line: str, where: str) -> str:
+    try:
+        entry: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: is not JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: is not an object with a field 'prompt' or 'turns'")
+    if isinstance(entry.get("prompt"), str):
+        return str(entry["prompt"])
+    turns = entry.get("turns")
+    if isinstance(turns, list) and turns and isinstance(turns[0], str):
+        return str(turns[0])
+    raise ConfigError(f"{where}: needs a field 'prompt' (text) or 'turns' (a list of texts)")

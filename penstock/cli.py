@@ -1,0 +1,501 @@
+"""The command line: ``penstock generate``, ``demo`` and ``bench``.
+
+Whatever needs torch is imported inside the commands, so that help, version and errors in the flags come at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+import penstock
+from penstock.config import FieldError, parse_speculative
+from penstock.core import CompletionOutput, ConfigError, PipelineError, RequestError, SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.drafters.base import Draft
+    from penstock.engine.commit import Advance
+    from penstock.engine.llm import LLM, Completion
+    from penstock.engine.request import Request
+    from penstock.messages import Batch, Result
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
+
+app = typer.Typer(
+    help="Penstock: one language model over several devices, kept full with speculated tokens. Same text, sooner.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# ------------------------------------------------------------------------------------------------------------ options
+
+MODEL = "Model"
+PIPELINE = "Pipeline"
+SPECULATION = "Speculation"
+SAMPLING = "Sampling"
+OUTPUT = "Output"
+
+Model = Annotated[
+    str, typer.Option(help="Checkpoint folder or hub id; 'demo' is the pair that is shipped.", rich_help_panel=MODEL)
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        help="Small model that drafts; it needs the target's tokenizer. Without one, --model demo has its own and "
+        "other models draft by prompt lookup.",
+        rich_help_panel=SPECULATION,
+        show_default=False,
+    ),
+]
+SpeculativeJson = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        metavar="JSON",
+        help='Everything about speculation, for example \'{"method": "ngram", "width": 8}\'.',
+        rich_help_panel=SPECULATION,
+        show_default=False,
+    ),
+]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        help="Preset, local-N, or a file ending in .toml: which devices there are, real or emulated.",
+        rich_help_panel=PIPELINE,
+        show_default=False,
+    ),
+]
+Stages = Annotated[
+    int | None,
+    typer.Option(
+        "--pipeline-parallel-size", "-pp", help="Number of stages.", rich_help_panel=PIPELINE, show_default="1"
+    ),
+]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=MODEL)]
+
+
+def sampling_option(text: str, default: str) -> Any:
+    return typer.Option(help=text, rich_help_panel=SAMPLING, show_default=default)
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"penstock {penstock.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+CHECKPOINTS = "the checkpoint's"
+
+
+@app.command()
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; '-' reads it from standard input.", show_default=False)
+    ] = None,
+    model: Model = "demo",
+    dtype: Dtype = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=MODEL)] = "cpu",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of prompt and output together.",
+            rich_help_panel=MODEL,
+            show_default="the checkpoint's, at most 4096",
+        ),
+    ] = None,
+    pipeline_parallel_size: Stages = None,
+    layer_split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...", help="Layers of each stage.", rich_help_panel=PIPELINE, show_default="an even split"
+        ),
+    ] = None,
+    cluster: ClusterName = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="Which drafted tokens enter the pipeline: pipedec, static_tree, or autoregressive for none.",
+            rich_help_panel=SPECULATION,
+            show_default="pipedec",
+        ),
+    ] = None,
+    draft_model: DraftModel = None,
+    speculative_config: SpeculativeJson = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", rich_help_panel=SAMPLING)] = 128,
+    temperature: Annotated[float | None, sampling_option("0 is greedy.", CHECKPOINTS)] = None,
+    top_p: Annotated[
+        float | None, sampling_option("Keep the most probable tokens up to this mass.", CHECKPOINTS)
+    ] = None,
+    top_k: Annotated[int | None, sampling_option("Keep this many most probable tokens.", CHECKPOINTS)] = None,
+    min_p: Annotated[
+        float | None, sampling_option("Keep tokens of at least this share of the best one's chance.", CHECKPOINTS)
+    ] = None,
+    seed: Annotated[
+        int | None, sampling_option("Same seed, same text, whatever the strategy and the stages.", "a fresh one")
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="End before this text. May be repeated.", rich_help_panel=SAMPLING, show_default=False),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.", rich_help_panel=SAMPLING)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end instead.", rich_help_panel=OUTPUT)
+    ] = False,
+    trace: Annotated[
+        typer.FileTextWrite | None,
+        typer.Option(
+            help="Write a trace for ui.perfetto.dev: every batch on every stage.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+            lazy=False,
+        ),
+    ] = None,
+) -> None:
+    """Continue PROMPT, printing the text as it becomes certain."""
+    with reported():
+        text = read_prompt(prompt)
+        given = only_given(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop)
+        given |= {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
+        SamplingParams(**given)  # refuses a bad value now rather than after the stages have started
+        table = speculation(model, draft_model, speculative_config, strategy)
+        options = only_given(
+            model=model,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            pipeline_parallel_size=pipeline_parallel_size,
+            layer_split=layer_split,
+            cluster=cluster,
+            speculative_config=parse_speculative(table),
+        )
+        complete(text, options, given, as_json, trace)
+
+
+@app.command()
+def demo(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Watch the plain pipeline and Penstock write the same text on four emulated edge boards."""
+    with reported():
+        from penstock.demo.show import run_demo
+
+        run_demo(as_json)
+
+
+@app.command()
+def bench(
+    strategies: Annotated[
+        str,
+        typer.Option(metavar="A,B,...", help="autoregressive, static_tree, pipedec.", rich_help_panel=SPECULATION),
+    ] = "autoregressive,pipedec",
+    model: Model = "demo",
+    dtype: Dtype = "float32",
+    cluster: ClusterName = None,
+    pipeline_parallel_size: Stages = None,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(
+            help="Stretch all modelled times, where this host is too slow for them.",
+            rich_help_panel=PIPELINE,
+            show_default="the cluster's",
+        ),
+    ] = None,
+    draft_model: DraftModel = None,
+    speculative_config: SpeculativeJson = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="One JSON object a line, with 'prompt' or 'turns'.",
+            rich_help_panel=SAMPLING,
+            show_default="the package's own",
+        ),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(help="How many of them to use.", rich_help_panel=SAMPLING)] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", rich_help_panel=SAMPLING)] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=SAMPLING)] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=SAMPLING)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="The first prompt's; the next one has the next.", rich_help_panel=SAMPLING)
+    ] = 0,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write settings and figures.", rich_help_panel=OUTPUT, show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Compare strategies: the same prompts through the same stages, interleaved."""
+    with reported():
+        from penstock.bench.command import BenchOptions, run_bench
+
+        names = tuple(name.strip() for name in strategies.split(",") if name.strip())
+        table = {} if set(names) == {"autoregressive"} else drafting(model, draft_model, speculative_config)
+        options = only_given(
+            strategies=names,
+            model=model,
+            dtype=dtype,
+            cluster=cluster,
+            pipeline_parallel_size=pipeline_parallel_size,
+            time_scale=time_scale,
+            speculative_config=table,
+            prompts=prompts,
+            num_prompts=num_prompts,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            json=json_file,
+        )
+        run_bench(BenchOptions(**options))
+
+
+def main() -> None:
+    """The entry point ``penstock``."""
+    app()
+
+
+# ------------------------------------------------------------------------------------------- from flags to options
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn Penstock's errors into one line on stderr, and them and Ctrl-C into exit codes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except (ConfigError, RequestError, PipelineError) as error:
+        typer.echo(f"penstock: error: {error}", err=True)
+        raise typer.Exit(1 if isinstance(error, PipelineError) else 2) from None
+
+
+def only_given(**values: Any) -> dict[str, Any]:
+    """Without what was left to its default."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt as it stands: from the argument, or all of standard input. Raises UsageError if there is neither."""
+    if argument is not None and argument != "-":
+        return argument
+    if argument is None and sys.stdin.isatty():
+        raise typer.BadParameter("give the text to continue, or '-' to type it (end with Ctrl-D)", param_hint="PROMPT")
+    return sys.stdin.read()
+
+
+def speculation(
+    model: str, draft_model: str | None, speculative_config: str | None, strategy: str | None
+) -> dict[str, Any]:
+    """The table behind ``speculative_config``, from all flags that have a say in it. Raises FieldError."""
+    if strategy == "autoregressive" and draft_model is None and speculative_config is None:
+        return {"strategy": strategy}
+    table = drafting(model, draft_model, speculative_config)
+    if strategy is not None:
+        if "strategy" in table:
+            raise FieldError("strategy", "is set both by --strategy and in --speculative-config; remove one")
+        table["strategy"] = strategy
+    return table
+
+
+def drafting(model: str, draft_model: str | None, speculative_config: str | None) -> dict[str, Any]:
+    """Who drafts: whom the flags name, else the demo model's own draft model, else prompt lookup."""
+    table = read_table(speculative_config)
+    if draft_model is not None:
+        if "model" in table:
+            raise FieldError("model", "is set both by --draft-model and in --speculative-config; remove one")
+        table["model"] = draft_model
+    if "method" not in table and "model" not in table and model == "demo" and not plain(table):
+        table["model"] = "demo"
+    if "model" in table:
+        table.setdefault("method", "draft_model")
+    return table
+
+
+def plain(table: dict[str, Any]) -> bool:
+    return bool(table.get("strategy") == "autoregressive")
+
+
+def read_table(text: str | None) -> dict[str, Any]:
+    try:
+        table = json.loads(text) if text is not None else {}
+    except ValueError as error:
+        raise FieldError("speculative_config", f"is not JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise FieldError("speculative_config", f"is {text}; it has to be a JSON object")
+    return table
+
+
+# ----------------------------------------------------------------------------------------------------------- generate
+
+
+class Follower:
+    """Watches one request (an ``Observer``): prints its text as it becomes certain, and keeps it for the report."""
+
+    def __init__(self, out: IO[str] | None) -> None:
+        self._out = out
+        self._printed = 0
+        self.prompt_token_ids: list[int] = []
+        self.completion: CompletionOutput | None = None
+
+    def submitted(self, batch: Batch, at: float) -> None:
+        pass
+
+    def arrived(self, result: Result, at: float) -> None:
+        pass
+
+    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        pass
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        self.prompt_token_ids = request.prompt
+        self.completion = cast("Completion", request.output).output
+        self.show()
+
+    def show(self) -> None:
+        """Print what is new."""
+        if self._out is not None and self.completion is not None and len(self.completion.text) > self._printed:
+            self._out.write(self.completion.text[self._printed :])
+            self._out.flush()
+            self._printed = len(self.completion.text)
+
+    def finish(self) -> None:
+        """Print what was held back; leave a terminal's prompt on a line of its own."""
+        self.show()
+        if self._out is not None and self._out.isatty():
+            self._out.write("\n")
+
+
+def complete(
+    prompt: str, options: dict[str, Any], sampling: dict[str, Any], as_json: bool, trace: IO[str] | None
+) -> None:
+    """Start the stages, generate, report. After Ctrl-C what there is by then is reported all the same."""
+    options = checked(options)
+    from penstock.engine.llm import LLM
+
+    with LLM(**options) as llm:
+        params = replace(llm.get_default_sampling_params(), **sampling)
+        follower = Follower(None if as_json else sys.stdout)
+        llm.observe(follower)
+        try:
+            with traced(llm, trace):
+                llm.generate(prompt, params)
+        finally:
+            follower.finish()
+            if follower.completion is not None:
+                report(llm, prompt, follower.prompt_token_ids, follower.completion, as_json)
+
+
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what can be refused before torch is imported. Raises ConfigError."""
+    from penstock.cluster import load_cluster
+    from penstock.engine.options import EngineOptions
+
+    if "cluster" in options:
+        options = {**options, "cluster": load_cluster(options["cluster"])}
+    EngineOptions(**options)
+    return options
+
+
+@contextmanager
+def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
+    """Write a trace of what happens inside to ``file``, also when it ends in an error."""
+    if file is None:
+        yield
+        return
+    from penstock.trace import trace_writer
+
+    writer = trace_writer(llm.setup)
+    llm.observe(writer)
+    try:
+        yield
+        while len(llm.loop.inflight):  # batches that the last token made needless belong to the picture
+            llm.loop.step()
+    finally:
+        writer.write(file)
+
+
+def report(llm: LLM, prompt: str, prompt_ids: list[int], completion: CompletionOutput, as_json: bool) -> None:
+    """One JSON object on stdout, or one line of statistics where a person watches stderr."""
+    metrics = metrics_of(llm, completion)
+    if as_json:
+        result = {
+            "prompt": prompt,
+            "prompt_token_ids": prompt_ids,
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "metrics": metrics,
+        }
+        typer.echo(json.dumps(result, ensure_ascii=False))
+    elif sys.stderr.isatty():
+        typer.echo(statistics_line(llm, metrics), err=True)
+
+
+def metrics_of(llm: LLM, completion: CompletionOutput) -> dict[str, Any]:
+    """Speed counts from the first token on: before it lies the prompt."""
+    setup, counts = llm.setup, completion.metrics
+    tokens, seconds = len(completion.token_ids), completion.seconds or 0.0
+    decoding = seconds - (completion.first_token_seconds or 0.0)
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "first_token_seconds": completion.first_token_seconds,
+        "tokens_per_second": (tokens - 1) / decoding if tokens > 1 and decoding > 0 else None,
+        "mean_acceptance_length": counts.mean_acceptance_length,
+        "acceptance_rate": counts.acceptance_rate,
+        **asdict(counts),
+        "strategy": setup.speculation.strategy if setup.speculation else "autoregressive",
+        "stages": setup.stages,
+        "cluster": setup.cluster.name if setup.cluster else None,
+        "emulated": setup.cluster is not None and setup.cluster.emulated,
+        "synthetic": setup.speculation is not None and setup.speculation.method == "synthetic",
+    }
+
+
+def statistics_line(llm: LLM, metrics: dict[str, Any]) -> str:
+    """For example: 48 tokens, 9.9 tokens/s · 2.1 tokens per draft · first after 0.4 s · emulated cluster demo."""
+    parts = [f"{metrics['tokens']} tokens"]
+    if metrics["tokens_per_second"] is not None:
+        parts[0] += f", {metrics['tokens_per_second']:.1f} tokens/s"
+    if metrics["drafts"]:
+        parts.append(f"{metrics['accepted']} of {metrics['drafts']} drafts accepted")
+    if metrics["first_token_seconds"] is not None:
+        parts.append(f"first token after {metrics['first_token_seconds']:.2f} s")
+    parts.append(f"{metrics['strategy']}, {metrics['stages']} stage{'s' * (metrics['stages'] > 1)}")
+    if metrics["emulated"]:
+        parts.append(f"cluster {metrics['cluster']} is emulated: real computation, modelled device and link times")
+    if metrics["synthetic"]:
+        parts.append("synthetic drafter")
+    return typer.style(" · ".join(parts), dim=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""A run as a Chrome/Perfetto trace: what every stage, the drafter and the engine did, and when.
+
+Open the file in ui.perfetto.dev or chrome://tracing. One track each, times in microseconds from the first event:
+
+    engine     . commit   . commit 2   . miss             what became certain, and when the drafts had been wrong
+    drafter    [   draft   ]  [  draft  ]                 from the question to its answer
+    stage 0    [ 17 ][ 18 ][ 19 ]                         batches by stream number: rows, nodes, dropped rows
+    stage 1         [ 17 ][ 18 ][ 19 ]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from penstock.drafters.base import Draft
+from penstock.engine.commit import Advance
+from penstock.engine.request import Request
+from penstock.messages import Batch, Result, Rows, Span
+
+if TYPE_CHECKING:
+    from penstock.engine.options import Resolved
+
+EMULATED: Final = "emulated: real computation, modelled device and link times"
+PROCESS: Final = 1
+ENGINE: Final = 0
+DRAFTER: Final = 1
+FIRST_STAGE: Final = 2
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something on a track, in the clock's seconds; an instant where ``end`` is None."""
+
+    track: int
+    name: str
+    start: float
+    end: float | None
+    details: dict[str, Any]
+
+
+class TraceWriter:
+    """An Observer that keeps every event of a run in memory until ``write``.
+
+    ``stages`` are the names of the stages' tracks; ``title`` names the whole and says whether times are emulated.
+    """
+
+    def __init__(self, stages: Sequence[str], title: str = "penstock") -> None:
+        self._stages = list(stages)
+        self._title = title
+        self._events: list[Event] = []
+        self._rows: dict[int, Rows] = {}
+        self._misses: dict[int, int] = {}
+        self._drafter_free_at = 0.0
+
+    def submitted(self, batch: Batch, at: float) -> None:
+        self._rows[batch.stream] = batch.rows
+
+    def arrived(self, result: Result, at: float) -> None:
+        rows = self._rows.pop(result.stream, None)
+        if rows is not None:  # else it entered before this observer came
+            self._events += [batch_event(result.stream, rows, span) for span in result.spans]
+
+    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        # One round may be answered in parts; each part takes up where the last one ended.
+        start, self._drafter_free_at = max(asked_at, self._drafter_free_at), at
+        details = {"nodes": [draft.node.id for draft in drafts], "candidates": sum(len(d.candidates) for d in drafts)}
+        self._events.append(Event(DRAFTER, "draft", start, at, details))
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        if not done.committed:
+            return
+        tokens = [node.token for node in done.committed]
+        details = {"request": request.number, "tokens": tokens, "drafted": done.hits, "pruned": len(done.dead)}
+        name = "commit" if len(tokens) == 1 else f"commit {len(tokens)}"
+        self._events.append(Event(ENGINE, name, at, None, details))
+        if request.metrics.misses > self._misses.get(request.number, 0):
+            self._misses[request.number] = request.metrics.misses
+            self._events.append(Event(ENGINE, "miss", at, None, {"request": request.number, "token": tokens[-1]}))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The trace in the Trace Event Format."""
+        origin = min((event.start for event in self._events), default=0.0)
+        events = sorted(self._events, key=lambda event: event.start)
+        return {
+            "displayTimeUnit": "ms",
+            "otherData": {"title": self._title},
+            "traceEvents": self._names() + [chrome_event(event, origin) for event in events],
+        }
+
+    def write(self, file: IO[str]) -> None:
+        json.dump(self.as_dict(), file)
+
+    def _names(self) -> list[dict[str, Any]]:
+        tracks = {ENGINE: "engine", DRAFTER: "drafter"}
+        tracks |= {FIRST_STAGE + i: name for i, name in enumerate(self._stages)}
+        names = [metadata("process_name", {"name": self._title})]
+        for track, name in tracks.items():
+            names.append(metadata("thread_name", {"name": name}, track))
+            names.append(metadata("thread_sort_index", {"sort_index": track}, track))
+        return names
+
+
+def batch_event(stream: int, rows: Rows, span: Span) -> Event:
+    """One batch on one stage. A stage's spans never overlap: it takes a batch once it has handed on the one before."""
+    details = {
+        "rows": span.rows,
+        "dropped_rows": len(rows) - span.rows,
+        "nodes": rows.nodes,
+        "requests": sorted(set(rows.requests)),
+        "positions": [min(rows.positions), max(rows.positions)] if len(rows) else [],
+        "computed_ms": round(span.computed * 1e3, 3),
+        "modelled_ms": round(span.modelled * 1e3, 3),
+        "waited_ms": round((span.start - span.received) * 1e3, 3),
+    }
+    return Event(FIRST_STAGE + span.stage, f"batch {stream}", span.start, span.end, details)
+
+
+def chrome_event(event: Event, origin: float) -> dict[str, Any]:
+    start = microseconds(event.start - origin)
+    common = {"name": event.name, "pid": PROCESS, "tid": event.track, "ts": start, "args": event.details}
+    if event.end is None:
+        return {**common, "ph": "i", "s": "t"}
+    return {**common, "ph": "X", "dur": round(microseconds(event.end - origin) - start, 3)}
+
+
+def metadata(name: str, args: dict[str, Any], track: int = ENGINE) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": PROCESS, "tid": track, "args": args}
+
+
+def microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def trace_writer(setup: Resolved) -> TraceWriter:
+    """A writer whose tracks are named after an engine's stages and devices."""
+    cluster = setup.cluster
+    if cluster is None:
+        names = [f"stage {i}: layers {first}-{last - 1}" for i, (first, last) in enumerate(setup.layers)]
+        return TraceWriter(names, f"penstock: {setup.options.model}")
+    names = [f"stage {i}: {', '.join(stage.devices)}" for i, stage in enumerate(cluster.stages)]
+    label = f" ({EMULATED})" if cluster.emulated else ""
+    return TraceWriter(names, f"penstock: {setup.options.model} on cluster {cluster.name}{label}")
