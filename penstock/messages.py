@@ -198,6 +198,9 @@ class Stop(msgspec.Struct, tag="stop", kw_only=True):
 
 Message = Batch | Result | Cancel | Ready | Started | Wire | Failed | Stop
 
+UNDECODABLE: Final = (msgspec.MsgspecError, RecursionError)
+"""What msgspec raises for bytes that are no message; RecursionError where they nest thousands of levels deep."""
+
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -217,7 +220,7 @@ def decode(frames: Sequence[bytes | memoryview], session: str) -> Message:
         raise Stranger("header missing or too large")
     try:
         protocol, claimed, raw = _envelope.decode(frames[0])
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise Stranger(f"header does not decode: {error}") from error
     if protocol != PROTOCOL:
         raise Stranger(f"protocol {protocol}, expected {PROTOCOL}: run the same version of penstock everywhere")
@@ -225,7 +228,7 @@ def decode(frames: Sequence[bytes | memoryview], session: str) -> Message:
         raise Stranger("message of another session")
     try:
         message: Message = _decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise MalformedMessage(f"message does not decode: {error}") from error
     expected = 0
     if isinstance(message, Batch):

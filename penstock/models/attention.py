@@ -19,11 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from penstock.models.loader import ATTENTION
 from penstock.stage.visibility import BatchView, RequestView
 
+ATTENTION: Final = "penstock"
+"""The name under which transformers finds ``_dispatch``."""
+
 WIDEST_SLICE: Final = 1.5
-"""In units of the slots seen. Measured in float32 on a CPU: gathering costs as much as attending once to 1.5 S slots."""
+"""In units of the slots seen. Measured in float32 on a CPU: gathering S slots costs what reading S / 2 more does."""
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""
@@ -226,9 +228,8 @@ def plain_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
     heads, rows, _ = query_Hnd.shape
     keys_HSd, values_HSe = (t.repeat_interleave(heads // len(t), dim=0) for t in (keys_KSd, values_KSe))
     if scoring.softcap is None and scoring.sinks_H is None:
-        inputs = (t[None] for t in (query_Hnd, keys_HSd, values_HSe))
-        mask = segment.mask_nS[None, None]
-        return F.scaled_dot_product_attention(*inputs, attn_mask=mask, scale=scoring.scaling)[0]
+        mask, scale = segment.mask_nS, scoring.scaling
+        return F.scaled_dot_product_attention(query_Hnd, keys_HSd, values_HSe, attn_mask=mask, scale=scale)
     scores_HnS = query_Hnd @ keys_HSd.transpose(1, 2) * scoring.scaling
     if scoring.softcap is not None:
         scores_HnS = torch.tanh(scores_HnS / scoring.softcap) * scoring.softcap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -92,8 +93,8 @@ def _download(model: str, revision: str | None) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED))
     except Exception as error:
         raise ConfigError(
-            f"model: {model!r} is not in the local hub cache and could not be downloaded ({error}). Check the name, the "
-            "network and, for a gated model, `hf auth login`; or download it elsewhere and give the folder's path"
+            f"model: {model!r} is not in the local hub cache and could not be downloaded ({error}). Check the name, "
+            "the network and, for a gated model, `hf auth login`; or download it elsewhere and give the folder's path"
         ) from error
 
 
@@ -169,7 +170,7 @@ def open_shard(file: Path) -> Any:
 def layer_of(name: str) -> int | None:
     """The number of the layer that a tensor of the checkpoint belongs to; None for embedding, norm and head."""
     parts = name.split(".")
-    for before, part in zip(parts, parts[1:], strict=False):
+    for before, part in itertools.pairwise(parts):
         if part.isdigit() and before in ("layers", "h", "blocks"):
             return int(part)
     return None

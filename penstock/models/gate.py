@@ -44,15 +44,16 @@ def model_class(config: Any) -> Any:
 def check_supported(config: Any) -> Parts:
     """Say where the parts of this architecture are. Raises ConfigError naming the reason why it cannot be split."""
     cls = model_class(config)
-    if config.sub_configs:
-        raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
     for beginning, reason in REFUSED.items():
         if config.model_type.startswith(beginning):
             raise refusal(config, reason)
+    types = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if unknown := sorted(types - KNOWN_LAYER_TYPES):
+        raise refusal(config, f"a token tree needs plain attention in every layer, it has {', '.join(unknown)}")
+    if config.sub_configs:
+        raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
     if getattr(config, "quantization_config", None) is not None:
         raise refusal(config, "it is quantised; use the float checkpoint, or dequantise it and save it again")
-    if unknown := sorted(set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYER_TYPES):
-        raise refusal(config, f"a token tree needs plain attention in every layer, it has {', '.join(unknown)}")
     plan = getattr(config, "base_model_pp_plan", None)
     if not plan:
         raise refusal(config, "transformers has no pipeline plan for it")

@@ -12,10 +12,10 @@ from torch import nn
 from transformers import logging as transformers_logging
 
 from penstock.core import ConfigError
+from penstock.models.attention import ATTENTION
 from penstock.models.checkpoint import Checkpoint, layer_of, open_shard, shards
 from penstock.models.gate import model_class
 
-ATTENTION: Final = "penstock"
 DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
 
@@ -37,6 +37,7 @@ def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, devic
         raise ConfigError(f"layers {first} to {last} of a model with {checkpoint.num_layers} layers")
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; it has to be one of {', '.join(DTYPES)}")
+    target = _checked_device(device)
     with contextlib.ExitStack() as files, _quiet():
         state = _own_slices(checkpoint, first, last, files)
         model, info = _staged_class(checkpoint, first, last).from_pretrained(
@@ -50,7 +51,7 @@ def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, devic
         )
     _check_complete(checkpoint, first, last, info)
     _drop_foreign(model, checkpoint, first, last)
-    return model.to(_checked_device(device)).requires_grad_(False)
+    return model.to(target).requires_grad_(False)
 
 
 def _checked_device(device: str) -> torch.device:

@@ -8,7 +8,7 @@ than it saves.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,9 @@ def pack_linears(module: nn.Module) -> None:
 
 def weight_bytes(module: nn.Module) -> int:
     """Size of the weights under ``module``, packed or not, each counted once."""
-    tensors: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
     packed = sum(m.weight_bytes for m in module.modules() if isinstance(m, PackedLinear))
-    return packed + sum(t.numel() * t.element_size() for t in tensors.values())
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    return packed + sum(int(t.numel() * t.element_size()) for t in tensors.values())
 
 
 def _gains(module: nn.Module) -> bool:

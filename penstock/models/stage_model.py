@@ -18,6 +18,7 @@ from penstock.models.loader import DTYPES, load_module
 from penstock.models.packing import pack_linears, weight_bytes
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
 from penstock.models.rope import pin_rope
+from penstock.stage.sampler import pick_tokens, rank_candidates
 from penstock.stage.visibility import BatchView, RequestView
 
 
@@ -110,8 +111,6 @@ class StageModel:
 
     def pick(self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
         """Last stage: the target's next token after each row in ``wanted``."""
-        from penstock.stage.sampler import pick_tokens
-
         positions, nodes = _places(view, wanted)
         return pick_tokens(self.logits(hidden, wanted), samplings, positions, nodes)
 
@@ -119,8 +118,6 @@ class StageModel:
         self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
     ) -> list[Candidates]:
         """Last stage of a drafter: ``count`` noise-ranked candidates after each row in ``wanted``."""
-        from penstock.stage.sampler import rank_candidates
-
         positions, nodes = _places(view, wanted)
         return rank_candidates(self.logits(hidden, wanted), samplings, positions, nodes, count)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from penstock.messages import Batch, Cancel, Ready, Result
 from penstock.stage.driver import Line
+from penstock.stage.visibility import ProtocolError
 
 
 class Pipeline(Protocol):
@@ -48,13 +49,18 @@ class Clock(Protocol):
 
 
 class EngineEnd:
-    """The engine's end of a pipeline: the first stage's buffer, and results on their way over an emulated line."""
+    """The engine's end of a pipeline: the first stage's buffer, and results on their way over an emulated line.
+
+    Every batch that leaves is remembered until its result has come: results arrive in stream order, and speak of
+    nothing but the rows whose successors were asked for.
+    """
 
     def __init__(self, clock: Clock, line: Line) -> None:
         self._clock = clock
         self._line = line
         self._free_at: float | None = 0.0
         self._results: deque[Result] = deque()
+        self._awaited: deque[tuple[int, frozenset[int]]] = deque()
 
     @property
     def ready(self) -> bool:
@@ -65,12 +71,20 @@ class EngineEnd:
         message.arrives = self._line.arrival(self._clock.now(), message)
         if isinstance(message, Batch):
             self._free_at = None
+            self._awaited.append((message.stream, frozenset(message.rows.nodes[row] for row in message.wanted)))
 
     def received(self, message: Result | Ready) -> None:
+        """Take in a message of the stages. Raises ProtocolError for a result that answers no batch of ours."""
         if isinstance(message, Ready):
             self._free_at = message.arrives
-        else:
-            self._results.append(message)
+            return
+        stream, wanted = self._awaited.popleft() if self._awaited else (None, frozenset())
+        if message.stream != stream:
+            raise ProtocolError(f"result {message.stream} arrived where {stream} was due")
+        answered = [answer.node for answer in (*message.picks, *message.candidates)]
+        if len(set(answered)) < len(answered) or not wanted.issuperset(answered):
+            raise ProtocolError(f"result {stream} speaks of nodes that it was not asked about")
+        self._results.append(message)
 
     def arrived(self) -> list[Result]:
         """Results whose emulated line has delivered them by now, in stream order."""

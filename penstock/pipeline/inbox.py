@@ -33,9 +33,10 @@ class Inbox:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._watched: dict[int, Callable[[], None]] = {}
+        self._readable: list[int] = []
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Also wake for a file descriptor; ``on_readable`` is called from ``wait``."""
+        """Also wake for a file descriptor; ``on_readable`` is called from ``take``."""
         self._poller.register(fd, zmq.POLLIN)
         self._watched[fd] = on_readable
 
@@ -44,11 +45,11 @@ class Inbox:
         del self._watched[fd]
 
     def wait(self, until: float | None) -> None:
-        """Return when a frame has come, a watched descriptor is readable, or at ``until`` (monotonic seconds)."""
-        events = self._poll(until)
-        for source, _ in events:
-            if source in self._watched:
-                self._watched[source]()
+        """Return when a frame has come, a watched descriptor is readable, or at ``until`` (monotonic seconds).
+
+        Takes nothing in: an interrupt while it waits loses nothing.
+        """
+        self._readable = [source for source, _ in self._poll(until) if source in self._watched]
 
     def _poll(self, until: float | None) -> list[tuple[Any, int]]:
         if until is None:
@@ -63,6 +64,9 @@ class Inbox:
 
     def take(self) -> list[list[memoryview]]:
         """Every message that has arrived, as its frames."""
+        for fd in self._readable:
+            self._watched[fd]()
+        self._readable = []
         messages: list[list[memoryview]] = []
         with contextlib.suppress(zmq.Again):
             while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Inbox, connect
 from penstock.stage.driver import Line
+from penstock.stage.visibility import ProtocolError
 from penstock.stage.worker import StageSpec
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ START_TIMEOUT = 600.0
 """Seconds that stages may take to load their layers."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
+LAST_WORDS = 0.5
+"""Seconds that the error of a stage may take to arrive after its process has ended."""
 
 
 class Mailbox:
@@ -68,8 +72,13 @@ class Mailbox:
     def wait(self, until: float | None) -> None:
         """Wait for messages or until the moment, and hand each message to the pipeline it belongs to."""
         self.inbox.wait(until)
-        for frames in self.inbox.take():
-            self._deliver(frames)
+        try:
+            for frames in self.inbox.take():
+                self._deliver(frames)
+        except BaseException:  # an interrupt: messages may have been lost
+            for owner in self._owners.values():
+                owner(Failed(stage=-1, cause="the engine was interrupted while it took messages in"))
+            raise
 
     def _deliver(self, frames: Sequence[memoryview]) -> None:
         for session, owner in self._owners.items():
@@ -128,8 +137,10 @@ class ProcessPipeline:
         self._plans = plans
         self._mailbox = mailbox
         self._session = secrets.token_hex(16)
+        self._forked: set[int] = set()
         self._gone: set[int] = set()
         self._lost: PipelineError | None = None
+        self._lost_at = math.inf
         self._inboxes: list[zmq.Socket[bytes]] = []
         self._closing = False
         entrance = plans[0].up
@@ -157,13 +168,12 @@ class ProcessPipeline:
             inbox.send(frame)
 
     def poll(self) -> list[Result]:
-        if self._lost is not None:
-            raise self._lost
+        self._raise_if_lost()
         return self._end.arrived()
 
     @property
     def due(self) -> float | None:
-        return self._end.due
+        return self._end.due if self._lost is None else self._lost_at
 
     def close(self) -> None:
         """Ask every stage to leave, then kill what has not left in time."""
@@ -172,23 +182,27 @@ class ProcessPipeline:
         self._closing = True
         for inbox in self._inboxes:
             inbox.send(encode(Stop(), self._session))
-        deadline = time.monotonic() + (CLOSE_TIMEOUT if self._inboxes else 0.0)
-        while len(self._gone) < self.stages and time.monotonic() < deadline and self._mailbox.server.alive:
-            self._mailbox.wait(min(deadline, time.monotonic() + 0.5))
+        self._wait_until_gone(CLOSE_TIMEOUT if self._inboxes else 0.0)
         self._mailbox.server.kill(self._session)
+        self._wait_until_gone(CLOSE_TIMEOUT)
         self._mailbox.server.forget(self._session)
         self._mailbox.unregister(self._session)
         for inbox in self._inboxes:
             inbox.close(linger=0)
 
+    def _wait_until_gone(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._forked - self._gone and time.monotonic() < deadline and self._mailbox.server.alive:
+            self._mailbox.wait(deadline)
+
     def _start(self) -> None:
         for index, plan in enumerate(self._plans):
             self._mailbox.server.start(self._spec(index, plan))
+            self._forked.add(index)
         deadline = time.monotonic() + START_TIMEOUT
         while len(self.started) < self.stages:
-            self._mailbox.wait(deadline)
-            if self._lost is not None:
-                raise self._lost
+            self._mailbox.wait(min(deadline, self._lost_at))
+            self._raise_if_lost()
             if time.monotonic() > deadline:
                 raise PipelineError(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
         addresses = [self.started[index].address for index in range(self.stages)]
@@ -217,7 +231,10 @@ class ProcessPipeline:
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, Result | Ready):
-            self._end.received(message)
+            try:
+                self._end.received(message)
+            except ProtocolError as error:
+                self._lose(self.stages - 1, str(error))
         elif isinstance(message, Started):
             self.started[message.stage] = message
         elif isinstance(message, Failed):
@@ -225,12 +242,24 @@ class ProcessPipeline:
 
     def _on_exit(self, stage: int, cause: str) -> None:
         self._gone.add(stage)
-        if not self._closing:
+        if not self._closing and self._lost is None:
             self._lose(stage, cause)
+            self._lost_at += LAST_WORDS
 
     def _lose(self, stage: int, cause: str, details: str = "") -> None:
-        if self._lost is None:
-            which = f"{self.name} {stage} ({self._plans[stage].label})" if stage >= 0 else f"the {self.name}s"
-            self._lost = PipelineError(f"{which} was lost: {cause}")
+        """The first loss counts, but what a stage says of its own failure says more than its exit code."""
+        now = self._mailbox.now()
+        if self._lost is None or now < self._lost_at:
+            self._lost = PipelineError(f"{self._who(stage)} was lost: {cause}")
+            self._lost_at = now
             if details:
                 self._lost.add_note(details)
+
+    def _who(self, stage: int) -> str:
+        if not 0 <= stage < self.stages:
+            return f"the pipeline of {self.stages} {self.name}s"
+        return f"{self.name} {stage} ({self._plans[stage].label})"
+
+    def _raise_if_lost(self) -> None:
+        if self._lost is not None and self._mailbox.now() >= self._lost_at:
+            raise self._lost

@@ -12,7 +12,7 @@ outcome on as soon as the next buffer is free; stale rows therefore never queue,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,15 +94,13 @@ class StageDriver:
             return None if self._credit_at is None else max(self._pending[0], self._credit_at)
         return self._buffer[0][0].arrives if self._buffer else None
 
-    def step(self) -> list[Outgoing]:
-        """Do everything that is due by now."""
-        sent: list[Outgoing] = []
+    def step(self) -> Iterator[Outgoing]:
+        """Do everything that is due by now. What is yielded has to be sent at once, and all of it be taken."""
         while (due := self.due) is not None and due <= self.clock():
             if self._pending is not None:
-                sent.append(self._send(self._pending[1]))
+                yield self._send(self._pending[1])
             else:
-                sent.extend(self._compute())
-        return sent
+                yield from self._compute()
 
     def _send(self, outgoing: Outgoing) -> Outgoing:
         self._pending = None
@@ -113,9 +111,12 @@ class StageDriver:
         message.arrives = self._down.arrival(self.clock(), message, rows)
         return outgoing
 
-    def _compute(self) -> list[Outgoing]:
+    def _compute(self) -> Iterator[Outgoing]:
         batch, hidden, received = self._buffer.popleft()
         start = self.clock()
+        ready = Ready(stage=self.index)
+        ready.arrives = self._up.arrival(start, ready)
+        yield Outgoing(ready, upstream=True)  # the next batch travels while this one is computed
         self._apply_cancels(start)
         rows, hidden, picks, candidates = self.core.process(batch, hidden)
         computed = self.clock() - start
@@ -128,9 +129,6 @@ class StageDriver:
         else:
             outcome = msgspec.structs.replace(batch, alive=rows, spans=spans, arrives=0.0)
         self._pending = (end, Outgoing(outcome, hidden))
-        ready = Ready(stage=self.index)
-        ready.arrives = self._up.arrival(start, ready)
-        return [Outgoing(ready, upstream=True)]
 
     def _apply_cancels(self, now: float) -> None:
         for cancel in self._cancels:

@@ -64,13 +64,16 @@ class _RequestSlots:
             self.is_certain.add(slot)
 
     def speculative_ancestors(self, slot: int) -> list[int]:
-        """``slot`` and its ancestors up to, not including, the first certain one."""
-        path = []
+        """``slot`` and its ancestors up to, not including, the first certain one; one position higher each."""
+        path: list[int] = []
+        position = self.position.get(slot)
         while slot != NO_SLOT and slot not in self.is_certain:
-            path.append(slot)
             if slot not in self.parent:
                 raise ProtocolError(f"slot {slot} is named as a parent but holds no row")
-            slot = self.parent[slot]
+            if self.position[slot] != position:
+                raise ProtocolError(f"slot {slot} is named as a parent at position {position}, its row has another")
+            path.append(slot)
+            slot, position = self.parent[slot], position - 1
         return path
 
 
@@ -102,6 +105,8 @@ class Visibility:
                 raise ProtocolError(f"stream {batch.stream}: request {opened.request} is opened twice")
             self._requests[opened.request] = _RequestSlots()
         for certain in batch.certain:
+            for slot in certain.slots:
+                self._check_slot(slot, batch.stream)
             self._of(certain.request, batch.stream).certify(certain.slots)
 
     def view(self, batch: Batch, surviving: Sequence[int]) -> BatchView:
@@ -110,8 +115,7 @@ class Visibility:
         by_request: dict[int, list[int]] = {}
         for i, row in enumerate(surviving):
             slot, request = rows.slots[row], rows.requests[row]
-            if not 0 <= slot < self.capacity:
-                raise ProtocolError(f"stream {batch.stream}: slot {slot} is outside the {self.capacity} of this stage")
+            self._check_slot(slot, batch.stream)
             table = self._of(request, batch.stream)
             if slot not in table.is_certain:
                 table.parent[slot] = rows.parents[row]
@@ -130,6 +134,10 @@ class Visibility:
             tokens=column(rows.tokens),
             views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
         )
+
+    def _check_slot(self, slot: int, stream: int) -> None:
+        if not 0 <= slot < self.capacity:
+            raise ProtocolError(f"stream {stream}: slot {slot} is outside the {self.capacity} of this stage")
 
     def _of(self, request: int, stream: int) -> _RequestSlots:
         try:

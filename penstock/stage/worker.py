@@ -12,12 +12,26 @@ import msgspec
 import zmq
 
 from penstock.cluster.timing import LinkTiming, StageTiming
-from penstock.messages import Batch, Failed, Message, Started, Stop, Stranger, Wire, decode, encode
+from penstock.messages import (
+    Batch,
+    Failed,
+    MalformedMessage,
+    Message,
+    Started,
+    Stop,
+    Stranger,
+    Wire,
+    decode,
+    encode,
+)
 from penstock.pipeline.inbox import Inbox, connect
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Outgoing, StageDriver
 
 log = logging.getLogger(__name__)
+
+LAST_WORDS_MS = 1000
+"""How long a stage that failed waits for the engine to hear of it. One that was told to stop has nothing to say."""
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,15 +61,17 @@ def run(spec: StageSpec) -> None:
     """Serve until told to stop. Any error is reported to the engine before the process ends with it."""
     with zmq.Context() as context, Inbox(context, spec.bind) as inbox:
         engine = connect(context, spec.engine)
+        last_words = 0
         try:
             Worker(spec, context, inbox, engine).serve()
         except Exception as error:
             details = traceback.format_exc()
             cause = f"{type(error).__name__}: {error}"
             engine.send(encode(Failed(stage=spec.index, cause=cause, details=details), spec.session))
+            last_words = LAST_WORDS_MS
             raise
         finally:
-            context.destroy(linger=1000)
+            context.destroy(linger=last_words)
 
 
 class Worker:
@@ -105,10 +121,18 @@ class Worker:
             self._upstream = connect(self._context, message.upstream)
             self._downstream = connect(self._context, message.downstream)
             self._wired = True
-        elif isinstance(message, Batch) and len(frames) == 2:
-            self._driver.on_message(message, self._tensors.from_bytes(frames[1], message, self._spec.device))
+        elif isinstance(message, Batch):
+            self._driver.on_message(message, self._hidden_states(message, frames))
         else:
             self._driver.on_message(message)
+
+    def _hidden_states(self, batch: Batch, frames: list[memoryview]) -> Any:
+        """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
+        if self._spec.index == 0 or not batch.alive:
+            return None
+        if (batch.dtype, batch.width) != (self._spec.dtype, self._model.hidden_size):
+            raise MalformedMessage(f"batch {batch.stream} brings {batch.dtype or 'no'} states of width {batch.width}")
+        return self._tensors.from_bytes(frames[1], batch, self._spec.device)
 
     def _send(self, outgoing: Outgoing) -> None:
         message: Message = outgoing.message

@@ -1,0 +1,107 @@
+"""Drafters on hand-made requests, without any model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
+from penstock.drafters.base import Ask
+from penstock.drafters.emulated import EmulatedDrafter
+from penstock.drafters.ngram import NgramDrafter, followers
+from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.engine.request import Nodes, Request
+from penstock.engine.slots import SlotPool
+from penstock.messages import Sampling
+from penstock.pipeline.clock import VirtualClock
+from penstock.strategies.autoregressive import Autoregressive
+from penstock.tree import Node
+from tests.histories import Collected
+
+
+def make_request(prompt: list[int], number: int = 0) -> Request:
+    request = Request(number, prompt, Sampling(), 50, frozenset(), Autoregressive(), Collected())
+    request.start(Nodes(SlotPool(200, 200)))
+    return request
+
+
+def tokens_for(drafter: NgramDrafter | SyntheticDrafter, request: Request, node: Node, count: int) -> list[int]:
+    drafter.ask([Ask(request, [node], count)])
+    (draft,) = drafter.poll()
+    assert draft.node is node
+    assert len(draft.candidates) <= count
+    chances = [chance for _, chance in draft.candidates]
+    assert chances == sorted(chances, reverse=True) or isinstance(drafter, SyntheticDrafter)
+    assert sum(math.exp(chance) for chance in chances) <= 1 + 0.01
+    return [token for token, _ in draft.candidates]
+
+
+def test_followers_are_those_of_earlier_occurrences_most_recent_first() -> None:
+    assert followers([1, 2, 7, 1, 2, 8, 1, 2], 2) == [8, 7]
+    assert followers([1, 1, 1], 1) == [1, 1]
+    assert followers([5], 1) == []
+    assert followers([5, 6], 2) == []
+
+
+def test_ngram_prefers_longer_matches_then_recent_ones() -> None:
+    request = make_request([1, 2, 3, 9, 2, 3, 8, 5, 3, 7, 1, 2, 3])
+    assert tokens_for(NgramDrafter(3, 1), request, request.tree.root, 3) == [9, 8, 7]
+    assert tokens_for(NgramDrafter(3, 3), request, request.tree.root, 3) == [9]
+    assert tokens_for(NgramDrafter(3, 1), request, request.tree.root, 1) == [9]
+
+
+def test_ngram_looks_along_the_path_of_a_drafted_node() -> None:
+    request = make_request([4, 5, 6, 1, 4])
+    child = request.tree.extend(request.tree.root, 5, -0.1)
+    assert tokens_for(NgramDrafter(), request, child, 2) == [6]
+
+
+def test_synthetic_places_the_answer_with_the_stated_accuracy() -> None:
+    accuracy, count = [0.5, 0.7, 0.9], 3000
+    answer = [i % 50 for i in range(40)]
+    drafter = SyntheticDrafter(accuracy, 1000, 0, lambda request: answer)
+    ranks = []
+    for number in range(count):
+        request = make_request([1, 2, 3], number)
+        tokens = tokens_for(drafter, request, request.tree.root, 3)
+        assert len(set(tokens)) == 3
+        ranks.append(tokens.index(answer[0]) if answer[0] in tokens else None)
+    for k, expected in enumerate(accuracy):
+        share = sum(rank is not None and rank <= k for rank in ranks) / count
+        assert share == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / count))
+
+
+def test_synthetic_is_always_wrong_off_the_right_path() -> None:
+    drafter = SyntheticDrafter([1.0], 100, 0, lambda request: [7, 8, 9])
+    request = make_request([1, 2, 3])
+    right = request.tree.extend(request.tree.root, 7, -0.1)
+    wrong = request.tree.extend(request.tree.root, 6, -0.1)
+    assert tokens_for(drafter, request, right, 2)[0] == 8
+    below = [tokens_for(drafter, request, wrong, 2) for _ in range(3)]
+    assert below[0] == below[1] == below[2], "asked again, it says the same"
+    assert all(8 not in tokens for tokens in below)
+
+
+def test_answers_for_a_dead_node_are_empty() -> None:
+    request = make_request([1, 2, 1])
+    child = request.tree.extend(request.tree.root, 5, -0.1)
+    request.tree.commit(4)
+    assert tokens_for(NgramDrafter(), request, child, 2) == []
+
+
+def test_an_emulated_drafter_answers_when_its_device_would() -> None:
+    clock = VirtualClock()
+    timing = StageTiming(devices=(DeviceTiming(0.001, 0.004, 0.001),))
+    link = LinkTiming(0.0005, 1e6, 10)
+    drafter = EmulatedDrafter(NgramDrafter(), timing, link, clock)
+    request = make_request([1, 2, 1])
+    drafter.ask([Ask(request, [request.tree.root], 2)])
+    expected = 0.001 + 0.004 + 2 * (0.0005 + 10 / 1e6)
+    assert drafter.busy
+    assert drafter.poll() == []
+    assert drafter.due == pytest.approx(expected)
+    clock.wait(drafter.due)
+    assert [draft.candidates[0][0] for draft in drafter.poll()] == [2]
+    assert not drafter.busy
+    assert (drafter.asks, drafter.overruns) == (1, 0)

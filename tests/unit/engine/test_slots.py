@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core import PenstockError
+from penstock.engine.slots import SlotPool
+
+
+def test_the_lowest_free_slot_is_given_first() -> None:
+    pool = SlotPool(4, 4)
+    taken = [pool.take_certain(), pool.take_speculative(), pool.take_certain()]
+    assert taken == [0, 1, 2]
+    pool.free_speculative([1])
+    assert pool.take_certain() == 1
+
+
+def test_a_reservation_is_refused_when_full_and_comes_back() -> None:
+    pool = SlotPool(10, 0)
+    assert pool.reserve(6)
+    assert not pool.reserve(5)
+    pool.unreserve(6)
+    assert pool.reserve(10)
+
+
+def test_speculation_stays_within_its_quota() -> None:
+    pool = SlotPool(10, 2)
+    pool.take_speculative()
+    pool.take_speculative()
+    assert pool.room == 0
+    with pytest.raises(PenstockError, match="room"):
+        pool.take_speculative()
+    pool.certify()
+    assert pool.room == 1
+
+
+def test_a_slot_is_freed_once() -> None:
+    pool = SlotPool(2, 0)
+    slot = pool.take_certain()
+    pool.free_certain([slot])
+    with pytest.raises(PenstockError, match="twice"):
+        pool.free_certain([slot])
+
+
+@given(st.lists(st.sampled_from(["certain", "speculative", "certify", "drop", "finish"]), max_size=60))
+def test_free_certain_and_speculative_always_add_up(operations: list[str]) -> None:
+    pool = SlotPool(20, 10)
+    assert pool.reserve(20)
+    certain: list[int] = []
+    speculative: list[int] = []
+    for operation in operations:
+        if operation == "certain" and len(certain) < 20:
+            certain.append(pool.take_certain())
+        elif operation == "speculative" and pool.room:
+            speculative.append(pool.take_speculative())
+        elif operation == "certify" and speculative and len(certain) < 20:
+            pool.certify()
+            certain.append(speculative.pop())
+        elif operation == "drop" and speculative:
+            pool.free_speculative([speculative.pop(0)])
+        elif operation == "finish":
+            pool.free_certain(certain)
+            certain = []
+        pool.audit(len(certain), len(speculative))
+        assert len({*certain, *speculative}) == len(certain) + len(speculative)
+    with pytest.raises(PenstockError):
+        pool.audit(len(certain) + 1, len(speculative))

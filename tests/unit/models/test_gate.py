@@ -1,0 +1,43 @@
+"""Supported architectures pass the gate; the others are refused by name and reason."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoConfig
+
+from penstock.core import ConfigError
+from penstock.models.gate import Parts, check_supported
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("gpt2", "no pipeline plan"),
+        ("bert", "no pipeline plan"),
+        ("gemma3n", "share keys and values"),
+        ("gemma4_text", "share keys and values"),
+        ("llama4_text", "chunked"),
+        ("qwen3_5", "linear_attention"),
+        ("qwen3_next", "linear_attention"),
+        ("mamba", "linear_attention"),
+        ("deepseek_v32", "indexed_attention"),
+        ("gemma3", "multimodal"),
+        ("t5", "encoder-decoder"),
+        ("llava", "no causal language model"),
+    ],
+)
+def test_refusal_names_architecture_and_reason(model_type: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{model_type}'.*{reason}"):
+        check_supported(AutoConfig.for_model(model_type))
+
+
+def test_quantised_checkpoints_are_refused() -> None:
+    config = AutoConfig.for_model("llama", quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ConfigError, match="quantised"):
+        check_supported(config)
+
+
+def test_parts_come_from_the_pipeline_plan() -> None:
+    assert check_supported(AutoConfig.for_model("llama")) == Parts("model", "embed_tokens", "layers", "norm")
+    assert check_supported(AutoConfig.for_model("phi")) == Parts("model", "embed_tokens", "layers", "final_layernorm")
+    assert check_supported(AutoConfig.for_model("gpt_neox")).embed == "embed_in"

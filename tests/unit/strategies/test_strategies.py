@@ -1,0 +1,144 @@
+"""What each strategy lets enter, on hand-made trees and on random candidates."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from penstock.config import SpeculativeConfig
+from penstock.strategies import make_strategy
+from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.base import Strategy
+from penstock.strategies.pipedec import PipeDec, best_candidates
+from penstock.strategies.static_tree import StaticTree
+from penstock.tree import Node, TokenTree
+from tests.unit.test_tree import make_tree
+
+
+def answer(nodes: list[Node], rng: random.Random, count: int) -> None:
+    """Give every node ``count`` random candidates, best first, whose chances sum to at most 1."""
+    for node in nodes:
+        weights = sorted((rng.random() + 1e-3 for _ in range(count)), reverse=True)
+        total = sum(weights) * 1.1
+        tokens = rng.sample(range(100), count)
+        node.asked = True
+        node.candidates = [(token, math.log(w / total)) for token, w in zip(tokens, weights, strict=True)]
+
+
+def enter(strategy: Strategy, tree: TokenTree) -> list[Node]:
+    assert strategy.ready(tree)
+    rows = strategy.enter(tree)
+    seen: set[int] = set()
+    for node in rows:
+        assert not node.entered, "a node enters once"
+        assert node.parent is None or node.parent.entered or node.parent.id in seen, "parents enter first"
+        seen.add(node.id)
+    for node in rows:
+        node.entered = True
+    assert rows
+    return rows
+
+
+def test_autoregressive_enters_the_root_once() -> None:
+    tree, strategy = make_tree(), Autoregressive()
+    assert enter(strategy, tree) == [tree.root]
+    assert not strategy.ready(tree)
+    assert strategy.ask(tree) == []
+
+
+def test_pipedec_takes_the_width_best_of_the_layer_by_cumulative_probability() -> None:
+    rng = random.Random(1)
+    tree, strategy = make_tree(), PipeDec(width=5, children=4)
+    assert enter(strategy, tree) == [tree.root]
+    for _ in range(4):
+        frontier = strategy.ask(tree)
+        assert not strategy.ready(tree), "the drafter has yet to answer"
+        answer(frontier, rng, 4)
+        scores = sorted((n.score + chance for n in frontier for _, chance in n.candidates or ()), reverse=True)
+        layer = enter(strategy, tree)
+        assert len(layer) == min(5, 4 * len(frontier))
+        assert sorted((node.score for node in layer), reverse=True) == pytest.approx(scores[: len(layer)])
+        assert len({node.position for node in layer}) == 1
+
+
+def test_pipedec_chooses_among_the_survivors_of_a_prune() -> None:
+    """Section 3.3.4: the update comes after the pruning, so the survivors fill the layer."""
+    tree, strategy = make_tree(), PipeDec(width=2, children=2)
+    enter(strategy, tree)
+    tree.root.candidates = [(1, math.log(0.6)), (2, math.log(0.4))]
+    good, bad = enter(strategy, tree)
+    good.candidates = [(3, math.log(0.9)), (4, math.log(0.1))]
+    bad.candidates = [(5, math.log(0.5)), (6, math.log(0.5))]
+    tree.commit(bad.token)
+    assert [node.token for node in enter(strategy, tree)] == [5, 6]
+
+
+def test_pipedec_grows_from_the_deepest_live_nodes_when_the_last_layer_has_died() -> None:
+    tree, strategy = make_tree(), PipeDec(width=1, children=2)
+    enter(strategy, tree)
+    tree.root.candidates = [(1, -0.1), (2, -3.0)]
+    (child,) = enter(strategy, tree)
+    assert not strategy.ready(tree)
+    child.candidates = [(3, -0.1)]
+    (grandchild,) = enter(strategy, tree)
+    tree.commit(1)
+    tree.commit(3)
+    assert tree.root is grandchild
+    assert strategy.ask(tree) == [grandchild]
+
+
+def test_static_tree_drafts_in_full_then_enters_in_one_batch() -> None:
+    rng = random.Random(2)
+    tree, strategy = make_tree(), StaticTree(size=12, depth=3, beam=4)
+    for depth in range(3):
+        assert not strategy.ready(tree)
+        level = strategy.ask(tree)
+        assert {node.position for node in level} == {tree.root.position + depth}
+        answer(level, rng, 4)
+    assert strategy.ask(tree) == []
+    rows = enter(strategy, tree)
+    assert len(rows) == 13
+    assert rows[0] is tree.root
+    entered = {node.id for node in rows}
+    left = [node.score for node in tree.nodes() if node.id not in entered]
+    assert min(node.score for node in rows) >= max(left, default=-math.inf)
+    assert not strategy.ready(tree), "lockstep: nothing enters until the root has moved"
+
+
+def test_static_tree_begins_anew_after_a_miss() -> None:
+    rng = random.Random(3)
+    tree, strategy = make_tree(), StaticTree(size=3, depth=1, beam=3)
+    answer(strategy.ask(tree), rng, 3)
+    enter(strategy, tree)
+    tree.commit(1000)
+    tree.restart(Node(500, 1000, 1, 500))
+    assert strategy.ask(tree) == [tree.root]
+
+
+def test_strategies_stay_within_the_trees_room() -> None:
+    for strategy in (PipeDec(8, 4), StaticTree(20, 3, 4)):
+        tree = make_tree()
+        tree._source.room = 2  # type: ignore[attr-defined]
+        if isinstance(strategy, PipeDec):
+            enter(strategy, tree)
+        while nodes := strategy.ask(tree):
+            answer(nodes, random.Random(4), 4)
+            tree._source.room = 2 - (tree.size - 1)  # type: ignore[attr-defined]
+        if strategy.ready(tree):
+            strategy.enter(tree)
+        assert tree.size <= 3
+
+
+def test_best_candidates_leaves_out_those_that_are_nodes_already() -> None:
+    tree = make_tree()
+    tree.root.candidates = [(1, -0.1), (2, -0.2), (3, -0.3)]
+    tree.extend(tree.root, 1, -0.1)
+    assert best_candidates([tree.root], 5) == [(tree.root, 2, -0.2), (tree.root, 3, -0.3)]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("pipedec", PipeDec), ("static_tree", StaticTree)])
+def test_strategies_by_name(name: str, kind: type) -> None:
+    assert isinstance(make_strategy(SpeculativeConfig(strategy=name)), kind)  # type: ignore[arg-type]
+    assert isinstance(make_strategy(None), Autoregressive)

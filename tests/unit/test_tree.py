@@ -1,0 +1,95 @@
+"""TokenTree against a plain model: a set of paths."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.tree import Node, TokenTree
+
+
+class Numbered:
+    """A node source with room to spare."""
+
+    room = 1000
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def speculative(self, token: int, position: int) -> Node:
+        self.made += 1
+        return Node(self.made, token, position, slot=self.made)
+
+
+def make_tree() -> TokenTree:
+    return TokenTree(Node(0, 9, 0, 0), Numbered())
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    """Token paths below the root."""
+    found = set()
+    for node in tree.nodes():
+        path = []
+        while node is not tree.root:
+            path.append(node.token)
+            assert node.parent is not None
+            node = node.parent
+        found.add(tuple(reversed(path)))
+    return found - {()}
+
+
+def grow(tree: TokenTree, path: tuple[int, ...]) -> None:
+    node = tree.root
+    for token in path:
+        node = node.children.get(token) or tree.extend(node, token, -1.0)
+
+
+token_paths = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple), max_size=12)
+
+
+@given(token_paths, st.lists(st.integers(0, 2), max_size=5))
+def test_commit_keeps_exactly_the_subtree_of_the_token(grown: list[tuple[int, ...]], picks: list[int]) -> None:
+    tree = make_tree()
+    for path in grown:
+        grow(tree, path)
+    for pick in picks:
+        before, nodes = paths(tree), list(tree.nodes())
+        hit, dead = tree.commit(pick)
+        kept = {path[1:] for path in before if path[0] == pick and len(path) > 1}
+        if hit is None:
+            assert pick not in {path[0] for path in before}
+            assert {node.id for node in dead} == {node.id for node in nodes[1:]}
+            tree.restart(Node(1000, pick, 0, 0))
+        assert paths(tree) == kept
+        assert tree.size == len(kept) + 1 == len(list(tree.nodes()))
+        assert all(not node.alive for node in dead)
+        assert all(node.alive for node in tree.nodes())
+
+
+def test_scores_are_relative_to_the_root() -> None:
+    tree = make_tree()
+    grow(tree, (1, 2, 3))
+    assert [node.score for node in tree.nodes()] == [0.0, -1.0, -2.0, -3.0]
+    tree.commit(1)
+    assert [node.score for node in tree.nodes()] == [0.0, -1.0, -2.0]
+
+
+def test_frontier_is_the_deepest_level() -> None:
+    tree = make_tree()
+    for path in [(1, 2), (1, 0), (2,)]:
+        grow(tree, path)
+    assert {node.token for node in tree.frontier()} == {2, 0}
+    tree.commit(2)
+    assert tree.frontier() == [tree.root]
+
+
+def test_siblings_are_unique_and_the_dead_do_not_grow() -> None:
+    tree = make_tree()
+    grow(tree, (1,))
+    with pytest.raises(AssertionError, match="unique"):
+        tree.extend(tree.root, 1, -1.0)
+    child = tree.root.children[1]
+    tree.discard()
+    with pytest.raises(AssertionError, match="dead"):
+        tree.extend(child, 1, -1.0)
