@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 import penstock
 from penstock.config import FieldError, parse_speculative
-from penstock.core import CompletionOutput, ConfigError, PipelineError, RequestError, SamplingParams
-
-if TYPE_CHECKING:
-    from penstock.drafters.base import Draft
-    from penstock.engine.commit import Advance
-    from penstock.engine.llm import LLM, Completion
-    from penstock.engine.request import Request
-    from penstock.messages import Batch, Result
+from penstock.core import ConfigError, PipelineError, RequestError, SamplingParams
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
@@ -192,6 +184,8 @@ def generate(
             cluster=cluster,
             speculative_config=parse_speculative(table),
         )
+        from penstock.generate import complete
+
         complete(text, options, given, as_json, trace)
 
 
@@ -350,151 +344,6 @@ def read_table(text: str | None) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise FieldError("speculative_config", f"is {text}; it has to be a JSON object")
     return table
-
-
-# ----------------------------------------------------------------------------------------------------------- generate
-
-
-class Follower:
-    """Watches one request (an ``Observer``): prints its text as it becomes certain, and keeps it for the report."""
-
-    def __init__(self, out: IO[str] | None) -> None:
-        self._out = out
-        self._printed = 0
-        self.prompt_token_ids: list[int] = []
-        self.completion: CompletionOutput | None = None
-
-    def submitted(self, batch: Batch, at: float) -> None:
-        pass
-
-    def arrived(self, result: Result, at: float) -> None:
-        pass
-
-    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
-        pass
-
-    def advanced(self, request: Request, done: Advance, at: float) -> None:
-        self.prompt_token_ids = request.prompt
-        self.completion = cast("Completion", request.output).output
-        self.show()
-
-    def show(self) -> None:
-        """Print what is new."""
-        if self._out is not None and self.completion is not None and len(self.completion.text) > self._printed:
-            self._out.write(self.completion.text[self._printed :])
-            self._out.flush()
-            self._printed = len(self.completion.text)
-
-    def finish(self) -> None:
-        """Print what was held back; leave a terminal's prompt on a line of its own."""
-        self.show()
-        if self._out is not None and self._out.isatty():
-            self._out.write("\n")
-
-
-def complete(
-    prompt: str, options: dict[str, Any], sampling: dict[str, Any], as_json: bool, trace: IO[str] | None
-) -> None:
-    """Start the stages, generate, report. After Ctrl-C what there is by then is reported all the same."""
-    options = checked(options)
-    from penstock.engine.llm import LLM
-
-    with LLM(**options) as llm:
-        params = replace(llm.get_default_sampling_params(), **sampling)
-        follower = Follower(None if as_json else sys.stdout)
-        llm.observe(follower)
-        try:
-            with traced(llm, trace):
-                llm.generate(prompt, params)
-        finally:
-            follower.finish()
-            if follower.completion is not None:
-                report(llm, prompt, follower.prompt_token_ids, follower.completion, as_json)
-
-
-def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what can be refused before torch is imported. Raises ConfigError."""
-    from penstock.cluster import load_cluster
-    from penstock.engine.options import EngineOptions
-
-    if "cluster" in options:
-        options = {**options, "cluster": load_cluster(options["cluster"])}
-    EngineOptions(**options)
-    return options
-
-
-@contextmanager
-def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
-    """Write a trace of what happens inside to ``file``, also when it ends in an error."""
-    if file is None:
-        yield
-        return
-    from penstock.trace import trace_writer
-
-    writer = trace_writer(llm.setup)
-    llm.observe(writer)
-    try:
-        yield
-        while len(llm.loop.inflight):  # batches that the last token made needless belong to the picture
-            llm.loop.step()
-    finally:
-        writer.write(file)
-
-
-def report(llm: LLM, prompt: str, prompt_ids: list[int], completion: CompletionOutput, as_json: bool) -> None:
-    """One JSON object on stdout, or one line of statistics where a person watches stderr."""
-    metrics = metrics_of(llm, completion)
-    if as_json:
-        result = {
-            "prompt": prompt,
-            "prompt_token_ids": prompt_ids,
-            "text": completion.text,
-            "token_ids": completion.token_ids,
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-            "metrics": metrics,
-        }
-        typer.echo(json.dumps(result, ensure_ascii=False))
-    elif sys.stderr.isatty():
-        typer.echo(statistics_line(llm, metrics), err=True)
-
-
-def metrics_of(llm: LLM, completion: CompletionOutput) -> dict[str, Any]:
-    """Speed counts from the first token on: before it lies the prompt."""
-    setup, counts = llm.setup, completion.metrics
-    tokens, seconds = len(completion.token_ids), completion.seconds or 0.0
-    decoding = seconds - (completion.first_token_seconds or 0.0)
-    return {
-        "tokens": tokens,
-        "seconds": seconds,
-        "first_token_seconds": completion.first_token_seconds,
-        "tokens_per_second": (tokens - 1) / decoding if tokens > 1 and decoding > 0 else None,
-        "mean_acceptance_length": counts.mean_acceptance_length,
-        "acceptance_rate": counts.acceptance_rate,
-        **asdict(counts),
-        "strategy": setup.speculation.strategy if setup.speculation else "autoregressive",
-        "stages": setup.stages,
-        "cluster": setup.cluster.name if setup.cluster else None,
-        "emulated": setup.cluster is not None and setup.cluster.emulated,
-        "synthetic": setup.speculation is not None and setup.speculation.method == "synthetic",
-    }
-
-
-def statistics_line(llm: LLM, metrics: dict[str, Any]) -> str:
-    """For example: 48 tokens, 9.9 tokens/s · 2.1 tokens per draft · first after 0.4 s · emulated cluster demo."""
-    parts = [f"{metrics['tokens']} tokens"]
-    if metrics["tokens_per_second"] is not None:
-        parts[0] += f", {metrics['tokens_per_second']:.1f} tokens/s"
-    if metrics["drafts"]:
-        parts.append(f"{metrics['accepted']} of {metrics['drafts']} drafts accepted")
-    if metrics["first_token_seconds"] is not None:
-        parts.append(f"first token after {metrics['first_token_seconds']:.2f} s")
-    parts.append(f"{metrics['strategy']}, {metrics['stages']} stage{'s' * (metrics['stages'] > 1)}")
-    if metrics["emulated"]:
-        parts.append(f"cluster {metrics['cluster']} is emulated: real computation, modelled device and link times")
-    if metrics["synthetic"]:
-        parts.append("synthetic drafter")
-    return typer.style(" · ".join(parts), dim=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,22 @@ DRAFTER: Final = 1
 FIRST_STAGE: Final = 2
 
 
+class Watcher:
+    """An Observer that looks at nothing: what sees only a part derives from it."""
+
+    def submitted(self, batch: Batch, at: float) -> None:
+        pass
+
+    def arrived(self, result: Result, at: float) -> None:
+        pass
+
+    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        pass
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class Event:
     """Something on a track, in the clock's seconds; an instant where ``end`` is None."""

@@ -1,11 +1,11 @@
 """Train the embedded demo pair: a 16-layer Llama target and a small draft model distilled from it.
 
-    python scripts/train_demo.py --work build/demo              # corpus, tokenizer, target, draft, export, card
-    python scripts/train_demo.py --work build/demo --phase draft
+    python scripts/train_demo.py --work build/demo    # corpus, tokenizer, target, draft, checkpoints, prompts, card
 
-Every phase leaves its result in the work folder and is skipped when it is there; the two training phases resume from
-their last checkpoint. The corpus is the source of the running interpreter's standard library: the file names and
-hashes that the shipped pair was trained on stand in ``penstock/demo/corpus.sha256``, and ``--check-corpus`` compares.
+The two training runs resume from their last checkpoint. The corpus is the source of the running interpreter's
+standard library: the file names and hashes that the shipped pair was trained on stand in
+``penstock/demo/corpus.sha256``, and ``--check-corpus`` refuses any other. ``--install`` puts the result into the
+package.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import platform
+import shutil
 import sysconfig
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from penstock.noise import gumbel
 
 PACKAGE_DEMO = Path(__file__).resolve().parent.parent / "penstock" / "demo"
 VOCABULARY = 4096
@@ -52,7 +54,7 @@ class Recipe:
 
 
 TARGET = Recipe(192, 512, 16, 6, 2, tokens=10_000_000, batch_sequences=8, matrix_lr=0.02, embedding_lr=4e-3)
-DRAFT = Recipe(192, 512, 2, 6, 2, tokens=9_000_000, batch_sequences=8, matrix_lr=0.02, embedding_lr=2e-3, seed=1)
+DRAFT = Recipe(192, 512, 2, 6, 2, tokens=5_000_000, batch_sequences=8, matrix_lr=0.02, embedding_lr=2e-3, seed=1)
 
 
 # ---------------------------------------------------------------------------------------------------------- corpus
@@ -269,13 +271,142 @@ def export(model: LlamaForCausalLM, tokenizer_file: Path, folder: Path) -> None:
     ).save_pretrained(folder)
 
 
+def write_prompts(tokenizer: Tokenizer, file: Path) -> None:
+    """A few prompts of our own, then one from each held-out file, cut after the head of a function; shuffled by name.
+
+    The files in encodings/ are left out: they are nearly copies of one another, so holding some out means little.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    entries = [{"prompt": text, "source": "penstock"} for text in OWN_PROMPTS]
+    names = [path.relative_to(root).as_posix() for path in corpus_files()]
+    held_out = [name for name in names if is_held_out(name) and not name.startswith("encodings/")]
+    for name in sorted(held_out, key=lambda name: hashlib.sha256(f"prompt {name}".encode()).digest()):
+        text = prompt_from((root / name).read_text(encoding="utf-8"))
+        if text is not None and 48 <= len(tokenizer.encode(text).ids) <= 256:
+            entries.append({"prompt": text, "source": f"Python {platform.python_version()}, {name} (held out)"})
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def prompt_from(source: str, lines_before: int = 16) -> str | None:
+    """Some lines up to and including the head of the function nearest to the middle of the file."""
+    lines = source.splitlines()
+    heads = [i for i, line in enumerate(lines) if line.lstrip().startswith("def ") and line.rstrip().endswith(":")]
+    heads = [i for i in heads if i >= lines_before]
+    if not heads:
+        return None
+    head = min(heads, key=lambda i: abs(i - len(lines) // 2))
+    return "\n".join(lines[head - lines_before : head + 1]) + "\n"
+
+
+OWN_PROMPTS = (
+    "import json\nimport os\n\n\ndef read_config(path):\n",
+    "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "class TestPath(unittest.TestCase):\n    def setUp(self):\n",
+)
+
+
+@torch.no_grad()
+def agreement(
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, held: np.ndarray, temperature: float
+) -> dict[int, float]:
+    """How often the target's token is among the draft's best 1, 4 and 16 candidates, ranked with the same noise."""
+    hits, count = dict.fromkeys((1, 4, 16), 0), 0
+    for start in range(0, len(held) - SEQUENCE, 4 * SEQUENCE):
+        ids = torch.from_numpy(held[start : start + SEQUENCE].astype(np.int64))[None]
+        wanted, mine = (model(ids).logits[0].double() for model in (target, draft))
+        if temperature > 0:
+            noise = torch.stack([torch.from_numpy(gumbel(0, start, p, VOCABULARY).copy()) for p in range(SEQUENCE)])
+            wanted, mine = (logits.log_softmax(-1) / temperature + noise for logits in (wanted, mine))
+        picked = wanted.argmax(-1, keepdim=True)
+        ranked = mine.topk(16, dim=-1).indices
+        for k in hits:
+            hits[k] += int((ranked[:, :k] == picked).any(-1).sum())
+        count += SEQUENCE
+    return {k: hit / count for k, hit in hits.items()}
+
+
+def write_card(work: Path, held: np.ndarray, training_tokens: int) -> None:
+    """The model card, every figure in it measured now."""
+    target, draft = (
+        LlamaForCausalLM.from_pretrained(work / name, dtype=torch.float32).eval() for name in ("target", "draft")
+    )
+    rows = []
+    for temperature in (0.0, 1.0):
+        shares = agreement(target, draft, held, temperature)
+        rows.append(f"| {temperature:g} | " + " | ".join(f"{shares[k]:.1%}" for k in (1, 4, 16)) + " |")
+    (work / "README.md").write_text(
+        CARD.format(
+            python=platform.python_version(),
+            training_tokens=training_tokens,
+            held_tokens=len(held),
+            target_parameters=target.num_parameters() / 1e6,
+            draft_parameters=draft.num_parameters() / 1e6,
+            target_seen=TARGET.tokens / 1e6,
+            draft_seen=DRAFT.tokens / 1e6,
+            target_loss=held_out_loss(target, held),
+            draft_loss=held_out_loss(draft, held),
+            agreement="\n".join(rows),
+        )
+    )
+
+
+CARD = """---
+license: other
+license_name: psf-2.0
+language: [code]
+library_name: transformers
+---
+
+# The Penstock demo pair
+
+Two Llama-architecture models that write something like Python. They exist so that Penstock can be tried without a
+download, and for tests: a target of 16 layers to cut into stages, and a draft model with the same tokenizer. They are
+far too small to be useful for anything else.
+
+| | target | draft |
+| --- | --- | --- |
+| layers x width | 16 x 192 | 2 x 192 |
+| parameters | {target_parameters:.1f}M | {draft_parameters:.1f}M |
+| tokens seen in training | {target_seen:.0f}M | {draft_seen:.0f}M |
+| held-out loss (nats per token) | {target_loss:.2f} | {draft_loss:.2f} |
+
+**Data.** Source files of the Python {python} standard library, {training_tokens:,} tokens; 4% of the files
+({held_tokens:,} tokens) are held out. `corpus.sha256` names every file with its hash and marks the held-out ones.
+Byte-level BPE of 4,096 tokens trained on the same files. Trained on sequences of 512 tokens: beyond that the text
+gets worse, though 2,048 positions are accepted.
+
+**Training.** `python scripts/train_demo.py` in the project's repository, on two CPU cores, in bfloat16 autocast. The
+target is trained on the files, the draft distilled from it (KL divergence of the next-token distributions).
+
+**Agreement.** How often the target's token is among the draft's best k candidates on held-out text; at T = 1 both rank
+with the same Gumbel noise, as Penstock does.
+
+| T | top 1 | top 4 | top 16 |
+| --- | --- | --- | --- |
+{agreement}
+
+Greedy decoding of a model this small often falls into a loop; `generation_config.json` therefore samples at T = 1.
+
+**Licence.** The Python standard library is under the PSF licence (`LICENSE.PSF`); prompts.jsonl quotes held-out files
+from it. The weights are offered under the same terms.
+"""
+
+
+def install(work: Path) -> None:
+    """Copy what the package ships."""
+    for name in ("target", "draft"):
+        shutil.copytree(work / name, PACKAGE_DEMO / name, dirs_exist_ok=True)
+    for name in ("README.md", "corpus.sha256", "prompts.jsonl"):
+        shutil.copy(work / name, PACKAGE_DEMO / name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="checkpoints and intermediate files")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--check-corpus", action="store_true", help="refuse another standard library than the shipped pair's"
-    )
+    parser.add_argument("--check-corpus", action="store_true", help="refuse a corpus other than the shipped pair's")
+    parser.add_argument("--install", action="store_true", help="put the result into penstock/demo")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     work: Path = args.work
@@ -290,26 +421,16 @@ def main() -> None:
         train_tokenizer(training_texts, tokenizer_file)
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     data, held = encode_split(tokenizer, training_texts), encode_split(tokenizer, held_texts)
-    print(
-        f"corpus: {len(training_texts)} files, {len(data):,} tokens; held out {len(held_texts)}, {len(held):,}",
-        flush=True,
-    )
+    counts = f"{len(training_texts)} files, {len(data):,} tokens; held out {len(held_texts)}, {len(held):,}"
+    print(f"corpus: {counts}", flush=True)
 
-    target = train(TARGET, data, held, work, "target", None).eval()
-    export(target, tokenizer_file, work / "target")
-    target = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
-    draft = train(DRAFT, data, held, work, "draft", target).eval()
-    export(draft, tokenizer_file, work / "draft")
-    facts = {
-        "python": platform.python_version(),
-        "training_tokens": len(data),
-        "held_out_tokens": len(held),
-        "target": asdict(TARGET),
-        "draft": asdict(DRAFT),
-        "target_parameters": target.num_parameters(),
-        "draft_parameters": draft.num_parameters(),
-    }
-    (work / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
+    export(train(TARGET, data, held, work, "target", None), tokenizer_file, work / "target")
+    teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
+    export(train(DRAFT, data, held, work, "draft", teacher), tokenizer_file, work / "draft")
+    write_prompts(tokenizer, work / "prompts.jsonl")
+    write_card(work, held, len(data))
+    if args.install:
+        install(work)
 
 
 if __name__ == "__main__":

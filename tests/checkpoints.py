@@ -75,7 +75,7 @@ ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
     "olmo2": {"model_type": "olmo2"},
     "granite": {"model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "phi": {"model_type": "phi"},
-    "gpt_neox": {"model_type": "gpt_neox"},
+    "gpt_neox": {"model_type": "gpt_neox", "num_key_value_heads": 4},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         "model_type": "gpt_oss",

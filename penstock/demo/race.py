@@ -21,8 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cluster import Cluster, link_timings, stage_timings
-from penstock.engine.loop import Observer
-from penstock.trace import EMULATED
+from penstock.trace import EMULATED, Watcher
 
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
@@ -155,7 +154,7 @@ def modelled_delays(cluster: Cluster) -> list[float]:
 
 
 def board(name: str, live: int, dead: int, width: int, style: str) -> Text:
-    """Three lines: the board's name, a bar of its live rows and, dimmed, of those that were pruned on the way, words."""
+    """Three lines: the board's name, a bar of its live and (dimmed) its pruned rows, and the same in words."""
     scale = width / FULL_BAR
     bar = min(width, round(live * scale) or (live > 0))
     gone = min(width - bar, round(dead * scale))
@@ -172,7 +171,7 @@ def board(name: str, live: int, dead: int, width: int, style: str) -> Text:
 # --------------------------------------------------------------------------------------------------------- the picture
 
 
-class Race(Observer):
+class Race(Watcher):
     """Watches all runs of the demo and draws itself whenever rich asks for it (``__rich__``)."""
 
     def __init__(self, console: Console, cluster: Cluster, prompts: Sequence[str], pause: float) -> None:

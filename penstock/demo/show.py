@@ -20,7 +20,7 @@ from penstock.core import SamplingParams
 from penstock.demo.race import PENSTOCK, PLAIN, Race
 from penstock.engine import options
 from penstock.engine.loop import Observer
-from penstock.trace import EMULATED
+from penstock.trace import EMULATED, Watcher
 
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
@@ -88,7 +88,7 @@ def line_screen(console: Console, cluster: Cluster, prompts: Sequence[str]) -> I
     yield Lines(console)
 
 
-class Lines(Observer):
+class Lines(Watcher):
     """One line per run, for a file or a pipe."""
 
     def __init__(self, console: Console) -> None:

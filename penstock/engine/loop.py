@@ -52,6 +52,7 @@ class EngineLoop:
         self.feed = Feed()
         self.inflight = InFlight()
         self.requests: dict[int, Request] = {}
+        self.lost: BaseException | None = None
         self._owner: dict[int, Request] = {}
         self._asked_at = 0.0
 
@@ -60,7 +61,9 @@ class EngineLoop:
         return bool(self.requests)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError if it can never run."""
+        """Queue a request. Raises RequestError if it can never run, PipelineError if nothing runs any more."""
+        if self.lost is not None:
+            raise PipelineError(f"this engine ended with {type(self.lost).__name__}: {self.lost}; start a new one")
         self.scheduler.add(request)
         self.requests[request.number] = request
 
@@ -70,7 +73,10 @@ class EngineLoop:
             self._finish(request, FinishReason.ABORT)
 
     def step(self) -> None:
-        """Wait for what is next, take it in, and keep stages and drafter fed."""
+        """Wait for what is next, take it in, and keep stages and drafter fed.
+
+        Whatever interrupts the work, a lost stage or Ctrl-C, ends all requests; an interrupted wait ends none.
+        """
         self.clock.wait(self._due())
         try:
             self._take_results()
@@ -78,8 +84,8 @@ class EngineLoop:
             self._start_requests()
             self._submit()
             self._ask()
-        except PipelineError:
-            self._lose_everything()
+        except BaseException as error:
+            self._lose_everything(error)
             raise
 
     def drain(self) -> None:
@@ -189,8 +195,9 @@ class EngineLoop:
         del self.requests[request.number]
         request.output.finish(reason, self.clock.now())
 
-    def _lose_everything(self) -> None:
+    def _lose_everything(self, cause: BaseException) -> None:
         """The pipeline is gone: every request gets its final reply."""
+        self.lost = cause
         for request in list(self.requests.values()):
             request.finished = FinishReason.ERROR
             request.output.finish(FinishReason.ERROR, self.clock.now())

@@ -171,7 +171,7 @@ def layer_of(name: str) -> int | None:
     """The number of the layer that a tensor of the checkpoint belongs to; None for embedding, norm and head."""
     parts = name.split(".")
     for before, part in itertools.pairwise(parts):
-        if part.isdigit() and before in ("layers", "h", "blocks"):
+        if before == "layers" and part.isdigit():
             return int(part)
     return None
 

@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,7 +38,11 @@ class ForkServer:
 
     def __init__(self) -> None:
         lifeline_read, self._lifeline = os.pipe()
-        code = f"from penstock.pipeline.forkserver import serve; serve({lifeline_read})"
+        # Modules are found where this process finds them, neither more (the working directory) nor less.
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from penstock.pipeline.forkserver import serve; serve({lifeline_read})"
+        )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -52,7 +57,8 @@ class ForkServer:
         os.set_blocking(self._process.stdout.fileno(), False)
         self._unread = b""
         self._listeners: dict[str, Callable[[int, str], None]] = {}
-        self.folder = tempfile.TemporaryDirectory(prefix="penstock-")
+        self._disowned = False
+        self.folder = tempfile.mkdtemp(prefix="penstock-")
 
     @property
     def fileno(self) -> int:
@@ -71,12 +77,12 @@ class ForkServer:
         self._listeners.pop(session, None)
 
     def start(self, spec: StageSpec) -> None:
+        """Have a stage process started. That it came to nothing is reported like any other exit."""
         self._write({"start": msgspec.to_builtins(spec)})
 
     def kill(self, session: str) -> None:
         """End what is left of a session's processes."""
-        with contextlib.suppress(BrokenPipeError):
-            self._write({"kill": session})
+        self._write({"kill": session})
 
     def read(self) -> None:
         """Take in what the server has reported. Called when ``fileno`` is readable."""
@@ -96,6 +102,8 @@ class ForkServer:
                 listener(report["stage"], report["cause"])
 
     def close(self) -> None:
+        if self._disowned:
+            return
         os.close(self._lifeline)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -103,12 +111,23 @@ class ForkServer:
             self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
-        self.folder.cleanup()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def disown(self) -> None:
+        """Called in a child that the user's process forks: the server and its folder are the parent's.
+
+        A child that kept the lifeline open would keep the stages alive after their engine's death.
+        """
+        if not self._disowned:
+            self._disowned = True
+            os.close(self._lifeline)
 
     def _write(self, command: dict[str, Any]) -> None:
+        """Send a command. A server that has died cannot take it, which ``read`` notices."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command).encode() + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
 
 
 _shared: tuple[int, ForkServer] | None = None
@@ -123,6 +142,7 @@ def shared_fork_server() -> ForkServer:
         server = ForkServer()
         _shared = (os.getpid(), server)
         atexit.register(server.close)
+        os.register_at_fork(after_in_child=server.disown)
     return _shared[1]
 
 
@@ -188,6 +208,8 @@ def report_exits(children: dict[int, tuple[str, int]]) -> None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
+            if pid not in children:  # of some library's making
+                continue
             session, stage = children.pop(pid)
             code = os.waitstatus_to_exitcode(status)
             cause = (

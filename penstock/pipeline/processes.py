@@ -64,7 +64,7 @@ class Mailbox:
     def bind_address(self, who: str) -> str:
         if self.transport == "tcp":
             return "tcp://127.0.0.1:*"
-        return f"ipc://{self.server.folder.name}/{self._name}-{who}"
+        return f"ipc://{self.server.folder}/{self._name}-{who}"
 
     def now(self) -> float:
         return time.monotonic()
@@ -182,8 +182,10 @@ class ProcessPipeline:
         self._closing = True
         for inbox in self._inboxes:
             inbox.send(encode(Stop(), self._session))
-        self._wait_until_gone(CLOSE_TIMEOUT if self._inboxes else 0.0)
-        self._mailbox.server.kill(self._session)
+        try:
+            self._wait_until_gone(CLOSE_TIMEOUT if self._inboxes else 0.0)
+        finally:
+            self._mailbox.server.kill(self._session)
         self._wait_until_gone(CLOSE_TIMEOUT)
         self._mailbox.server.forget(self._session)
         self._mailbox.unregister(self._session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_even_split(layers: int, stages: int, head: float, counts: list[int]) ->
     assert ranges[-1][1] - ranges[-1][0] == counts[-1]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == layers
-    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
 
 
 def test_even_split_weighs_the_head_by_parameters(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_only_the_shards_of_own_layers_are_opened(tmp_path: Path) -> None:
     for file in set(weight_map.values()) - own:
         (folder / file).unlink()
     assert names(load(folder, 2, 3)) == {"layers"}
-    with pytest.raises(ConfigError, match="shard .* is missing"):
+    with pytest.raises(ConfigError, match=r"shard .* is missing"):
         load(folder, 1, 3)
 
 
@@ -80,6 +80,14 @@ def test_missing_tensor_of_another_stage_does_not_matter(tmp_path: Path) -> None
     folder = make_checkpoint(tmp_path)
     rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     load(folder, 2, LAYERS)
+
+
+def test_missing_expert_is_refused(tmp_path: Path) -> None:
+    """Experts are stored one by one and stacked while loading."""
+    folder = make_checkpoint(tmp_path, "mixtral")
+    rewrite(folder, lambda tensors: tensors.pop("model.layers.1.block_sparse_moe.experts.2.w2.weight"))
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.experts\.down_proj"):
+        load(folder, 0, LAYERS)
 
 
 def test_wrong_shape_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""What ``penstock generate`` does once its flags are understood: stream one completion and report on it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import typer
+
+from penstock.cluster import load_cluster
+from penstock.core import CompletionOutput
+from penstock.engine.options import EngineOptions
+from penstock.trace import EMULATED, Watcher, trace_writer
+
+if TYPE_CHECKING:
+    from penstock.engine.commit import Advance
+    from penstock.engine.llm import LLM, Completion
+    from penstock.engine.options import Resolved
+    from penstock.engine.request import Request
+
+
+class Follower(Watcher):
+    """Watches one request: prints its text as it becomes certain, and keeps what the report needs."""
+
+    def __init__(self, out: IO[str] | None) -> None:
+        self.prompt_token_ids: list[int] = []
+        self.completion: CompletionOutput | None = None
+        self._out = out
+        self._printed = 0
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        self.prompt_token_ids = request.prompt
+        self.completion = cast("Completion", request.output).output
+        self._show()
+
+    def finish(self) -> None:
+        """Print what was held back, and leave the shell's prompt a line of its own."""
+        self._show()
+        if self._out is not None and self._out.isatty():
+            self._out.write("\n")
+
+    def _show(self) -> None:
+        if self._out is None or self.completion is None:
+            return
+        self._out.write(self.completion.text[self._printed :])
+        self._out.flush()
+        self._printed = len(self.completion.text)
+
+
+def complete(
+    prompt: str, options: Mapping[str, Any], sampling: Mapping[str, Any], as_json: bool, trace: IO[str] | None
+) -> None:
+    """Start the stages, generate, report. After Ctrl-C what there is by then is reported all the same.
+
+    ``options`` are those of ``LLM``; ``sampling`` replaces fields of the checkpoint's own sampling parameters.
+    """
+    options = checked(options)
+    from penstock.engine.llm import LLM
+
+    with LLM(**options) as llm:
+        params = replace(llm.get_default_sampling_params(), **sampling)
+        follower = Follower(None if as_json else sys.stdout)
+        llm.observe(follower)
+        try:
+            with traced(llm, trace):
+                llm.generate(prompt, params)
+        finally:
+            follower.finish()
+            if follower.completion is not None:
+                report(llm.setup, prompt, follower.prompt_token_ids, follower.completion, as_json)
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse what can be refused before torch is imported. Raises ConfigError."""
+    checked = dict(options)
+    if "cluster" in checked:
+        checked["cluster"] = load_cluster(checked["cluster"])
+    EngineOptions(**checked)
+    return checked
+
+
+@contextmanager
+def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
+    """Write a trace of what happens inside to ``file``, also when that ends in an error."""
+    if file is None:
+        yield
+        return
+    writer = trace_writer(llm.setup)
+    llm.observe(writer)
+    try:
+        yield
+        while len(llm.loop.inflight):  # what the last token made needless belongs to the picture
+            llm.loop.step()
+    finally:
+        writer.write(file)
+
+
+def report(setup: Resolved, prompt: str, prompt_ids: list[int], completion: CompletionOutput, as_json: bool) -> None:
+    """One JSON object on stdout; else one line of statistics where a person watches stderr."""
+    metrics = metrics_of(setup, completion)
+    if as_json:
+        result = {
+            "prompt": prompt,
+            "prompt_token_ids": prompt_ids,
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "metrics": metrics,
+        }
+        typer.echo(json.dumps(result, ensure_ascii=False))
+    elif sys.stderr.isatty():
+        typer.secho(statistics_line(metrics), dim=True, err=True)
+
+
+def metrics_of(setup: Resolved, completion: CompletionOutput) -> dict[str, Any]:
+    """Figures of one completion. The speed counts from the first token on: before it lies the prompt."""
+    tokens, seconds, first = len(completion.token_ids), completion.seconds or 0.0, completion.first_token_seconds or 0.0
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "first_token_seconds": first,
+        "tokens_per_second": (tokens - 1) / (seconds - first) if tokens > 1 and seconds > first else None,
+        "mean_acceptance_length": completion.metrics.mean_acceptance_length,
+        **asdict(completion.metrics),
+        "strategy": setup.speculation.strategy if setup.speculation else "autoregressive",
+        "method": setup.speculation.method if setup.drafts else None,
+        "stages": setup.stages,
+        "cluster": setup.cluster.name if setup.cluster else None,
+        "emulated": setup.cluster is not None and setup.cluster.emulated,
+    }
+
+
+def statistics_line(metrics: Mapping[str, Any]) -> str:
+    """For example: ``48 tokens, 9.9 tokens/s · 31 of 47 drafted · first after 0.4 s · pipedec on 4 stages``."""
+    decided = metrics["accepted"] + metrics["misses"]
+    parts = [f"{metrics['tokens']} tokens"]
+    if metrics["tokens_per_second"] is not None:
+        parts[0] += f", {metrics['tokens_per_second']:.1f} tokens/s"
+    if decided:
+        parts.append(f"{metrics['accepted']} of {decided} had been drafted")
+    parts.append(f"first token after {metrics['first_token_seconds']:.2f} s")
+    parts.append(f"{metrics['strategy']}, {metrics['stages']} stage{'s' * (metrics['stages'] > 1)}")
+    if metrics["method"] == "synthetic":
+        parts.append("synthetic drafter: it knows the answer")
+    if metrics["emulated"]:
+        parts.append(f"cluster {metrics['cluster']} is {EMULATED}")
+    return " · ".join(parts)

@@ -1,0 +1,53 @@
+"""Packed linear layers compute what plain ones do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.models.packing import PackedLinear, pack_linears, weight_bytes
+
+WIDE = 512
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_agrees_with_plain(rows: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDE, WIDE, bias=bias)
+    hidden = torch.randn(1, rows, 2 * WIDE)[:, :, ::2]
+    with torch.inference_mode():
+        torch.testing.assert_close(PackedLinear(linear)(hidden), linear(hidden), atol=1e-5, rtol=1e-5)
+
+
+def test_packed_bfloat16_gives_the_same_bits() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDE, WIDE, dtype=torch.bfloat16)
+    hidden = torch.randn(1, 5, WIDE, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        assert torch.equal(PackedLinear(linear)(hidden), linear(hidden))
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    torch.manual_seed(0)
+    packed = PackedLinear(nn.Linear(WIDE, WIDE))
+    hidden = torch.randn(40, WIDE)
+    with torch.inference_mode():
+        together = packed(hidden)
+        for rows in (1, 3, 17):
+            torch.testing.assert_close(packed(hidden[:rows]), together[:rows], atol=1e-5, rtol=1e-5)
+
+
+def test_only_large_plain_linears_are_packed() -> None:
+    class Odd(nn.Linear):
+        """A Linear that may compute something else."""
+
+    module = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Sequential(nn.Linear(8, 8), nn.Linear(WIDE, WIDE, bias=False)))
+    module.append(nn.Linear(WIDE, WIDE, dtype=torch.float16))
+    module.append(Odd(WIDE, WIDE))
+    before = weight_bytes(module)
+    pack_linears(module)
+    kinds = [type(m) for m in module.modules() if not isinstance(m, nn.Sequential)]
+    assert kinds == [PackedLinear, nn.Linear, PackedLinear, nn.Linear, Odd]
+    assert weight_bytes(module) == before
