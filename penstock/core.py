@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Real
+from typing import Any, Final
 
 
 class PenstockError(Exception):
@@ -29,6 +33,13 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+NUMBERS: Final = ("temperature", "top_p", "min_p")
+INTEGERS: Final = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
+OPTIONAL: Final = ("seed", "logprobs")
+BIGGEST: Final = 2**31 - 1
+"""Above every token id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +70,24 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", listed("stop", self.stop))
+        ids = tuple(whole("stop_token_ids", token) for token in listed("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", ids)
+        for name in NUMBERS:
+            object.__setattr__(self, name, number(name, getattr(self, name)))
+        for name in INTEGERS:
+            value = getattr(self, name)
+            if value is not None or name not in OPTIONAL:
+                object.__setattr__(self, name, whole(name, value))
         checks = [
             ("n", self.n >= 1, "at least 1"),
             ("temperature", 0.0 <= self.temperature < float("inf"), "0 (greedy) or above"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
-            ("top_k", self.top_k >= -1, "-1 or 0 (off), or at least 1"),
+            ("top_k", -1 <= self.top_k <= BIGGEST, "-1 or 0 (off), or at least 1"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "between 0 and 2**63 - 1"),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
-            ("stop_token_ids", all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids), "token ids"),
+            ("stop_token_ids", all(0 <= token <= BIGGEST for token in ids), "token ids"),
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 100, "None, or between 0 and 100"),
@@ -77,6 +95,26 @@ class SamplingParams:
         for name, holds, wanted in checks:
             if not holds:
                 raise RequestError(f"{name} is {getattr(self, name)!r}; it has to be {wanted}")
+
+
+def listed(name: str, values: Any) -> tuple[Any, ...]:
+    if values is not None and not isinstance(values, Iterable):
+        raise RequestError(f"{name} is {values!r}; it has to be a list")
+    return tuple(values or ())
+
+
+def whole(name: str, value: Any) -> int:
+    """An integer of any library as Python's own: messages to the stages carry no other."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise RequestError(f"{name} is {value!r}; it has to be a whole number") from None
+
+
+def number(name: str, value: Any) -> float:
+    if not isinstance(value, Real):
+        raise RequestError(f"{name} is {value!r}; it has to be a number")
+    return float(value)
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,8 @@ def report(setup: Resolved, prompt: str, prompt_ids: list[int], completion: Comp
 
 def metrics_of(setup: Resolved, completion: CompletionOutput) -> dict[str, Any]:
     """Figures of one completion. The speed counts from the first token on: before it lies the prompt."""
+    speculation = setup.speculation
+    drafts = speculation is not None and speculation.strategy != "autoregressive"
     tokens, seconds, first = len(completion.token_ids), completion.seconds or 0.0, completion.first_token_seconds or 0.0
     return {
         "tokens": tokens,
@@ -127,8 +129,8 @@ def metrics_of(setup: Resolved, completion: CompletionOutput) -> dict[str, Any]:
         "tokens_per_second": (tokens - 1) / (seconds - first) if tokens > 1 and seconds > first else None,
         "mean_acceptance_length": completion.metrics.mean_acceptance_length,
         **asdict(completion.metrics),
-        "strategy": setup.speculation.strategy if setup.speculation else "autoregressive",
-        "method": setup.speculation.method if setup.drafts else None,
+        "strategy": speculation.strategy if speculation else "autoregressive",
+        "method": speculation.method if speculation and drafts else None,
         "stages": setup.stages,
         "cluster": setup.cluster.name if setup.cluster else None,
         "emulated": setup.cluster is not None and setup.cluster.emulated,

@@ -130,8 +130,8 @@ class History:
         return rng.choice(
             [
                 Autoregressive(),
-                PipeDec(rng.randint(1, 8), rng.randint(1, most)),
-                PipeDec(rng.randint(1, 8), rng.randint(1, most)),
+                PipeDec(self.stages, rng.randint(1, 8), rng.randint(1, most)),
+                PipeDec(rng.randint(1, 9), rng.randint(1, 8), rng.randint(1, most)),
                 StaticTree(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, most)),
             ]
         )

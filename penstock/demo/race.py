@@ -29,13 +29,16 @@ if TYPE_CHECKING:
     from penstock.engine.request import Request
     from penstock.messages import Batch, Result
 
-PLAIN: Final = "plain pipeline"
-PENSTOCK: Final = "Penstock"
+PLAIN: Final = "autoregressive"
+PENSTOCK: Final = "pipedec"
+TITLES: Final = {PLAIN: "plain pipeline", PENSTOCK: "Penstock"}
 STYLES: Final = {PLAIN: "yellow", PENSTOCK: "green"}
+PAUSE: Final = 1.5
+"""Seconds that a finished race stays on the screen before the next prompt."""
 FULL_BAR: Final = 32
 """Rows that fill a board's bar: PipeDec's width of a layer."""
-OTHER_LINES: Final = 12
-"""Lines of the picture around the texts: heading, frames, boards, the shell's own line."""
+OTHER_LINES: Final = 9
+"""Lines of the picture below its heading that are not text: frames, status, boards, the shell's own."""
 MOST_TEXT_LINES: Final = 20
 LEAST_TEXT_LINES: Final = 4
 
@@ -174,11 +177,10 @@ def board(name: str, live: int, dead: int, width: int, style: str) -> Text:
 class Race(Watcher):
     """Watches all runs of the demo and draws itself whenever rich asks for it (``__rich__``)."""
 
-    def __init__(self, console: Console, cluster: Cluster, prompts: Sequence[str], pause: float) -> None:
+    def __init__(self, console: Console, cluster: Cluster, prompts: Sequence[str]) -> None:
         self._console = console
         self._cluster = cluster
         self._prompts = prompts
-        self._pause = pause
         self._boards = Boards(modelled_delays(cluster))
         self._heading = f"Starting {len(cluster.stages)} stages and the draft model ..."
         self._prompt = ""
@@ -187,11 +189,11 @@ class Race(Watcher):
         self._spinner = Spinner("dots")
 
     def begin(self, strategy: str, index: int, total: int) -> None:
-        """A run begins. The first of a prompt clears the screen."""
+        """A run begins. A prompt's first one clears the screen."""
         if strategy in self._runs:
-            time.sleep(self._pause)
+            time.sleep(PAUSE)
             self._runs = {}
-        self._heading = f"Prompt {index + 1} of {total}: {strategy}"
+        self._heading = f"Prompt {index + 1} of {total}: {TITLES[strategy]}"
         self._prompt = self._prompts[index]
         self._accepted = (0, 0)
         self._boards.clear()
@@ -226,53 +228,59 @@ class Race(Watcher):
         now = time.monotonic()
         run = self._current
         elapsed = 0.0 if run is None else run.seconds if run.finished else now - run.started
-        return Group(self._head(), self._panels(elapsed), self._picture(now, run))
+        head = self._head()
+        return Group(*head, self._panels(elapsed, self._text_lines(len(head))), *self._picture(now, run))
 
-    def _head(self) -> RenderableType:
-        title = Text.assemble(("Penstock demo  ", "bold"), (self._cluster.description, "dim"))
-        title.truncate(self._console.width, overflow="ellipsis")
-        return Group(title, Text(EMULATED, "italic dim"))
+    def _text_lines(self, head_lines: int) -> int:
+        """What the terminal's height leaves for the texts."""
+        return max(LEAST_TEXT_LINES, min(MOST_TEXT_LINES, self._console.height - head_lines - OTHER_LINES))
 
-    def _panels(self, elapsed: float) -> RenderableType:
+    def _head(self) -> list[Text]:
+        title = Text.assemble(("Penstock demo", "bold"), (f" · {EMULATED}", "italic"))
+        described = Text(self._cluster.description, "dim")
+        return [line for text in (title, described) for line in text.wrap(self._console, self._console.width)]
+
+    def _panels(self, elapsed: float, height: int) -> RenderableType:
         grid = Table.grid(expand=True, padding=0)
         for _ in STYLES:
             grid.add_column(ratio=1)
-        grid.add_row(*(self._panel(strategy, elapsed) for strategy in STYLES))
+        grid.add_row(*(self._panel(strategy, elapsed, height) for strategy in STYLES))
         return grid
 
-    def _panel(self, strategy: str, elapsed: float) -> Panel:
+    def _panel(self, strategy: str, elapsed: float, height: int) -> Panel:
+        """The end of prompt and text, as many lines as fit."""
         run, style = self._runs.get(strategy), STYLES[strategy]
-        replayed = run is not None and run is not self._current
-        title = Text(f"{strategy}, replayed at its pace" if replayed else strategy, style=f"bold {style}")
         content = Text(printable(self._prompt), "dim")
-        subtitle = ""
+        title, subtitle = TITLES[strategy], None
         if run is not None:
             content.append_text(run.styled(elapsed))
+            title += " (replay)" if run is not self._current else ""
             subtitle = f"{run.pace(elapsed)} · {elapsed:.1f} s"
-        height = max(LEAST_TEXT_LINES, min(MOST_TEXT_LINES, self._console.height - OTHER_LINES))
         lines = content.wrap(self._console, self._console.width // 2 - 4, overflow="fold")[-height:]
         return Panel(
             Text("\n").join(lines),
-            title=title,
+            title=Text(title, style=f"bold {style}"),
             subtitle=subtitle,
             border_style=style,
             height=height + 2,
             padding=(0, 1),
         )
 
-    def _picture(self, now: float, run: Run | None) -> RenderableType:
+    def _picture(self, now: float, run: Run | None) -> list[RenderableType]:
+        """What is going on, and the boards in a row."""
         names = [", ".join(stage.devices) for stage in self._cluster.stages]
         width = self._console.width // len(names) - 3
         style = STYLES[run.strategy] if run is not None else ""
-        grid = Table.grid(padding=(0, 1))
         cells: list[RenderableType] = []
         for name, (live, dead) in zip(names, self._boards.rows(now), strict=True):
             cells += [Text("\n→" if cells else "\n ", "dim"), board(name, live, dead, width, style)]
-        grid.add_row(*cells)
-        return Group(Columns([self._spinner, Text(self._status(run))]), grid)
+        boards = Table.grid(padding=(0, 1))
+        boards.add_row(*cells)
+        busy = self._spinner if run is None or not run.finished else Text("✓", "green")
+        return [Columns([busy, Text(self._status(run))]), Text(), boards]
 
     def _status(self, run: Run | None) -> str:
         accepted, misses = self._accepted
         if run is None or run.strategy == PLAIN or not accepted + misses:
             return self._heading
-        return f"{self._heading} · {accepted} of {accepted + misses} tokens had been drafted"
+        return f"{self._heading} · {accepted} drafted tokens accepted, {misses} misses"

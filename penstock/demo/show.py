@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -17,7 +18,7 @@ from penstock.bench.prompts import read_prompts
 from penstock.cluster import Cluster, load_cluster, stage_timings
 from penstock.config import SpeculativeConfig
 from penstock.core import SamplingParams
-from penstock.demo.race import PENSTOCK, PLAIN, Race
+from penstock.demo.race import PENSTOCK, PLAIN, TITLES, Race
 from penstock.engine import options
 from penstock.engine.loop import Observer
 from penstock.trace import EMULATED, Watcher
@@ -30,10 +31,8 @@ CLUSTER: Final = "demo"
 PROMPTS: Final = 2
 TOKENS: Final = 48
 """Per prompt: both runs of two prompts and the start take three quarters of a minute."""
-SPECULATION: Final = SpeculativeConfig(method="draft_model", model="demo", strategy="pipedec")
+SPECULATION: Final = SpeculativeConfig(method="draft_model", model="demo", strategy=PENSTOCK)
 STRATEGIES: Final = [(PLAIN, None), (PENSTOCK, SPECULATION)]
-PAUSE: Final = 1.5
-"""Seconds that a finished race stays on the screen before the next one."""
 
 
 class Screen(Observer, Protocol):
@@ -75,10 +74,9 @@ def compare(cluster: Cluster, prompts: Sequence[str], screen: Screen) -> list[St
 @contextmanager
 def live_screen(console: Console, cluster: Cluster, prompts: Sequence[str]) -> Iterator[Race]:
     """The race, redrawn some times a second by a thread of its own."""
-    race = Race(console, cluster, prompts, PAUSE)
+    race = Race(console, cluster, prompts)
     with Live(race, console=console, refresh_per_second=8):
         yield race
-        time.sleep(PAUSE)
 
 
 @contextmanager
@@ -97,7 +95,7 @@ class Lines(Watcher):
         self._started = 0.0
 
     def begin(self, strategy: str, index: int, total: int) -> None:
-        self._what = f"prompt {index + 1} of {total}, {strategy}"
+        self._what = f"prompt {index + 1} of {total}, {TITLES[strategy]}"
         self._started = time.monotonic()
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
@@ -143,13 +141,13 @@ def print_report(console: Console, cluster: Cluster, runs: Sequence[StrategyRun]
 
 def table_of(runs: Sequence[StrategyRun]) -> Table:
     plain = runs[0]
-    table = Table(title=EMULATED, title_justify="left", title_style="italic")
+    table = Table(title=EMULATED, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
-    for heading in ("tokens/s", "speed-up", "accepted per step", "stages busy", "same text"):
+    for heading in ("tokens/s", "speed-up", "accepted/step", "stages busy", "same text"):
         table.add_column(heading, justify="right")
     for run in runs:
         table.add_row(
-            run.strategy,
+            TITLES[run.strategy],
             f"{run.tokens_per_second:.2f}",
             f"{speedup(plain, run):.2f}x",
             f"{run.tokens_per_stage_time:.2f}",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.core import (
     RequestError,
     RequestOutput,
     SamplingParams,
+    whole,
 )
 from penstock.drafters.base import Drafter
 from penstock.engine.build import make_loop, start_drafter, start_pipeline
@@ -41,7 +43,7 @@ class Completion:
         self._params = params
         self._text = text
         self._started = started
-        self.fresh_text = ""
+        self._fresh_text = ""
 
     def append(self, pick: Pick, at: float) -> FinishReason | None:
         if not self.output.token_ids:
@@ -66,9 +68,14 @@ class Completion:
         if self._text is not None:
             self._add(self._text.finish())
 
+    def take_text(self) -> list[str]:
+        """The text that has come since the last call, as one piece or none."""
+        text, self._fresh_text = self._fresh_text, ""
+        return [text] if text else []
+
     def _add(self, text: str) -> None:
         self.output.text += text
-        self.fresh_text += text
+        self._fresh_text += text
 
 
 def logprobs_of(pick: Pick) -> dict[int, Logprob]:
@@ -119,26 +126,23 @@ class LLM:
         ``sampling_params`` None takes the checkpoint's generation_config. Raises RequestError before anything starts
         if a prompt or its parameters cannot work, and PipelineError if a stage is lost.
         """
+        if not isinstance(prompts, Iterable):
+            raise RequestError(f"prompts is {prompts!r}; it has to be a prompt or a list of prompts")
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = self._params(sampling_params, len(many))
         return self.run(many, params, self._setup.speculation)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """Yield the first completion's text as it becomes certain: always whole characters."""
+        """Yield the first completion's text as it becomes certain: always whole characters.
+
+        The request is checked and queued at once; it advances whenever the iterator, or another call, steps the engine.
+        """
+        self.get_tokenizer()
         params = self._params(sampling_params, 1)
         self._learn_answers([prompt], params, self._setup.speculation)
         jobs = self._jobs([prompt], params, self._setup.speculation)
-        completion = jobs[0].completions[0]
         self._add(jobs)
-        try:
-            while self._loop.busy:
-                self._loop.step()
-                if completion.fresh_text:
-                    yield completion.fresh_text
-                    completion.fresh_text = ""
-            self._raise_if_lost(jobs)
-        finally:
-            self._abort(jobs)
+        return self._pieces(jobs, jobs[0].completions[0])
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config as sampling parameters."""
@@ -150,7 +154,9 @@ class LLM:
         return self._tokenizer
 
     def close(self) -> None:
-        """Stop every stage process and wait for it. Safe to call twice."""
+        """Abort what still runs, stop every stage process and wait for it. Safe to call twice."""
+        if (loop := getattr(self, "_loop", None)) is not None:
+            loop.end()
         for part in (getattr(self, "_pipeline", None), self._drafter):
             if part is not None:
                 part.close()
@@ -192,7 +198,7 @@ class LLM:
         jobs = self._jobs(prompts, params, speculation)
         self._add(jobs)
         try:
-            while self._loop.busy:
+            while any(request.finished is None for job in jobs for request in job.requests):
                 self._loop.step()
             self._raise_if_lost(jobs)
         finally:
@@ -202,11 +208,23 @@ class LLM:
 
     # --------------------------------------------------------------------------------------------------- inside
 
+    def _pieces(self, jobs: Sequence[Job], completion: Completion) -> Iterator[str]:
+        try:
+            while completion.output.finish_reason is None:
+                self._loop.step()
+                yield from completion.take_text()
+            yield from completion.take_text()
+            self._raise_if_lost(jobs)
+        finally:
+            self._abort(jobs)
+
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
             return [self.get_default_sampling_params()] * count
         if isinstance(given, SamplingParams):
             return [given] * count
+        if not isinstance(given, Sequence) or not all(isinstance(one, SamplingParams) for one in given):
+            raise RequestError("sampling_params has to be a SamplingParams, or a list of one per prompt")
         if len(given) != count:
             raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts")
         return list(given)
@@ -220,7 +238,9 @@ class LLM:
         text, ids = self._tokens_of(prompt)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids with skip_tokenizer_init=True")
-        seed = params.seed if params.seed is not None else fresh_seed()
+        seed = params.seed
+        if seed is None:
+            seed = fresh_seed() if params.temperature > 0 else 0
         ends = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             ends |= frozenset(self._setup.checkpoint.eos_token_ids)
@@ -229,7 +249,7 @@ class LLM:
         for index in range(params.n):
             completion = Completion(index, params, self._detokenizer(ids, params), started)
             sampling = sampling_of(params, seed, index, ends, len(ids))
-            strategy = make_strategy(speculation)
+            strategy = make_strategy(speculation, self._setup.stages)
             request = Request(next(self._numbers), ids, sampling, params.max_tokens, ends, strategy, completion)
             completion.output.metrics = request.metrics
             job.requests.append(request)
@@ -239,11 +259,7 @@ class LLM:
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Text and token ids of a prompt. Raises RequestError naming what is wrong with it."""
         if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
-            ids = list(prompt["prompt_token_ids"])
-            vocabulary = self._setup.checkpoint.vocab_size
-            if not all(isinstance(token, int) and 0 <= token < vocabulary for token in ids):
-                raise RequestError(f"prompt_token_ids holds a value that is no token id below {vocabulary}")
-            return prompt.get("prompt"), ids
+            return prompt.get("prompt"), token_ids_of(prompt["prompt_token_ids"], self._setup.checkpoint.vocab_size)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         if not isinstance(text, str):
             raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
@@ -281,7 +297,7 @@ class LLM:
 
     def _raise_if_lost(self, jobs: Sequence[Job]) -> None:
         if any(request.finished is FinishReason.ERROR for job in jobs for request in job.requests):
-            raise PipelineError("a stage was lost")
+            raise PipelineError(f"the request was lost ({self._loop.ended})")
 
     def _learn_answers(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], speculation: SpeculativeConfig | None
@@ -295,10 +311,15 @@ class LLM:
         unknown = [i for i, job in enumerate(jobs) if any(answer_key(r) not in self._answers for r in job.requests)]
         if not unknown:
             return
-        plain = self._jobs([prompts[i] for i in unknown], [params[i] for i in unknown], None)
+        # Without stop strings: the answer is the same up to them, and known to requests with others.
+        plain = self._jobs([prompts[i] for i in unknown], [replace(params[i], stop=()) for i in unknown], None)
         self._add(plain)
-        while self._loop.busy:
-            self._loop.step()
+        try:
+            while any(request.finished is None for job in plain for request in job.requests):
+                self._loop.step()
+            self._raise_if_lost(plain)
+        finally:
+            self._abort(plain)
         for job in plain:
             for request, completion in zip(job.requests, job.completions, strict=True):
                 self._answers[answer_key(request)] = completion.output.token_ids
@@ -333,6 +354,17 @@ def sampling_of(params: SamplingParams, seed: int, sample: int, ends: frozenset[
         barred=tuple(sorted(ends)) if params.min_tokens else (),
         barred_before=prompt_length + params.min_tokens if params.min_tokens else 0,
     )
+
+
+def token_ids_of(given: Any, vocabulary: int) -> list[int]:
+    """Token ids of a prompt, as Python's own integers. Raises RequestError naming what is none."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise RequestError(f"prompt_token_ids is {given!r}; it has to be a list of token ids")
+    ids = [whole("a prompt's token id", token) for token in given]
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise RequestError(f"prompt_token_ids holds {token}; the model's token ids are 0 to {vocabulary - 1}")
+    return ids
 
 
 def answer_key(request: Request) -> Any:

@@ -52,7 +52,7 @@ class EngineLoop:
         self.feed = Feed()
         self.inflight = InFlight()
         self.requests: dict[int, Request] = {}
-        self.lost: BaseException | None = None
+        self.ended: str | None = None
         self._owner: dict[int, Request] = {}
         self._asked_at = 0.0
 
@@ -62,8 +62,8 @@ class EngineLoop:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it can never run, PipelineError if nothing runs any more."""
-        if self.lost is not None:
-            raise PipelineError(f"this engine ended with {type(self.lost).__name__}: {self.lost}; start a new one")
+        if self.ended is not None:
+            raise PipelineError(f"this engine takes no more requests ({self.ended}); start a new one")
         self.scheduler.add(request)
         self.requests[request.number] = request
 
@@ -71,6 +71,13 @@ class EngineLoop:
         """End a request now, whatever is in flight for it."""
         if request.finished is None:
             self._finish(request, FinishReason.ABORT)
+
+    def end(self) -> None:
+        """Abort what still runs and take no more requests."""
+        if self.ended is None:
+            for request in list(self.requests.values()):
+                self.abort(request)
+            self.ended = "it was closed"
 
     def step(self) -> None:
         """Wait for what is next, take it in, and keep stages and drafter fed.
@@ -197,7 +204,7 @@ class EngineLoop:
 
     def _lose_everything(self, cause: BaseException) -> None:
         """The pipeline is gone: every request gets its final reply."""
-        self.lost = cause
+        self.ended = f"{type(cause).__name__}: {cause}"
         for request in list(self.requests.values()):
             request.finished = FinishReason.ERROR
             request.output.finish(FinishReason.ERROR, self.clock.now())

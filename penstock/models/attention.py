@@ -27,15 +27,20 @@ ATTENTION: Final = "penstock"
 WIDEST_SLICE: Final = 1.5
 """In units of the slots seen. Measured in float32 on a CPU: gathering S slots costs what reading S / 2 more does."""
 
+MOST_SCORES: Final = 1 << 20
+"""Rows times slots that attend at once; with 32 heads their scores take 128 MiB in float32."""
+
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""
 
 _attend: ContextVar[Attend] = ContextVar("penstock_attend")
 
 
-def _dispatch(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> tuple[Tensor, None]:
+def _dispatch(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
     """What transformers calls in every layer; its tensors have a leading axis of one sequence."""
-    return _attend.get()(module, query[0], key[0], value[0], mask, **options)[None], None
+    return _attend.get()(module, query[0], key[0], value[0], attention_mask, **options)[None], None
 
 
 AttentionInterface.register(ATTENTION, _dispatch)
@@ -123,25 +128,34 @@ class Plan:
         self._segments: dict[int | None, list[Segment]] = {}
 
     def segments(self, window: int | None) -> list[Segment]:
-        """One segment per request; with a window, a row sees the last ``window`` positions including its own."""
+        """The rows request by request; with a window, a row sees the last ``window`` positions including its own."""
         if window not in self._segments:
-            self._segments[window] = [self._segment(request, window) for request in self.view.views]
+            self._segments[window] = [
+                self._segment(request, part, window) for request in self.view.views for part in _parts(request)
+            ]
         return self._segments[window]
 
-    def _segment(self, request: RequestView, window: int | None) -> Segment:
-        slots, mask = request.slots, request.mask
+    def _segment(self, request: RequestView, part: slice, window: int | None) -> Segment:
+        rows, slots, mask = request.rows[part], request.slots, request.mask[part]
         if window is not None:
-            mask = mask & (self.view.positions[request.rows, None] - request.positions[None, :] < window)
+            mask = mask & (self.view.positions[rows, None] - request.positions[None, :] < window)
+        if window is not None or len(rows) < len(request.rows):
             seen = mask.any(axis=0)
             slots, mask = slots[seen], mask[:, seen]
         columns, mask = _columns(slots, mask) if self.in_place else (slots, mask)
-        return Segment(self._index(_rows(request.rows)), self._index(columns), self._tensor(mask))
+        return Segment(self._index(_rows(rows)), self._index(columns), self._tensor(mask))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
     def _index(self, index: slice | np.ndarray) -> slice | Tensor:
         return index if isinstance(index, slice) else self._tensor(index)
+
+
+def _parts(request: RequestView) -> list[slice]:
+    """A long prompt's rows in parts, so that the scores of a layer stay within bounds."""
+    most = max(1, MOST_SCORES // len(request.slots))
+    return [slice(start, start + most) for start in range(0, len(request.rows), most)]
 
 
 def _columns(slots: np.ndarray, mask: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:

@@ -81,7 +81,7 @@ class EngineEnd:
         stream, wanted = self._awaited.popleft() if self._awaited else (None, frozenset())
         if message.stream != stream:
             raise ProtocolError(f"result {message.stream} arrived where {stream} was due")
-        answered = [answer.node for answer in (*message.picks, *message.candidates)]
+        answered = [pick.node for pick in message.picks] + [answer.node for answer in message.candidates]
         if len(set(answered)) < len(answered) or not wanted.issuperset(answered):
             raise ProtocolError(f"result {stream} speaks of nodes that it was not asked about")
         self._results.append(message)

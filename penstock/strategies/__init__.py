@@ -9,10 +9,10 @@ from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
 
 
-def make_strategy(config: SpeculativeConfig | None) -> Strategy:
-    """A fresh strategy for one request; plain decoding where nothing speculates."""
+def make_strategy(config: SpeculativeConfig | None, stages: int) -> Strategy:
+    """A fresh strategy for one request over so many stages; plain decoding where nothing speculates."""
     if config is None or config.strategy == "autoregressive":
         return Autoregressive()
     if config.strategy == "pipedec":
-        return PipeDec(config.width, config.children)
+        return PipeDec(stages, config.width, config.children)
     return StaticTree(config.tree_size, config.tree_depth, config.children)

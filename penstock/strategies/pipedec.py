@@ -10,13 +10,15 @@ from penstock.tree import Node, TokenTree
 class PipeDec:
     """Layer by layer: the ``width`` candidates of highest cumulative probability among the last layer's children.
 
-    The next layer is drafted while the last one travels, and chosen only when the first stage can take it, among the
-    candidates of nodes that are still alive then: the paper's update after pruning (section 3.3.4). Defaults are the
-    paper's (section 4.3.1). Where pruning has left no node of the last layer alive, the paper waits for a miss; here
-    the deepest live nodes grow on from the candidates that were cut before.
+    The tree has at most ``depth`` layers, the root's included: one for each stage (section 3.1). Once every stage has a
+    layer, the next one therefore waits for the result that comes out, and is chosen among the candidates of the nodes
+    that are then still alive: the paper's update after pruning (section 3.3.4). It has been drafted meanwhile. Width and
+    children default to the paper's choice (section 4.3.1). Where pruning has left no node of the last layer alive, the
+    paper waits for a miss; here the deepest live nodes grow on from the candidates that were cut before.
     """
 
-    def __init__(self, width: int = 32, children: int = 16) -> None:
+    def __init__(self, depth: int, width: int = 32, children: int = 16) -> None:
+        self.depth = depth
         self.width = width
         self.candidates = children
 
@@ -24,7 +26,11 @@ class PipeDec:
         return [node for node in tree.frontier() if not node.asked]
 
     def ready(self, tree: TokenTree) -> bool:
-        return not tree.root.entered or bool(best_candidates(tree.frontier(), min(1, tree.room)))
+        if not tree.root.entered:
+            return True
+        frontier = tree.frontier()
+        shallow = frontier[0].position - tree.root.position + 1 < self.depth
+        return shallow and bool(best_candidates(frontier, min(1, tree.room)))
 
     def enter(self, tree: TokenTree) -> list[Node]:
         if not tree.root.entered:

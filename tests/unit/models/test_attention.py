@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.models import attention
 from penstock.models.attention import Arenas, Plan, Scoring, SlotAttention, folded_kernel, plain_kernel
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -62,9 +63,9 @@ def run(view: BatchView, kernel, in_place: bool, scoring: Scoring, window: int |
     everything = torch.arange(CAPACITY)
     arenas.store(3, everything, torch.randn(key_heads, CAPACITY, 8) * 3, torch.randn(key_heads, CAPACITY, width) * 100)
     query, key, value = (torch.randn(n, rows, w) for n, w in ((heads, 8), (key_heads, 8), (key_heads, width)))
-    attention = SlotAttention(arenas, Plan(view, CPU, in_place), kernel)
+    attend = SlotAttention(arenas, Plan(view, CPU, in_place), kernel)
     options = {"scaling": scoring.scaling, "softcap": scoring.softcap, "s_aux": scoring.sinks_H}
-    result = attention(Layer(), query, key, value, None, sliding_window=window, **options)
+    result = attend(Layer(), query, key, value, None, sliding_window=window, **options)
     keys, values = arenas.store(3, everything[:0], key[:, :0], value[:, :0])
     return result, expected_NHe(view, query, keys, values, scoring, window)
 
@@ -119,6 +120,15 @@ def test_slots_that_no_row_sees_through_its_window_are_not_read() -> None:
     view = make_view([(2, list(range(20)))])
     view.views[0].mask[:, :-2] = True
     assert Plan(view, CPU, in_place=True).segments(4)[0].columns == slice(15, 20)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_long_prompts_are_attended_to_in_parts(monkeypatch: pytest.MonkeyPatch, in_place: bool) -> None:
+    monkeypatch.setattr(attention, "MOST_SCORES", 40)
+    view = make_view([(7, list(range(20, 0, -1))), (1, [30, 31, 33])])
+    assert [len(s.mask_nS) for s in Plan(view, CPU, in_place).segments(None)] == [2, 2, 2, 1, 1]
+    result, expected = run(view, folded_kernel, in_place, Scoring(0.3))
+    torch.testing.assert_close(result.double(), expected, atol=1e-3, rtol=1e-5)
 
 
 def test_overflow_in_float16_stays_with_its_row() -> None:

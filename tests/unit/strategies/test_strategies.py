@@ -50,7 +50,7 @@ def test_autoregressive_enters_the_root_once() -> None:
 
 def test_pipedec_takes_the_width_best_of_the_layer_by_cumulative_probability() -> None:
     rng = random.Random(1)
-    tree, strategy = make_tree(), PipeDec(width=5, children=4)
+    tree, strategy = make_tree(), PipeDec(depth=9, width=5, children=4)
     assert enter(strategy, tree) == [tree.root]
     for _ in range(4):
         frontier = strategy.ask(tree)
@@ -63,9 +63,19 @@ def test_pipedec_takes_the_width_best_of_the_layer_by_cumulative_probability() -
         assert len({node.position for node in layer}) == 1
 
 
+def test_pipedec_keeps_one_layer_for_each_stage() -> None:
+    """Section 3.1: the tree is as deep as there are groups, so the next layer waits for a result to prune by."""
+    tree, strategy = make_tree(), PipeDec(depth=3, width=2, children=2)
+    for _ in range(3):
+        answer(enter(strategy, tree), random.Random(5), 2)
+    assert not strategy.ready(tree)
+    tree.commit(next(iter(tree.root.children)))
+    assert len(enter(strategy, tree)) <= 2
+
+
 def test_pipedec_chooses_among_the_survivors_of_a_prune() -> None:
     """Section 3.3.4: the update comes after the pruning, so the survivors fill the layer."""
-    tree, strategy = make_tree(), PipeDec(width=2, children=2)
+    tree, strategy = make_tree(), PipeDec(depth=9, width=2, children=2)
     enter(strategy, tree)
     tree.root.candidates = [(1, math.log(0.6)), (2, math.log(0.4))]
     good, bad = enter(strategy, tree)
@@ -76,7 +86,7 @@ def test_pipedec_chooses_among_the_survivors_of_a_prune() -> None:
 
 
 def test_pipedec_grows_from_the_deepest_live_nodes_when_the_last_layer_has_died() -> None:
-    tree, strategy = make_tree(), PipeDec(width=1, children=2)
+    tree, strategy = make_tree(), PipeDec(depth=9, width=1, children=2)
     enter(strategy, tree)
     tree.root.candidates = [(1, -0.1), (2, -3.0)]
     (child,) = enter(strategy, tree)
@@ -118,7 +128,7 @@ def test_static_tree_begins_anew_after_a_miss() -> None:
 
 
 def test_strategies_stay_within_the_trees_room() -> None:
-    for strategy in (PipeDec(8, 4), StaticTree(20, 3, 4)):
+    for strategy in (PipeDec(9, 8, 4), StaticTree(20, 3, 4)):
         tree = make_tree()
         tree._source.room = 2  # type: ignore[attr-defined]
         if isinstance(strategy, PipeDec):
@@ -140,5 +150,5 @@ def test_best_candidates_leaves_out_those_that_are_nodes_already() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("pipedec", PipeDec), ("static_tree", StaticTree)])
 def test_strategies_by_name(name: str, kind: type) -> None:
-    assert isinstance(make_strategy(SpeculativeConfig(strategy=name)), kind)  # type: ignore[arg-type]
-    assert isinstance(make_strategy(None), Autoregressive)
+    assert isinstance(make_strategy(SpeculativeConfig(strategy=name), 3), kind)  # type: ignore[arg-type]
+    assert isinstance(make_strategy(None, 3), Autoregressive)

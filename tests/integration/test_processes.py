@@ -1,0 +1,451 @@
+"""Stage processes under attack: killed, broken, lied to by strangers and by their own; nothing hangs or is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import zmq
+
+from penstock import LLM, PipelineError, SamplingParams
+from penstock.messages import (
+    MAX_HEADER_BYTES,
+    NO_SLOT,
+    PROTOCOL,
+    Batch,
+    Certain,
+    Failed,
+    Message,
+    Opened,
+    Pick,
+    Ready,
+    Result,
+    Rows,
+    Sampling,
+    Started,
+    Stop,
+    encode,
+)
+from penstock.pipeline.forkserver import shared_fork_server
+from penstock.pipeline.processes import ProcessPipeline
+
+PROMPT = {"prompt_token_ids": [40, 50, 60, 70]}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=490, ignore_eos=True)
+PROMPTLY = 5.0
+"""Seconds, on a machine that does other things too."""
+
+
+def start(model: Path, stages: int = 3, **options: Any) -> LLM:
+    return LLM(str(model), pipeline_parallel_size=stages, skip_tokenizer_init=True, **options)
+
+
+def stage_processes() -> list[psutil.Process]:
+    """Children of this process's fork server, in the order of their start."""
+    server = shared_fork_server()._process.pid
+    return sorted((p for p in psutil.Process(server).children() if alive(p)), key=lambda p: p.pid)
+
+
+def alive(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+
+
+def eventually(holds: Callable[[], bool], seconds: float = PROMPTLY) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def pipeline_of(llm: LLM) -> ProcessPipeline:
+    pipeline = llm.loop.pipeline
+    assert isinstance(pipeline, ProcessPipeline)
+    return pipeline
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """After ``close`` has returned."""
+    yield
+    assert stage_processes() == []
+
+
+# ------------------------------------------------------------------------------------------------------- lost stages
+
+
+class KillAfter:
+    """An observer that kills a process once so many results have come."""
+
+    def __init__(self, process: psutil.Process, results: int) -> None:
+        self.process, self.left, self.killed_at = process, results, 0.0
+
+    def arrived(self, *args: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.process.kill()
+            self.killed_at = time.monotonic()
+
+    def submitted(self, *args: Any) -> None: ...
+
+    def drafted(self, *args: Any) -> None: ...
+
+    def advanced(self, *args: Any) -> None: ...
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_killed_stage_ends_the_requests_with_its_name_and_cause(target: Path, stage: int) -> None:
+    with start(target, speculative_config={"method": "ngram"}) as llm:
+        killer = KillAfter(stage_processes()[stage], results=7)
+        llm.observe(killer)
+        with pytest.raises(
+            PipelineError, match=rf"stage {stage} \(layers .*\) was lost: killed by signal 9 \(SIGKILL\)"
+        ):
+            llm.generate([PROMPT, PROMPT], ENDLESS)
+        assert time.monotonic() - killer.killed_at < PROMPTLY
+        with pytest.raises(PipelineError, match=f"takes no more requests .*stage {stage}"):
+            llm.generate(PROMPT, GREEDY)
+
+
+def test_a_stage_killed_between_calls_is_noticed_by_the_next(target: Path) -> None:
+    with start(target, 2) as llm:
+        llm.generate(PROMPT, GREEDY)
+        stage_processes()[1].kill()
+        with pytest.raises(PipelineError, match="stage 1 .*SIGKILL"):
+            llm.generate(PROMPT, ENDLESS)
+
+
+def test_a_killed_draft_model_is_named(target: Path, draft: Path) -> None:
+    with start(target, 2, speculative_config={"method": "draft_model", "model": str(draft)}) as llm:
+        llm.observe(KillAfter(stage_processes()[2], results=3))
+        with pytest.raises(PipelineError, match=r"draft model 0 \(layers 0-4\) was lost: killed by signal 9"):
+            llm.generate(PROMPT, ENDLESS)
+
+
+def test_a_killed_fork_server_ends_the_requests_and_the_next_engine_has_its_own(target: Path) -> None:
+    with start(target, 2) as llm:
+        server = psutil.Process(shared_fork_server()._process.pid)
+        stages = stage_processes()
+        llm.observe(KillAfter(server, results=3))
+        with pytest.raises(PipelineError, match="the fork server died"):
+            llm.generate(PROMPT, ENDLESS)
+    assert eventually(lambda: not any(alive(stage) for stage in stages))
+    with start(target, 2) as llm:
+        assert len(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids) == 16
+
+
+def test_a_stream_names_the_lost_stage_too(target: Path, tmp_path: Path) -> None:
+    with LLM(str(target), pipeline_parallel_size=2) as llm:
+        llm.observe(KillAfter(stage_processes()[0], results=5))
+        with pytest.raises(PipelineError, match="stage 0"):
+            list(llm.stream("some text", ENDLESS))
+
+
+def broken_copy(model: Path, folder: Path) -> Path:
+    """Its header is whole, its last tensors are cut off."""
+    shutil.copytree(model, folder)
+    weights = folder / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 4000)
+    return folder
+
+
+def test_a_stage_that_cannot_load_says_why(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"stage \d \(layers .*ConfigError: model: .*cannot be read"):
+        start(broken_copy(target, tmp_path / "broken"), 2, layer_split="2,3")
+
+
+def test_a_draft_model_that_cannot_load_takes_the_stages_with_it(target: Path, tmp_path: Path) -> None:
+    broken = broken_copy(target, tmp_path / "broken")
+    with pytest.raises(PipelineError, match=r"draft model 0 .*cannot be read"):
+        start(target, 2, speculative_config={"method": "draft_model", "model": str(broken)})
+
+
+def test_two_engines_side_by_side(target: Path) -> None:
+    with start(target, 2) as one, start(target, 1) as other:
+        expected = one.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+        stage_processes()[2].kill()
+        assert one.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
+        with pytest.raises(PipelineError, match="stage 0"):
+            other.generate(PROMPT, GREEDY)
+        assert one.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
+
+
+# ---------------------------------------------------------------------------------------------------------- strangers
+
+
+def strange_frames(session: str) -> list[list[bytes]]:
+    """What somebody who finds the socket may send; the last three even know the secret."""
+    nobody = "0" * 32
+    return [
+        [b""],
+        [b"garbage"],
+        [b"GET / HTTP/1.1\r\n\r\n"],
+        [b"\xc1" * 1000],
+        [b"\x93\x01\xa1x" + b"\x91" * 100_000],
+        [b"\x93\x01\xa1x\xdd\xff\xff\xff\xff"],
+        [encode(Stop(), nobody)],
+        [encode(Failed(stage=0, cause="nothing"), nobody), b"tail"],
+        [b""] * 500,
+        [msgspec.msgpack.encode((PROTOCOL, session))],
+        [msgspec.msgpack.encode((PROTOCOL + 1, session, Stop()))],
+        [encode(Failed(stage=0, cause="x" * (MAX_HEADER_BYTES + 1)), session)],
+    ]
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_strangers_are_refused_and_change_nothing(target: Path, transport: str) -> None:
+    with start(target, 2, transport=transport, speculative_config={"method": "ngram"}) as llm:
+        expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+        pipeline, mailbox = pipeline_of(llm), llm.loop.clock
+        frames = strange_frames(pipeline._session)
+        with zmq.Context() as context:
+            for address in (mailbox.inbox.address, *[started.address for started in pipeline.started.values()]):  # type: ignore[attr-defined]
+                with context.socket(zmq.PUSH) as socket:
+                    socket.connect(address)
+                    for frame in frames:
+                        socket.send_multipart(frame)
+            context.destroy(linger=5000)
+        assert llm.generate(PROMPT, ENDLESS)[0].outputs[0].token_ids[:16] == expected
+        assert mailbox.refused == len(frames)  # type: ignore[attr-defined]
+
+
+# -------------------------------------------------------------------------------------- malformed inside the session
+
+
+def rows(*, slot: int = 0, parent: int = NO_SLOT, position: int = 0, request: int = 999) -> Rows:
+    return Rows([request], [999_999], [slot], [parent], [position], [5])
+
+
+def batch(stream: int, **fields: Any) -> Batch:
+    content: dict[str, Any] = {
+        "stream": stream,
+        "opened": [Opened(999, Sampling())],
+        "rows": rows(),
+        "wanted": [0],
+        "alive": [0],
+    }
+    return Batch(**{**content, **fields})
+
+
+STATES = {"dtype": "float32", "width": 32}
+LIES: dict[str, tuple[int, Callable[[int], Message], list[bytes], str]] = {
+    "wrong stream": (0, lambda n: batch(n + 5), [], "arrived where"),
+    "old stream": (1, lambda n: batch(0, **STATES), [bytes(128)], "arrived where"),
+    "tensor too small": (
+        1,
+        lambda n: batch(n, **STATES),
+        [bytes(127)],
+        "tensor frame of 127 bytes, header announces 128",
+    ),
+    "tensor missing": (1, lambda n: batch(n), [], "brings no states of width 0"),
+    "tensor of another width": (1, lambda n: batch(n, dtype="float32", width=16), [bytes(64)], "width 16"),
+    "tensor of another type": (1, lambda n: batch(n, dtype="float16", width=32), [bytes(64)], "brings float16"),
+    "three frames": (1, lambda n: batch(n, **STATES), [bytes(64), bytes(64)], "tensor frame"),
+    "unknown slot": (0, lambda n: batch(n, rows=rows(slot=10**6)), [], "slot 1000000 is outside"),
+    "unknown certain slot": (0, lambda n: batch(n, certain=[Certain(999, [-7])]), [], "slot -7 is outside"),
+    "unknown parent": (0, lambda n: batch(n, rows=rows(slot=1, parent=2, position=1)), [], "holds no row"),
+    "own parent": (
+        0,
+        lambda n: batch(n, rows=rows(slot=1, parent=1, position=1)),
+        [],
+        "position 0, its row has another",
+    ),
+    "unknown request": (0, lambda n: batch(n, opened=[]), [], "request 999 is not open"),
+    "request opened twice": (0, lambda n: batch(n, opened=[Opened(999, Sampling())] * 2), [], "opened twice"),
+    "unknown token": (0, lambda n: batch(n, rows=Rows([999], [1], [0], [NO_SLOT], [0], [10**9])), [], "Error"),
+    "not for a stage": (0, lambda n: Result(stream=0), [], "unexpected Result"),
+    "columns differ": (0, lambda n: batch(n, rows=Rows([999], [1, 2], [0], [0], [0], [0])), [], "columns differ"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_malformed_message_to_a_stage_ends_the_pipeline_with_its_name(target: Path, lie: str) -> None:
+    stage, make, tensors, complaint = LIES[lie]
+    with start(target, 2) as llm:
+        llm.generate(PROMPT, GREEDY)
+        llm.loop.drain()
+        pipeline = pipeline_of(llm)
+        pipeline._inboxes[stage].send_multipart([encode(make(llm.loop.feed.next_stream), pipeline._session), *tensors])
+        with pytest.raises(PipelineError, match=rf"stage {stage} \(layers .*{complaint}"):
+            llm.generate(PROMPT, ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (Result(stream=7777), "stage 1 .*result 7777 arrived where"),
+        (Result(stream=0), "stage 1 .*result 0 arrived where"),
+        (Started(stage=99, address="", kv_bytes=0, weight_bytes=0), "pipeline of 2 stages .*unexpected Started"),
+        (Stop(), "pipeline of 2 stages .*unexpected Stop"),
+        (Failed(stage=99, cause="made up"), "pipeline of 2 stages was lost: made up"),
+    ],
+)
+def test_a_malformed_message_to_the_engine_ends_the_pipeline(target: Path, message: Message, complaint: str) -> None:
+    with start(target, 2) as llm:
+        llm.generate(PROMPT, GREEDY)
+        tell_engine(llm, encode(message, pipeline_of(llm)._session))
+        with pytest.raises(PipelineError, match=complaint):
+            llm.generate(PROMPT, ENDLESS)
+
+
+def test_a_result_of_another_node_ends_the_pipeline(target: Path) -> None:
+    with start(target, 2) as llm:
+        stage_processes()[0].suspend()  # the true result never comes
+        stream = llm.loop.feed.next_stream
+        tell_engine(llm, encode(Result(stream=stream, picks=[Pick(123456, 5)]), pipeline_of(llm)._session))
+        with pytest.raises(PipelineError, match="nodes that it was not asked about|arrived where None was due"):
+            llm.generate(PROMPT, ENDLESS)
+        stage_processes()[0].resume()
+
+
+def test_what_does_not_decode_ends_the_pipeline(target: Path) -> None:
+    with start(target, 2) as llm:
+        tell_engine(llm, msgspec.msgpack.encode((PROTOCOL, pipeline_of(llm)._session, {"type": "nonsense"})))
+        with pytest.raises(PipelineError, match="pipeline of 2 stages was lost: .*does not decode"):
+            llm.generate(PROMPT, ENDLESS)
+
+
+def test_a_ready_too_many_does_not_hang(target: Path) -> None:
+    """The engine then overruns the first stage's buffer, or not, as timing has it: tokens or an error, no silence."""
+    with start(target, 2) as llm:
+        expected = llm.generate(PROMPT, ENDLESS)[0].outputs[0].token_ids
+        tell_engine(llm, encode(Ready(stage=0), pipeline_of(llm)._session))
+        try:
+            assert llm.generate(PROMPT, ENDLESS)[0].outputs[0].token_ids == expected
+        except PipelineError as error:
+            assert "before its buffer was free" in str(error)
+
+
+def tell_engine(llm: LLM, frame: bytes) -> None:
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(llm.loop.clock.inbox.address)  # type: ignore[attr-defined]
+        socket.send(frame)
+        context.destroy(linger=5000)
+
+
+# ------------------------------------------------------------------------------------------------- the engine's own end
+
+SCRIPT = """
+import sys, json, os, signal
+import penstock
+assert "torch" not in sys.modules
+import psutil
+from penstock import LLM, SamplingParams
+
+def say(**facts):
+    print(json.dumps(facts), flush=True)
+
+def stages():
+    return [p.pid for c in psutil.Process().children() for p in c.children()]
+
+greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+endless = SamplingParams(temperature=0, max_tokens=490, ignore_eos=True)
+prompt = {"prompt_token_ids": [40, 50, 60, 70]}
+target, draft = sys.argv[1:3]
+options = dict(speculative_config={"method": "draft_model", "model": draft}, skip_tokenizer_init=True)
+try:
+    with LLM(target, pipeline_parallel_size=2, **options) as llm:
+        say(tokens=llm.generate(prompt, greedy)[0].outputs[0].token_ids)
+        while True:
+            llm.generate([prompt] * 4, endless)
+except KeyboardInterrupt:
+    say(interrupted=True, left=stages())
+if sys.argv[3] == "leave":
+    llm = LLM(target, pipeline_parallel_size=2, **options)
+    it = llm.generate(prompt, greedy)
+    say(left=stages(), children=[p.pid for p in psutil.Process().children(recursive=True)])
+    sys.exit(0)
+llm = LLM(target, pipeline_parallel_size=2, **options)
+if sys.argv[3] == "fork":
+    if os.fork() == 0:
+        signal.pause()
+say(children=[p.pid for p in psutil.Process().children(recursive=True)])
+while True:
+    llm.generate([prompt] * 4, endless)
+"""
+
+
+class Script:
+    """The script above in a folder whose files have treacherous names, without a ``__main__`` guard."""
+
+    def __init__(self, folder: Path, *arguments: Any) -> None:
+        (folder / "select.py").write_text("raise SystemExit('not this one')")
+        (folder / "sub").mkdir()
+        file = folder / "sub" / "script.py"
+        file.write_text(SCRIPT)
+        command = [sys.executable, str(file), *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path[1:]))}
+        self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment)
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the script ended with {self.process.wait()}"
+        return msgspec.json.decode(line, type=dict[str, Any])
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) and alive(psutil.Process(pid)) for pid in pids)
+
+
+def test_ctrl_c_reaches_the_user_and_a_killed_engine_leaves_nothing(target: Path, draft: Path, tmp_path: Path) -> None:
+    with start(target, 1) as llm:
+        expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+    with Script(tmp_path, target, draft, "kill") as script:
+        assert script.hear() == {"tokens": expected}
+        script.process.send_signal(signal.SIGINT)
+        assert script.hear() == {"interrupted": True, "left": []}
+        children = script.hear()["children"]
+        assert len(children) == 4
+        script.process.kill()
+        assert eventually(lambda: gone(children))
+
+
+def test_an_engine_that_nobody_closed_ends_with_its_process(target: Path, draft: Path, tmp_path: Path) -> None:
+    with Script(tmp_path, target, draft, "leave") as script:
+        script.hear()
+        script.process.send_signal(signal.SIGINT)
+        assert script.hear()["interrupted"]
+        facts = script.hear()
+        assert len(facts["left"]) == 3
+        assert script.process.wait(timeout=30) == 0
+        assert eventually(lambda: gone(facts["children"]))
+
+
+def test_a_child_of_the_users_own_keeps_no_stage_alive(target: Path, draft: Path, tmp_path: Path) -> None:
+    with Script(tmp_path, target, draft, "fork") as script:
+        script.hear()
+        script.process.send_signal(signal.SIGINT)
+        script.hear()
+        children = [psutil.Process(pid) for pid in script.hear()["children"]]
+        (own,) = [
+            process
+            for process in children
+            if process.name() == psutil.Process(script.process.pid).name()
+            and process.cmdline() == psutil.Process(script.process.pid).cmdline()
+        ]
+        script.process.kill()
+        others = [process.pid for process in children if process.pid != own.pid]
+        assert len(others) == 4
+        assert eventually(lambda: gone(others))
+        own.kill()
