@@ -70,7 +70,11 @@ ClusterName = Annotated[
 Stages = Annotated[
     int | None,
     typer.Option(
-        "--pipeline-parallel-size", "-pp", help="Number of stages.", rich_help_panel=PIPELINE, show_default="1"
+        "--pipeline-parallel-size",
+        "-pp",
+        help="Number of stages.",
+        rich_help_panel=PIPELINE,
+        show_default="as the cluster or the split says, else 1",
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=MODEL)]
@@ -160,6 +164,7 @@ def generate(
     trace: Annotated[
         typer.FileTextWrite | None,
         typer.Option(
+            metavar="FILE",
             help="Write a trace for ui.perfetto.dev: every batch on every stage.",
             rich_help_panel=OUTPUT,
             show_default=False,

@@ -198,8 +198,8 @@ class Stop(msgspec.Struct, tag="stop", kw_only=True):
 
 Message = Batch | Result | Cancel | Ready | Started | Wire | Failed | Stop
 
-UNDECODABLE: Final = (msgspec.MsgspecError, RecursionError)
-"""What msgspec raises for bytes that are no message; RecursionError where they nest thousands of levels deep."""
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message, hold text that is not UTF-8, or nest thousands of levels deep."""
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])

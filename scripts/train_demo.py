@@ -326,6 +326,16 @@ def agreement(
     return {k: hit / count for k, hit in hits.items()}
 
 
+@torch.no_grad()
+def concentration(draft: LlamaForCausalLM, held: np.ndarray) -> float:
+    """How much the draft's confidence varies: alpha + beta of the Beta distribution with its mean and variance."""
+    starts = range(0, len(held) - SEQUENCE, 4 * SEQUENCE)
+    ids = (torch.from_numpy(held[start : start + SEQUENCE].astype(np.int64))[None] for start in starts)
+    chance = torch.cat([draft(one).logits[0].double().softmax(-1).amax(-1) for one in ids])
+    mean, variance = chance.mean().item(), chance.var().item()
+    return mean * (1 - mean) / variance - 1
+
+
 def write_card(work: Path, held: np.ndarray, training_tokens: int) -> None:
     """The model card, every figure in it measured now."""
     target, draft = (
@@ -347,6 +357,7 @@ def write_card(work: Path, held: np.ndarray, training_tokens: int) -> None:
             target_loss=held_out_loss(target, held),
             draft_loss=held_out_loss(draft, held),
             agreement="\n".join(rows),
+            concentration=concentration(draft, held),
         )
     )
 
@@ -385,6 +396,9 @@ with the same Gumbel noise, as Penstock does.
 | T | top 1 | top 4 | top 16 |
 | --- | --- | --- | --- |
 {agreement}
+
+**Confidence.** The draft's greedy top-1 chance varies from token to token like a Beta distribution with
+alpha + beta = {concentration:.2f}. The synthetic drafter varies its confidence by a like amount.
 
 Greedy decoding of a model this small often falls into a loop; `generation_config.json` therefore samples at T = 1.
 

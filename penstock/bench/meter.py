@@ -25,6 +25,7 @@ class Meter:
         self.draft_seconds: list[float] = []
         self.first_submit: float | None = None
         self.last_advance = 0.0
+        self.commits: list[tuple[float, int]] = []
 
     def submitted(self, batch: Batch, at: float) -> None:
         self.submitted_at[batch.stream] = at
@@ -39,6 +40,7 @@ class Meter:
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
         self.last_advance = at
+        self.commits.append((at, len(done.committed)))
 
     def stop(self) -> None:
         """The run is over: keep what the drafter did during it."""

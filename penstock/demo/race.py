@@ -93,7 +93,7 @@ class Run:
         tokens = marks[-1].tokens if marks else 0
         decoding = (min(seconds, self.seconds) if self.finished else seconds) - marks[0].seconds if marks else 0.0
         rate = f" · {(tokens - 1) / decoding:.1f} tokens/s" if tokens > 1 and decoding > 0 else ""
-        return f"{tokens} tokens{rate}"
+        return f"{tokens} token{'s' * (tokens != 1)}{rate}"
 
 
 def printable(text: str) -> str:

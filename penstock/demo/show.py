@@ -135,15 +135,16 @@ def print_report(console: Console, cluster: Cluster, runs: Sequence[StrategyRun]
     if not all(run.valid for run in runs):
         worst = max(run.overrun_fraction for run in runs)
         console.print(
-            f"[yellow]Not valid:[/] {worst:.0%} of the batches took longer on this machine than on the modelled boards."
+            f"[yellow]Not valid:[/] {worst:.0%} of the batches and drafts took longer here than on a modelled board. "
+            "Is this machine busy with something else?"
         )
 
 
 def table_of(runs: Sequence[StrategyRun]) -> Table:
     plain = runs[0]
     table = Table(title=EMULATED, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for heading in ("tokens/s", "speed-up", "accepted/step", "stages busy", "same text"):
+    table.add_column("", no_wrap=True)
+    for heading in ("tokens/s", "speed-up", "accepted/step", "busy", "same text"):
         table.add_column(heading, justify="right")
     for run in runs:
         table.add_row(

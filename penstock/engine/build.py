@@ -38,6 +38,7 @@ def stage_plans(setup: Resolved) -> list[StagePlan]:
             capacity=setup.capacity,
             dtype=setup.options.dtype,
             device=setup.options.device,
+            max_model_len=setup.max_model_len,
             timing=timings[i],
             up=links[i],
             down=links[i + 1],
@@ -73,6 +74,7 @@ def bare_drafter(setup: Resolved, config: SpeculativeConfig, mailbox: Mailbox, a
         capacity=setup.capacity,
         dtype=setup.options.dtype,
         device=setup.options.device,
+        max_model_len=setup.max_model_len,
     )
     chunk = max(setup.options.prefill_chunk, config.width)
     return SmallModelDrafter(ProcessPipeline([plan], mailbox, name="draft model"), chunk)

@@ -25,6 +25,7 @@ from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions, Resolved, resolve_options
 from penstock.engine.request import Request
 from penstock.messages import Pick, Sampling
+from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import Mailbox
 from penstock.strategies import make_strategy
 from penstock.text.detokenizer import IncrementalDetokenizer
@@ -97,7 +98,9 @@ class LLM:
         for name in options:
             if name not in known:
                 raise unknown_option(name, list(known))
-        self._setup: Resolved = resolve_options(EngineOptions(model=model, **options))
+        checked = EngineOptions(model=model, **options)
+        shared_fork_server()  # it imports torch while this process does
+        self._setup: Resolved = resolve_options(checked)
         self._tokenizer: Tokenizer | None = None
         if not self._setup.options.skip_tokenizer_init:
             self._tokenizer = load_tokenizer(self._setup.checkpoint.path)

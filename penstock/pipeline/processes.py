@@ -115,6 +115,7 @@ class StagePlan:
     capacity: int
     dtype: str
     device: str
+    max_model_len: int
     timing: Any = None
     up: Any = None
     down: Any = None
@@ -224,6 +225,7 @@ class ProcessPipeline:
             capacity=plan.capacity,
             dtype=plan.dtype,
             device=plan.device,
+            max_model_len=plan.max_model_len,
             bind=self._mailbox.bind_address(f"{self._session[:8]}-{index}"),
             engine=self._mailbox.inbox.address,
             timing=plan.timing,
@@ -237,10 +239,12 @@ class ProcessPipeline:
                 self._end.received(message)
             except ProtocolError as error:
                 self._lose(self.stages - 1, str(error))
-        elif isinstance(message, Started):
+        elif isinstance(message, Started) and len(self.started) < self.stages:
             self.started[message.stage] = message
         elif isinstance(message, Failed):
             self._lose(message.stage, message.cause, message.details)
+        else:
+            self._lose(-1, f"unexpected {type(message).__name__} to the engine")
 
     def _on_exit(self, stage: int, cause: str) -> None:
         self._gone.add(stage)

@@ -50,6 +50,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     dtype: str
     device: str
+    max_model_len: int
     bind: str
     engine: str
     timing: StageTiming | None = None
@@ -88,7 +89,13 @@ class Worker:
         self._upstream = self._downstream = engine
         self._wired = self._stopped = False
         self._model = load_stage(
-            spec.model, spec.first, spec.last, capacity=spec.capacity, dtype=spec.dtype, device=spec.device
+            spec.model,
+            spec.first,
+            spec.last,
+            capacity=spec.capacity,
+            dtype=spec.dtype,
+            device=spec.device,
+            max_model_len=spec.max_model_len,
         )
         core = StageCore(self._model, spec.capacity, is_last=spec.index == spec.stages - 1)
         self._driver = StageDriver(spec.index, core, time.monotonic, spec.timing, spec.down, spec.up)

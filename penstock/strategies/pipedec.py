@@ -10,11 +10,11 @@ from penstock.tree import Node, TokenTree
 class PipeDec:
     """Layer by layer: the ``width`` candidates of highest cumulative probability among the last layer's children.
 
-    The tree has at most ``depth`` layers, the root's included: one for each stage (section 3.1). Once every stage has a
-    layer, the next one therefore waits for the result that comes out, and is chosen among the candidates of the nodes
-    that are then still alive: the paper's update after pruning (section 3.3.4). It has been drafted meanwhile. Width and
-    children default to the paper's choice (section 4.3.1). Where pruning has left no node of the last layer alive, the
-    paper waits for a miss; here the deepest live nodes grow on from the candidates that were cut before.
+    The tree has at most ``depth`` layers, the root's included: one for each stage (section 3.1). Once every stage has
+    a layer, the next one therefore waits for the result that comes out, and is chosen among the candidates of the
+    nodes that are then still alive: the paper's update after pruning (section 3.3.4). It has been drafted meanwhile.
+    Width and children default to the paper's choice (section 4.3.1). Where pruning has left no node of the last layer
+    alive, the paper waits for a miss; here the deepest live nodes grow on from the candidates that were cut before.
     """
 
     def __init__(self, depth: int, width: int = 32, children: int = 16) -> None:

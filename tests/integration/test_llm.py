@@ -166,10 +166,9 @@ def test_same_tokens_from_every_stage_count_strategy_and_drafter(
             assert_idle(llm)
             metrics = [completion.metrics for output in outputs for completion in output.outputs]
             assert (sum(m.drafted_nodes for m in metrics) > 0) == (config is not None)
-            if drafter != "draft_model" and config is not None:  # a model may answer later than the target
-                assert sum(m.accepted for m in metrics) > 0
-                if stages > 1 and config.strategy == "pipedec":
-                    assert sum(m.rows_dead for m in metrics) > 0
+            if drafter == "synthetic" and config is not None and (stages > 1 or config.strategy == "static_tree"):
+                assert sum(m.accepted for m in metrics) > 0, "nothing was speculated"
+                assert sum(m.misses for m in metrics) > 0
 
 
 def test_more_stages_than_layers(target: Path, alone: list[list[CompletionOutput]]) -> None:

@@ -1,0 +1,124 @@
+"""The ``penstock`` command as a user runs it: streaming, JSON, traces, Ctrl-C, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.engine import options
+from tests.checkpoints import make_checkpoint
+
+PENSTOCK = str(Path(sys.executable).parent / "penstock")
+PROMPT = "def main():\n    "
+SAMPLED = ["--temperature", "1", "--seed", "5", "--max-tokens", "40", "--ignore-eos"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the shipped one: target, draft, prompts."""
+    folder = tmp_path_factory.mktemp("pair")
+    make_checkpoint(folder / "target", tokenizer=True, max_position_embeddings=40_000)
+    make_checkpoint(folder / "draft", tokenizer=True, seed=1, num_hidden_layers=1, max_position_embeddings=40_000)
+    (folder / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    return folder
+
+
+def run(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PENSTOCK, *arguments], input=stdin, capture_output=True, text=True, timeout=120)
+
+
+def test_json_trace_and_stream_agree(pair: Path, tmp_path: Path) -> None:
+    """A speculating run that reports as JSON and a plain one that streams from a pipe write the same text."""
+    model = ["generate", "--model", str(pair / "target")]
+    trace = tmp_path / "trace.json"
+    drafting = ["--draft-model", str(pair / "draft"), "-pp", "2", "--trace", str(trace)]
+    spoken = run(*model, PROMPT, *SAMPLED, *drafting, "--json")
+    assert spoken.returncode == 0, spoken.stderr
+    check_report(json.loads(spoken.stdout))
+    check_trace(json.loads(trace.read_text()))
+    streamed = run(*model, *SAMPLED, "--strategy", "autoregressive", stdin=PROMPT)
+    assert streamed.returncode == 0, streamed.stderr
+    assert streamed.stdout == json.loads(spoken.stdout)["text"]
+    assert streamed.stderr == "", "statistics are for terminals"
+
+
+def check_report(report: dict[str, Any]) -> None:
+    assert report["prompt"] == PROMPT
+    assert len(report["token_ids"]) == 40
+    assert len(report["prompt_token_ids"]) == len(PROMPT)
+    assert report["finish_reason"] == "length"
+    metrics = report["metrics"]
+    assert metrics["tokens"] == 40
+    assert metrics["tokens_per_second"] > 0
+    assert metrics["mean_acceptance_length"] == pytest.approx(1 + metrics["accepted"] / metrics["drafts"])
+    assert metrics["accepted"] + metrics["misses"] <= 40
+    assert (metrics["strategy"], metrics["method"], metrics["stages"]) == ("pipedec", "draft_model", 2)
+    assert not metrics["emulated"]
+
+
+def check_trace(trace: dict[str, Any]) -> None:
+    by_track: dict[str, list[str]] = {}
+    names = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    for event in trace["traceEvents"]:
+        if event["ph"] != "M":
+            by_track.setdefault(names[event["tid"]], []).append(event["name"])
+    stages = [names for track, names in by_track.items() if track.startswith("stage")]
+    assert len(stages) == 2
+    assert stages[0] == stages[1] == [f"batch {i}" for i in range(len(stages[0]))]
+    assert "draft" in by_track["drafter"]
+    assert any(name.startswith("commit") for name in by_track["engine"])
+
+
+def test_ctrl_c_prints_what_there_is_and_leaves_no_process(pair: Path) -> None:
+    endless = ["--max-tokens", "19000", "--max-model-len", "20000", "--ignore-eos", "--temperature", "1"]
+    command = [PENSTOCK, "generate", PROMPT, "--model", str(pair / "target"), "-pp", "2", *endless]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 3, "the fork server and two stages"
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert first + rest
+    assert errors == b""
+    assert not still_running(children)
+
+
+def still_running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(processes, timeout=2)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_an_error_before_the_start_comes_at_once(tmp_path: Path) -> None:
+    started = time.monotonic()
+    result = run("generate", "x", "--strategy", "pipdec")
+    assert result.returncode == 2
+    assert result.stderr.startswith("penstock: error: strategy is 'pipdec'")
+    assert run("--version").stdout.startswith("penstock ")
+    assert time.monotonic() - started < 3
+
+
+def test_demo_prints_one_json_object(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from penstock.demo import show
+
+    monkeypatch.setattr(options, "DEMO", pair)
+    monkeypatch.setattr(show, "TOKENS", 6)
+    show.run_demo(as_json=True)
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert result["identical"] is True
+    assert result["speedup"] > 0
+    assert [run["strategy"] for run in result["runs"]] == ["autoregressive", "pipedec"]
+    assert all(run["emulated"] for run in result["runs"])
+    assert "Emulated" in err

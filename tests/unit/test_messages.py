@@ -1,0 +1,180 @@
+"""The codec: whatever arrives is a message of the session, or refused as a stranger's, or malformed; nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.messages import (
+    DTYPE_BYTES,
+    MAX_HEADER_BYTES,
+    PROTOCOL,
+    Batch,
+    Cancel,
+    Candidates,
+    Certain,
+    Failed,
+    MalformedMessage,
+    Message,
+    Opened,
+    Pick,
+    Ready,
+    Result,
+    Rows,
+    Sampling,
+    Span,
+    Started,
+    Stop,
+    Stranger,
+    Wire,
+    decode,
+    encode,
+)
+
+SESSION = "5" * 32
+
+whole = st.integers(-(2**63), 2**64 - 1)
+number = st.floats(allow_nan=False)
+text = st.text(max_size=8)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Batch, list[bytes]]:
+    """A consistent batch and its tensor frame, if it has one."""
+    count = draw(st.integers(0, 5))
+    columns = [draw(st.lists(whole, min_size=count, max_size=count)) for _ in range(6)]
+    indices = st.lists(st.integers(0, count - 1), unique=True, max_size=count) if count else st.just([])
+    batch = Batch(
+        stream=draw(whole),
+        opened=draw(st.lists(st.builds(Opened, whole, st.builds(Sampling, whole, whole, number)), max_size=2)),
+        certain=draw(st.lists(st.builds(Certain, whole, st.lists(whole, max_size=4)), max_size=2)),
+        closed=draw(st.lists(whole, max_size=3)),
+        rows=Rows(*columns),
+        wanted=draw(indices),
+        alive=sorted(draw(indices)),
+        candidates=draw(whole),
+        dtype=draw(st.sampled_from(["", *DTYPE_BYTES])),
+        width=draw(st.integers(0, 9)),
+        arrives=draw(number),
+        spans=draw(st.lists(st.builds(Span, whole, number, number, number, number, number, whole), max_size=2)),
+    )
+    size = len(batch.alive) * batch.width * DTYPE_BYTES.get(batch.dtype, 0)
+    return batch, [bytes(size)] if size else []
+
+
+picks = st.builds(Pick, whole, whole, number, whole, st.lists(st.tuples(whole, number), max_size=2))
+candidates = st.builds(Candidates, whole, st.lists(whole, max_size=2), st.lists(number, max_size=2))
+others: st.SearchStrategy[Message] = st.one_of(
+    st.builds(Result, stream=whole, picks=st.lists(picks, max_size=3), candidates=st.lists(candidates, max_size=3)),
+    st.builds(Cancel, before=whole, nodes=st.lists(whole), arrives=number),
+    st.builds(Ready, stage=whole, arrives=number),
+    st.builds(Started, stage=whole, address=text, kv_bytes=whole, weight_bytes=whole),
+    st.builds(Wire, upstream=text, downstream=text),
+    st.builds(Failed, stage=whole, cause=text, details=text),
+    st.just(Stop()),
+)
+messages = st.one_of(batches(), others.map(lambda message: (message, [])))
+
+
+@given(messages)
+def test_round_trip(sent: tuple[Message, list[bytes]]) -> None:
+    message, tensors = sent
+    frames = [memoryview(encode(message, SESSION)), *map(memoryview, tensors)]
+    assert decode(frames, SESSION) == message
+
+
+@settings(max_examples=300)
+@given(messages, st.data())
+def test_damage_is_noticed_or_harmless(sent: tuple[Message, list[bytes]], data: st.DataObject) -> None:
+    """A byte changed, cut off or put in: a message of the right shape, or one of two errors."""
+    message, tensors = sent
+    frame = bytearray(encode(message, SESSION))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, max(len(frame) - 1, 0)))
+        frame[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+    try:
+        found = decode([bytes(frame), *tensors], SESSION)
+    except (Stranger, MalformedMessage):
+        return
+    assert isinstance(found, Message)
+
+
+@given(st.lists(st.binary(max_size=60), max_size=3))
+def test_noise_is_a_strangers(frames: list[bytes]) -> None:
+    with pytest.raises(Stranger):
+        decode(frames, SESSION)
+
+
+nested = st.recursive(
+    st.none() | st.booleans() | whole | st.text(max_size=4) | st.binary(max_size=4) | st.floats(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(nested)
+def test_any_other_content_of_the_session_is_malformed(content: Any) -> None:
+    frame = msgspec.msgpack.encode((PROTOCOL, SESSION, content))
+    with pytest.raises(MalformedMessage):
+        decode([frame], SESSION)
+
+
+@pytest.mark.parametrize(
+    ("frames", "complaint"),
+    [
+        ([], "missing"),
+        ([b""], "does not decode"),
+        ([bytes(MAX_HEADER_BYTES + 1)], "too large"),
+        ([encode(Stop(), "another")], "another session"),
+        ([encode(Stop(), SESSION[:-1])], "another session"),
+        ([encode(Stop(), "")], "another session"),
+        ([encode(Stop(), "ü" * 32)], "another session"),
+        ([msgspec.msgpack.encode((PROTOCOL + 1, SESSION, Stop()))], "run the same version"),
+        ([msgspec.msgpack.encode((PROTOCOL, SESSION))], "does not decode"),
+        ([msgspec.msgpack.encode({"session": SESSION})], "does not decode"),
+        ([b"\x93\x01\xa1x" + b"\x91" * 100_000], "recursion"),
+        ([b"\x93\x01\xa2\xff\xfe\xc0"], "utf-8"),
+        ([encode(Stop(), SESSION) + b"tail"], "trailing"),
+    ],
+)
+def test_strangers(frames: list[bytes], complaint: str) -> None:
+    with pytest.raises(Stranger, match=complaint):
+        decode(frames, SESSION)
+
+
+def simple(**fields: Any) -> Batch:
+    return Batch(**{"stream": 1, "rows": Rows([0, 0], [1, 2], [0, 1], [-1, 0], [0, 1], [5, 6]), **fields})
+
+
+@pytest.mark.parametrize(
+    ("message", "tensors", "complaint"),
+    [
+        (simple(rows=Rows([0], [1, 2], [0, 1], [-1, 0], [0, 1], [5, 6])), [], "differ in length"),
+        (simple(alive=[2]), [], "past its 2 rows"),
+        (simple(wanted=[-1]), [], "past its 2 rows"),
+        (simple(alive=[1, 0]), [], "ascending"),
+        (simple(alive=[1, 1]), [], "ascending"),
+        (simple(dtype="float64", width=1), [], "dtype 'float64'"),
+        (simple(width=-1), [], "width -1"),
+        (simple(alive=[0, 1], dtype="float16", width=3), [bytes(11)], "frame of 11 bytes, header announces 12"),
+        (simple(alive=[0, 1], dtype="float16", width=3), [], "frame of 0 bytes, header announces 12"),
+        (simple(alive=[0, 1], dtype="float16", width=3), [bytes(6), bytes(6)], "tensor frame"),
+        (simple(alive=[], dtype="float16", width=3), [bytes(6)], "header announces 0"),
+        (Stop(), [b"tail"], "header announces 0"),
+        (Stop(), [b"", b""], "tensor frame"),
+        (simple(alive=[0, 1], dtype="float32", width=2**62), [bytes(8)], "header announces"),
+    ],
+)
+def test_malformed(message: Message, tensors: list[bytes], complaint: str) -> None:
+    with pytest.raises(MalformedMessage, match=complaint):
+        decode([encode(message, SESSION), *tensors], SESSION)
+
+
+def test_content_that_nests_too_deeply_is_malformed() -> None:
+    frame = msgspec.msgpack.encode((PROTOCOL, SESSION, msgspec.Raw(b"\x91" * 500 + b"\xc0")))
+    with pytest.raises(MalformedMessage):
+        decode([frame], SESSION)
