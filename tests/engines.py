@@ -1,13 +1,18 @@
-"""A whole engine in one process, over real models: the same loop, stages and drafter that ``LLM`` runs as processes."""
+"""A whole engine in one process, over real models: the same loop, stages and drafter that ``LLM`` runs as processes.
+
+Time is virtual: every stage takes a second and a drafter a third of one, so batches overlap as on real devices, and
+each run is the same.
+"""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
 
+from penstock.cluster.timing import DeviceTiming, StageTiming
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter
-from penstock.drafters.ngram import NgramDrafter
+from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.engine.loop import EngineLoop
 from penstock.engine.request import Request
@@ -16,7 +21,7 @@ from penstock.engine.slots import SlotPool
 from penstock.messages import Pick, Sampling
 from penstock.models.checkpoint import even_split, open_checkpoint
 from penstock.models.stage_model import load_stage
-from penstock.pipeline.clock import RealClock
+from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
@@ -42,25 +47,27 @@ class Picks:
 
 
 class InProcessEngine:
-    """Stages of ``target`` and, as the drafter, the model in ``draft`` (prompt lookup where there is none)."""
+    """Stages of ``target``, and a drafter: the model in ``draft``, or one that the caller made."""
 
-    def __init__(self, target: Path, stages: int = 2, draft: Path | None = None, slots: int = 2048) -> None:
+    def __init__(self, target: Path, stages: int, draft: Path | Drafter, slots: int = 2048) -> None:
         self.pool = SlotPool(slots, slots)
+        self.clock = VirtualClock()
         self._numbers = itertools.count()
         layers = even_split(open_checkpoint(str(target)).num_layers, stages)
-        drafter: Drafter = NgramDrafter()
-        if draft is not None:
-            drafter = SmallModelDrafter(self._pipeline(draft, [(0, open_checkpoint(str(draft)).num_layers)]), chunk=256)
+        if isinstance(draft, Path):
+            whole = [(0, open_checkpoint(str(draft)).num_layers)]
+            draft = SmallModelDrafter(self._pipeline(draft, whole, None), chunk=256)
+        drafter = EmulatedDrafter(draft, taking(0.33), None, self.clock)
         scheduler = Scheduler(self.pool, stages, chunk=16, max_running=64, max_model_len=512)
-        self.loop = EngineLoop(self._pipeline(target, layers), drafter, scheduler, RealClock())
+        self.loop = EngineLoop(self._pipeline(target, layers, taking(1.0)), drafter, scheduler, self.clock)
 
-    def _pipeline(self, model: Path, layers: list[tuple[int, int]]) -> InProcessPipeline:
+    def _pipeline(self, model: Path, layers: list[tuple[int, int]], timing: StageTiming | None) -> InProcessPipeline:
         drivers = []
         for index, (first, last) in enumerate(layers):
             stage = load_stage(str(model), first, last, capacity=self.pool.total)
             core = StageCore(stage, self.pool.total, is_last=index == len(layers) - 1)
-            drivers.append(StageDriver(index, core, RealClock().now))
-        return InProcessPipeline(drivers, RealClock())
+            drivers.append(StageDriver(index, core, self.clock.now, timing))
+        return InProcessPipeline(drivers, self.clock)
 
     def submit(self, prompt: list[int], sampling: Sampling, max_tokens: int, strategy: Strategy) -> Request:
         request = Request(next(self._numbers), prompt, sampling, max_tokens, frozenset(), strategy, Picks())
@@ -72,3 +79,8 @@ class InProcessEngine:
         while self.loop.busy:
             self.loop.step()
         self.loop.audit()
+
+
+def taking(seconds: float) -> StageTiming:
+    """A modelled device that takes this long for any batch."""
+    return StageTiming(devices=(DeviceTiming(seconds, 0.0, 0.0),))

@@ -39,7 +39,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sample_pairs(target: Path, draft: Path, sampling: Sampling) -> tuple[np.ndarray, int]:
     """Counts [V, V] of the first two tokens over all seeds, and how many of them had been drafted."""
-    engine = InProcessEngine(target, stages=2, draft=draft, slots=4096)
+    engine = InProcessEngine(target, 2, draft, slots=4096)
     requests = [
         engine.submit(PROMPT, Sampling(**{**named(sampling), "seed": seed}), 3, StaticTree(8, 2, 4))
         for seed in range(SEEDS)

@@ -1,0 +1,189 @@
+"""A chain of stages under random time: one batch per buffer, stream order, nothing lost, no waiting for nothing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
+from penstock.core import PenstockError
+from penstock.messages import NO_SLOT, Batch, Cancel, Opened, Ready, Result, Rows, Sampling, Stop
+from penstock.pipeline.clock import VirtualClock
+from penstock.stage.core import StageCore
+from penstock.stage.driver import Line, StageDriver
+from tests.hash_model import HashLayers
+
+seconds = st.sampled_from([0.0, 0.001, 0.25, 1.0, 3.0])
+
+
+def batch(stream: int) -> Batch:
+    """One row of a request of its own."""
+    rows = Rows([stream], [stream], [stream], [NO_SLOT], [0], [stream % 7])
+    return Batch(stream=stream, opened=[Opened(stream, Sampling())], rows=rows, wanted=[0], alive=[0])
+
+
+def stage_timing(fixed: float, per_row: float = 0.0) -> StageTiming:
+    return StageTiming(devices=(DeviceTiming(fixed, 0.0, per_row),))
+
+
+def link(latency: float) -> LinkTiming:
+    return LinkTiming(latency, 1e6, 0.0)
+
+
+def driver(index: int, stages: int, clock: VirtualClock, slots: int = 64, **timing: Any) -> StageDriver:
+    core = StageCore(HashLayers(index, slots, 7), slots, is_last=index == stages - 1)
+    return StageDriver(index, core, clock.now, **timing)
+
+
+class Chain:
+    """Stages joined in the plainest way; checks every hop's buffer as messages are handed over."""
+
+    def __init__(self, timings: list[tuple[float, float, float]], slots: int) -> None:
+        self.clock = VirtualClock()
+        self.drivers = [
+            driver(i, len(timings), self.clock, slots, timing=stage_timing(own), down=link(down), up=link(up))
+            for i, (own, down, up) in enumerate(timings)
+        ]
+        self.credit = True
+        self.results: list[Result] = []
+
+    def advance(self) -> bool:
+        """Everything that is due now; says whether anything happened."""
+        happened = False
+        for place, one in enumerate(self.drivers):
+            for sent in one.step():
+                happened = True
+                to = place - 1 if sent.upstream else place + 1
+                if to < 0:
+                    assert isinstance(sent.message, Ready)
+                    self.credit = True
+                elif to == len(self.drivers):
+                    assert isinstance(sent.message, Result)
+                    self.results.append(sent.message)
+                else:
+                    self.drivers[to].on_message(sent.message, sent.tensor)
+                assert all(len(other._buffer) <= 1 for other in self.drivers)
+        return happened
+
+    def run(self, batches: list[Batch]) -> None:
+        waiting = list(batches)
+        while len(self.results) < len(batches):
+            if waiting and self.credit:
+                self.credit = False
+                self.drivers[0].on_message(waiting.pop(0))
+            if not self.advance():
+                due = [one.due for one in self.drivers if one.due is not None]
+                assert due, "nothing is due: a batch was lost"
+                self.clock.wait(min(due))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=5), st.integers(1, 12))
+def test_batches_come_out_in_order_and_none_is_lost(timings: list[tuple[float, float, float]], count: int) -> None:
+    chain = Chain(timings, slots=count)
+    chain.run([batch(stream) for stream in range(count)])
+    assert [result.stream for result in chain.results] == list(range(count))
+    for result in chain.results:
+        assert [pick.node for pick in result.picks] == [result.stream]
+        assert [span.stage for span in result.spans] == list(range(len(timings)))
+        for span, following in pairwise(result.spans):
+            assert span.received <= span.start <= span.end <= following.received
+    for stage in range(len(timings)):
+        spans = [result.spans[stage] for result in chain.results]
+        assert all(one.end <= other.start for one, other in pairwise(spans)), "one at a time"
+    assert not any(one._buffer or one._pending for one in chain.drivers)
+
+
+def test_a_full_pipeline_works_on_as_many_batches_as_it_has_stages() -> None:
+    """With stages of one second and no links, a batch comes out every second after the first three."""
+    chain = Chain([(1.0, 0.0, 0.0)] * 3, slots=10)
+    for one in chain.drivers:
+        one._down = one._up = Line(None)
+    chain.run([batch(stream) for stream in range(10)])
+    assert chain.clock.now() == pytest.approx(12.0)
+
+
+def test_ready_is_said_before_the_batch_is_computed() -> None:
+    """So that the next batch travels meanwhile."""
+    clock = VirtualClock()
+    one = driver(0, 2, clock)
+    one.on_message(batch(0))
+    steps = one.step()
+    first = next(steps)
+    assert first.upstream
+    assert isinstance(first.message, Ready)
+    assert one.core.next_stream == 0
+    assert [type(sent.message) for sent in steps] == [Batch]
+
+
+def test_a_second_batch_in_the_buffer_is_refused() -> None:
+    one = driver(3, 5, VirtualClock())
+    one.on_message(batch(0))
+    with pytest.raises(PenstockError, match="stage 3: batch 1 arrived before its buffer was free"):
+        one.on_message(batch(1))
+
+
+@pytest.mark.parametrize("message", [Stop(), Result(stream=0)])
+def test_other_messages_are_refused(message: Any) -> None:
+    with pytest.raises(PenstockError, match="unexpected"):
+        driver(0, 1, VirtualClock()).on_message(message)
+
+
+def test_nothing_is_sent_on_before_the_next_buffer_is_free() -> None:
+    clock = VirtualClock()
+    one = driver(0, 2, clock)
+    one.on_message(batch(0))
+    assert [type(sent.message) for sent in one.step()] == [Ready, Batch]
+    one.on_message(batch(1))
+    assert [type(sent.message) for sent in one.step()] == [Ready]
+    assert one.due is None
+    one.on_message(Ready(stage=1, arrives=4.0))
+    assert one.due == 4.0
+    assert list(one.step()) == []
+    clock.wait(4.0)
+    (sent,) = one.step()
+    assert isinstance(sent.message, Batch)
+    assert sent.message.stream == 1
+
+
+def test_a_cancel_counts_from_its_arrival() -> None:
+    clock = VirtualClock()
+    one = driver(0, 1, clock)
+    one.on_message(Cancel(before=5, nodes=[0, 1], arrives=2.0))
+    one.on_message(batch(0))
+    assert [result.picks != [] for result in (sent.message for sent in one.step()) if isinstance(result, Result)] == [
+        True
+    ]
+    clock.wait(2.0)
+    one.on_message(batch(1))
+    assert [result.picks for result in (sent.message for sent in one.step()) if isinstance(result, Result)] == [[]]
+
+
+def test_a_batch_in_the_buffer_waits_for_its_link_and_for_its_stage() -> None:
+    clock = VirtualClock()
+    one = driver(0, 1, clock, timing=stage_timing(1.0, per_row=0.5))
+    late = batch(0)
+    late.arrives = 3.0
+    one.on_message(late)
+    assert one.due == 3.0
+    clock.wait(3.0)
+    assert [type(sent.message) for sent in one.step()] == [Ready]
+    assert one.due == 4.5
+    clock.wait(4.5)
+    (sent,) = one.step()
+    assert isinstance(sent.message, Result)
+    (span,) = sent.message.spans
+    assert (span.received, span.start, span.end, span.modelled, span.rows) == (3.0, 3.0, 4.5, 1.5, 1)
+
+
+def test_messages_on_a_line_go_one_after_the_other() -> None:
+    line = Line(LinkTiming(latency_s=1.0, bytes_per_s=100.0, row_bytes=50.0))
+    header = line.arrival(0.0, Ready(stage=0)) - 1.0
+    assert header > 0
+    assert line.arrival(0.0, Ready(stage=0)) == pytest.approx(1.0 + 2 * header)
+    assert line.arrival(10.0, Ready(stage=0), rows=2) == pytest.approx(12.0 + header)
+    assert Line(None).arrival(5.0, Ready(stage=0)) == 0.0

@@ -1,0 +1,164 @@
+"""The import arrows: what each part of the package may know of the others, held by reading the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+import penstock
+
+ROOT = Path(penstock.__file__).parent
+
+LAYERS = [
+    "core",
+    "config",
+    "noise",
+    "tree",
+    "messages",
+    "cluster",
+    "text",
+    "strategies",
+    "stage",
+    "models",
+    "pipeline.inbox",
+    "stage.worker",
+    "pipeline",
+    "engine.slots",
+    "engine.request",
+    "engine.feed",
+    "drafters",
+    "engine",
+    "trace",
+    "bench",
+    "generate",
+    "demo",
+    "cli",
+]
+"""A module may import its own line and those above; of several lines that fit a module the longest is its own.
+
+Three packages are cut in two, because each needs something from beneath: the worker of a stage, which is the stage as
+a process, holds a model and an inbox; drafters know requests and the feed, which the engine's loop is built of.
+"""
+
+HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
+MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler")
+HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer"}
+
+DECISIONS = ("core", "noise", "tree", "strategies", "stage.visibility", "stage.core", "stage.driver", "drafters")
+DECISIONS += tuple(f"engine.{name}" for name in ("slots", "request", "feed", "inflight", "commit", "scheduler", "loop"))
+OUTSIDE_WORLD = {"time", "datetime", "socket", "zmq", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """``when``: at import of the module, when a function is called, or for the type checker only."""
+
+    importer: str
+    imported: str
+    when: Literal["at once", "when called", "for types"]
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for file in sorted(ROOT.rglob("*.py")):
+        name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        yield name, ast.parse(file.read_text(encoding="utf-8"))
+
+
+def imports_of(name: str, node: ast.AST, when: str = "at once") -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"{name}: relative imports are not used here"
+            base = child.module or ""
+            for alias in child.names:
+                yield Import(name, in_package(f"{base}.{alias.name}", base), when)  # type: ignore[arg-type]
+        elif isinstance(child, ast.Import):
+            yield from (Import(name, alias.name, when) for alias in child.names)  # type: ignore[arg-type]
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from imports_of(name, child, "for types")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and when == "at once":
+            yield from imports_of(name, child, "when called")
+        else:
+            yield from imports_of(name, child, when)
+
+
+def in_package(full: str, base: str) -> str:
+    """``from penstock.stage import tensors`` imports a module, ``from penstock.tree import Node`` does not."""
+    path = ROOT.joinpath(*full.split(".")[1:])
+    is_module = full.startswith("penstock.") and (path.is_dir() or path.with_suffix(".py").is_file())
+    return full if is_module else base
+
+
+IMPORTS = [found for name, tree in modules() for found in imports_of(name, tree)]
+
+
+def under(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def layer(module: str) -> int:
+    fitting = [name for name in LAYERS if under(module, name)]
+    assert fitting, f"{module}: add it to LAYERS"
+    return LAYERS.index(max(fitting, key=len))
+
+
+def test_every_module_has_its_layer() -> None:
+    for name, _ in modules():
+        if name:
+            layer(name)
+
+
+def test_imports_point_upwards() -> None:
+    wrong = []
+    for found in IMPORTS:
+        own = found.imported.removeprefix("penstock").lstrip(".")
+        if not under(found.imported, "penstock") or found.when == "for types" or not found.importer:
+            continue
+        if own and layer(own) > layer(found.importer):
+            wrong.append(found)
+    assert wrong == []
+
+
+def test_the_package_itself_imports_the_core_only() -> None:
+    own = [found for found in IMPORTS if not found.importer and under(found.imported, "penstock")]
+    assert {found.imported for found in own if found.when == "at once"} == {"penstock.core"}
+
+
+def test_torch_and_its_kin_stay_where_tensors_are() -> None:
+    heavy = [found for found in IMPORTS if found.imported.split(".")[0] in HEAVY and found.when != "for types"]
+    elsewhere = [found for found in heavy if not any(under(found.importer, part) for part in MAY_BE_HEAVY)]
+    assert [found for found in elsewhere if found.when == "at once"] == []
+    assert {found.importer for found in elsewhere} == HEAVY_WHEN_CALLED
+
+
+def test_nobody_else_loads_torch_by_importing_who_does() -> None:
+    """A module that does not hold tensors itself imports those that do when it is called, not at once."""
+    reached = [
+        found
+        for found in IMPORTS
+        if found.when == "at once"
+        and not any(under(found.importer, part) for part in MAY_BE_HEAVY)
+        and any(under(found.imported, f"penstock.{part}") for part in MAY_BE_HEAVY)
+    ]
+    assert reached == []
+
+
+@pytest.mark.parametrize("part", DECISIONS)
+def test_decisions_know_no_clock_and_no_socket(part: str) -> None:
+    outside = [
+        found for found in IMPORTS if under(found.importer, part) and found.imported.split(".")[0] in OUTSIDE_WORLD
+    ]
+    assert outside == []
+
+
+def test_this_test_sees_what_it_should() -> None:
+    tree = ast.parse(
+        "import a\nif TYPE_CHECKING:\n    import b\nclass C:\n    import c\n    def f(self):\n        import d"
+    )
+    found = {(one.imported, one.when) for one in imports_of("x", tree)}
+    assert found == {("a", "at once"), ("b", "for types"), ("c", "at once"), ("d", "when called")}
+    assert Import("stage.worker", "penstock.pipeline.inbox", "at once") in IMPORTS
