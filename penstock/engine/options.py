@@ -52,8 +52,9 @@ class EngineOptions:
         positive = ("pipeline_parallel_size", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
         for name in positive:
             value = getattr(self, name)
-            check(value is None or value >= 1, name, value, "at least 1")
-        check(self.speculative_slots >= 0, "speculative_slots", self.speculative_slots, "0 or above")
+            check(value is None or (isinstance(value, int) and value >= 1), name, value, "a whole number, at least 1")
+        slots = self.speculative_slots
+        check(isinstance(slots, int) and slots >= 0, "speculative_slots", slots, "a whole number, 0 or above")
 
 
 @dataclass(frozen=True)

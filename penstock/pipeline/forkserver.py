@@ -58,7 +58,7 @@ class ForkServer:
         self._unread = b""
         self._listeners: dict[str, Callable[[int, str], None]] = {}
         self._disowned = False
-        self.folder = tempfile.mkdtemp(prefix="penstock-")
+        self.folder = socket_folder()
 
     @property
     def fileno(self) -> int:
@@ -128,6 +128,12 @@ class ForkServer:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
+
+
+def socket_folder() -> str:
+    """A private folder for sockets: their paths have room for 107 bytes, which the TMPDIR of some clusters outgrows."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="penstock-", dir=usual if len(os.fsencode(usual)) <= 60 else "/tmp")
 
 
 _shared: tuple[int, ForkServer] | None = None

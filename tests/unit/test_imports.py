@@ -49,7 +49,7 @@ HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
 MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler")
 HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer"}
 
-DECISIONS = ("core", "noise", "tree", "strategies", "stage.visibility", "stage.core", "stage.driver", "drafters")
+DECISIONS = ("core", "tree", "strategies", "stage.visibility", "stage.core", "stage.driver", "drafters")
 DECISIONS += tuple(f"engine.{name}" for name in ("slots", "request", "feed", "inflight", "commit", "scheduler", "loop"))
 OUTSIDE_WORLD = {"time", "datetime", "socket", "zmq", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
 
