@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -93,12 +94,12 @@ class LLM:
     PipelineError when a stage cannot be started.
     """
 
-    def __init__(self, model: str = "demo", **options: Any) -> None:
+    def __init__(self, model: str | Path = "demo", **options: Any) -> None:
         known = EngineOptions.__dataclass_fields__
         for name in options:
             if name not in known:
                 raise unknown_option(name, list(known))
-        checked = EngineOptions(model=model, **options)
+        checked = EngineOptions(model=str(model), **options)
         shared_fork_server()  # it imports torch while this process does
         self._setup: Resolved = resolve_options(checked)
         self._tokenizer: Tokenizer | None = None

@@ -354,7 +354,10 @@ while True:
 
 
 class Script:
-    """The script above in a folder whose files have treacherous names, without a ``__main__`` guard."""
+    """The script above, without a ``__main__`` guard, in a folder whose files have treacherous names.
+
+    The folder for temporary files has a name that is too long for a socket.
+    """
 
     def __init__(self, folder: Path, *arguments: Any) -> None:
         (folder / "select.py").write_text("raise SystemExit('not this one')")
@@ -362,7 +365,12 @@ class Script:
         file = folder / "sub" / "script.py"
         file.write_text(SCRIPT)
         command = [sys.executable, str(file), *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path[1:]))}
+        (folder / ("temporary" * 12)).mkdir()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path[1:])),
+            "TMPDIR": str(folder / ("temporary" * 12)),
+        }
         self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment)
 
     def hear(self) -> dict[str, Any]:
