@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.engine.commit import Advance
     from penstock.engine.llm import LLM, Completion
     from penstock.engine.options import Resolved
-    from penstock.engine.request import Request
+    from penstock.requests.request import Request
 
 
 class Follower(Watcher):

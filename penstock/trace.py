@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from penstock.drafters.base import Draft
 from penstock.engine.commit import Advance
-from penstock.engine.request import Request
 from penstock.messages import Batch, Result, Rows, Span
+from penstock.requests.request import Request
 
 if TYPE_CHECKING:
     from penstock.engine.options import Resolved

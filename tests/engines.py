@@ -15,14 +15,14 @@ from penstock.drafters.base import Drafter
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.engine.loop import EngineLoop
-from penstock.engine.request import Request
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.slots import SlotPool
 from penstock.messages import Pick, Sampling
 from penstock.models.checkpoint import even_split, open_checkpoint
 from penstock.models.stage_model import load_stage
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.requests.request import Request
+from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
 from penstock.strategies.base import Strategy

@@ -17,12 +17,12 @@ from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.loop import EngineLoop
-from penstock.engine.request import Request
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.slots import SlotPool
 from penstock.messages import Cancel, Pick, Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.requests.request import Request
+from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Line, StageDriver
 from penstock.strategies.autoregressive import Autoregressive

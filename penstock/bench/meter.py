@@ -8,8 +8,8 @@ from statistics import median
 from penstock.drafters.base import Draft, Drafter
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.engine.commit import Advance
-from penstock.engine.request import Request
 from penstock.messages import Batch, Result, Span
+from penstock.requests.request import Request
 
 
 class Meter:

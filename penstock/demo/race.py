@@ -26,8 +26,8 @@ from penstock.trace import EMULATED, Watcher
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
     from penstock.engine.llm import Completion
-    from penstock.engine.request import Request
     from penstock.messages import Batch, Result
+    from penstock.requests.request import Request
 
 PLAIN: Final = "autoregressive"
 PENSTOCK: Final = "pipedec"

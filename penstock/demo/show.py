@@ -25,7 +25,7 @@ from penstock.trace import EMULATED, Watcher
 
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
-    from penstock.engine.request import Request
+    from penstock.requests.request import Request
 
 CLUSTER: Final = "demo"
 PROMPTS: Final = 2

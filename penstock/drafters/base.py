@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.engine.request import Request
+from penstock.requests.request import Request
 from penstock.tree import Node
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.drafters.base import Ask, Draft, Drafter
-from penstock.engine.request import Request
 from penstock.pipeline.base import Clock
+from penstock.requests.request import Request
 
 
 class EmulatedDrafter:

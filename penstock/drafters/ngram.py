@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from penstock.drafters.base import Ask, Draft
-from penstock.engine.request import Request
+from penstock.requests.request import Request
 from penstock.tree import Node
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.drafters.base import Ask, Draft
-from penstock.engine.feed import Feed
-from penstock.engine.request import Request
 from penstock.messages import Candidates
 from penstock.pipeline.base import Pipeline
+from penstock.requests.feed import Feed
+from penstock.requests.request import Request
 from penstock.tree import Node
 
 Entries = list[tuple[Request, list[Node]]]

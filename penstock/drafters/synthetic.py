@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.drafters.base import Ask, Draft
-from penstock.engine.request import Request
+from penstock.requests.request import Request
 from penstock.tree import Node
 
 FLOOR = 1e-4

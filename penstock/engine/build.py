@@ -14,10 +14,10 @@ from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.loop import EngineLoop
 from penstock.engine.options import Resolved
-from penstock.engine.request import Request
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.slots import SlotPool
 from penstock.pipeline.processes import Mailbox, ProcessPipeline, StagePlan
+from penstock.requests.request import Request
+from penstock.requests.slots import SlotPool
 
 Answer = Callable[[Request], Sequence[int]]
 """What plain decoding gives for a request; only the synthetic drafter asks."""

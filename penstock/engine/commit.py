@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.core import FinishReason
-from penstock.engine.request import Nodes, Request
-from penstock.engine.slots import SlotPool
+from penstock.requests.request import Nodes, Request
+from penstock.requests.slots import SlotPool
 from penstock.tree import Node
 
 

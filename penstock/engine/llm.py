@@ -24,10 +24,10 @@ from penstock.drafters.base import Drafter
 from penstock.engine.build import make_loop, start_drafter, start_pipeline
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions, Resolved, resolve_options
-from penstock.engine.request import Request
 from penstock.messages import Pick, Sampling
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import Mailbox
+from penstock.requests.request import Request
 from penstock.strategies import make_strategy
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.tokenizer import Tokenizer, load_tokenizer

@@ -9,13 +9,13 @@ from typing import Protocol
 from penstock.core import FinishReason, PipelineError
 from penstock.drafters.base import Ask, Draft, Drafter
 from penstock.engine.commit import Advance, advance
-from penstock.engine.feed import Feed
 from penstock.engine.inflight import InFlight
-from penstock.engine.request import Nodes, Request
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.slots import SlotPool
 from penstock.messages import Batch, Result
 from penstock.pipeline.base import Clock, Pipeline
+from penstock.requests.feed import Feed
+from penstock.requests.request import Nodes, Request
+from penstock.requests.slots import SlotPool
 from penstock.tree import Node
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from penstock.core import RequestError
-from penstock.engine.request import Request
-from penstock.engine.slots import SlotPool
+from penstock.requests.request import Request
+from penstock.requests.slots import SlotPool
 from penstock.tree import Node
 
 

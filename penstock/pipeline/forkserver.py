@@ -23,18 +23,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from penstock.stage.worker import StageSpec
+from penstock.pipeline.worker import StageSpec
 
 PRELOADED = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
 
 class ForkServer:
-    """The engine's handle. ``on_exit`` hears of every stage process that ends: (session, stage, what happened)."""
+    """The engine's handle. A thread passes on the server's reports, each to the engine whose session it concerns."""
 
     def __init__(self) -> None:
         lifeline_read, self._lifeline = os.pipe()
@@ -53,28 +52,24 @@ class ForkServer:
             start_new_session=True,  # Ctrl-C in the terminal reaches the engine, which ends the stages in order
         )
         os.close(lifeline_read)
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._unread = b""
-        self._listeners: dict[str, Callable[[int, str], None]] = {}
+        self._listeners: dict[str, int] = {}
+        self._lock = threading.Lock()
         self._disowned = False
         self.folder = socket_folder()
-
-    @property
-    def fileno(self) -> int:
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        threading.Thread(target=self._pass_on, name="penstock fork server", daemon=True).start()
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def listen(self, session: str, on_exit: Callable[[int, str], None]) -> None:
-        """Have ``on_exit(stage, cause)`` called for the stage processes of a session that end."""
-        self._listeners[session] = on_exit
+    def listen(self, session: str, pipe: int) -> None:
+        """Have reports on a session's stages written to ``pipe``, a line of JSON each; see ``report``."""
+        with self._lock:
+            self._listeners[session] = pipe
 
     def forget(self, session: str) -> None:
-        self._listeners.pop(session, None)
+        with self._lock:
+            self._listeners.pop(session, None)
 
     def start(self, spec: StageSpec) -> None:
         """Have a stage process started. That it came to nothing is reported like any other exit."""
@@ -84,33 +79,25 @@ class ForkServer:
         """End what is left of a session's processes."""
         self._write({"kill": session})
 
-    def read(self) -> None:
-        """Take in what the server has reported. Called when ``fileno`` is readable."""
-        try:
-            chunk = os.read(self.fileno, 65536)
-        except BlockingIOError:
-            return
-        if not chunk:
-            for stage_exited in list(self._listeners.values()):
-                stage_exited(-1, "the fork server died")
-            return
-        *lines, self._unread = (self._unread + chunk).split(b"\n")
-        for line in lines:
-            report = json.loads(line)
-            listener = self._listeners.get(report["session"])
-            if listener is not None:
-                listener(report["stage"], report["cause"])
+    def _pass_on(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            session = json.loads(line)["session"]
+            with self._lock:
+                if session in self._listeners:
+                    os.write(self._listeners[session], line)
+        with self._lock:
+            for session, pipe in self._listeners.items():
+                os.write(pipe, report(session, -1, "the fork server died"))
 
     def close(self) -> None:
         if self._disowned:
             return
         os.close(self._lifeline)
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
-        self._process.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def disown(self) -> None:
@@ -123,11 +110,16 @@ class ForkServer:
             os.close(self._lifeline)
 
     def _write(self, command: dict[str, Any]) -> None:
-        """Send a command. A server that has died cannot take it, which ``read`` notices."""
+        """Send a command. A server that has died cannot take it, and that is reported."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
+
+
+def report(session: str, stage: int, cause: str) -> bytes:
+    """One line that says that a stage's process has ended, and how. Stage -1 stands for all of them."""
+    return json.dumps({"session": session, "stage": stage, "cause": cause}).encode() + b"\n"
 
 
 def socket_folder() -> str:
@@ -222,7 +214,7 @@ def report_exits(children: dict[int, tuple[str, int]]) -> None:
             cause = (
                 f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
             )
-            os.write(1, json.dumps({"session": session, "stage": stage, "cause": cause}).encode() + b"\n")
+            os.write(1, report(session, stage, cause))
 
 
 def become_stage(spec: StageSpec, lifeline: int) -> None:
@@ -237,7 +229,7 @@ def become_stage(spec: StageSpec, lifeline: int) -> None:
         threading.Thread(target=leave_with, args=(lifeline,), daemon=True).start()
         import torch
 
-        from penstock.stage.worker import run
+        from penstock.pipeline.worker import run
 
         torch.set_num_threads(1)
         run(spec)

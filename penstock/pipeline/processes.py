@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -31,9 +33,9 @@ from penstock.messages import (
 from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Inbox, connect
+from penstock.pipeline.worker import StageSpec
 from penstock.stage.driver import Line
 from penstock.stage.visibility import ProtocolError
-from penstock.stage.worker import StageSpec
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +60,10 @@ class Mailbox:
         self.refused = 0
         self._name = secrets.token_hex(4)
         self.inbox = Inbox(self.context, self.bind_address("engine"))
-        self.inbox.watch(self.server.fileno, self.server.read)
+        self._reports, self._report_pipe = os.pipe()
+        self.inbox.watch(self._reports, self._read_reports)
         self._owners: dict[str, Callable[[Message], None]] = {}
+        self._on_exit: dict[str, Callable[[int, str], None]] = {}
 
     def bind_address(self, who: str) -> str:
         if self.transport == "tcp":
@@ -93,14 +97,30 @@ class Mailbox:
         self.refused += 1
         log.warning("refused a frame that belongs to no session of this engine")
 
-    def register(self, session: str, owner: Callable[[Message], None]) -> None:
+    def _read_reports(self) -> None:
+        """What the fork server has to say of our stages. Lines are short, so the pipe never holds half of one."""
+        for line in os.read(self._reports, 65536).splitlines():
+            told = json.loads(line)
+            if told["session"] in self._on_exit:
+                self._on_exit[told["session"]](told["stage"], told["cause"])
+
+    def register(self, session: str, owner: Callable[[Message], None], on_exit: Callable[[int, str], None]) -> None:
+        """Have ``owner`` given the session's messages, and ``on_exit`` (stage, cause) told when a stage has ended."""
         self._owners[session] = owner
+        self._on_exit[session] = on_exit
+        self.server.listen(session, self._report_pipe)
 
     def unregister(self, session: str) -> None:
+        self.server.forget(session)
         self._owners.pop(session, None)
+        self._on_exit.pop(session, None)
 
     def close(self) -> None:
-        self.inbox.unwatch(self.server.fileno)
+        for session in list(self._owners):
+            self.unregister(session)
+        self.inbox.unwatch(self._reports)
+        os.close(self._reports)
+        os.close(self._report_pipe)
         self.inbox.close()
         self.context.destroy(linger=0)
 
@@ -146,8 +166,7 @@ class ProcessPipeline:
         self._closing = False
         entrance = plans[0].up
         self._end = EngineEnd(mailbox, Line(entrance))
-        mailbox.register(self._session, self._on_message)
-        mailbox.server.listen(self._session, self._on_exit)
+        mailbox.register(self._session, self._on_message, self._on_exit)
         try:
             self._start()
         except BaseException:
@@ -188,7 +207,6 @@ class ProcessPipeline:
         finally:
             self._mailbox.server.kill(self._session)
         self._wait_until_gone(CLOSE_TIMEOUT)
-        self._mailbox.server.forget(self._session)
         self._mailbox.unregister(self._session)
         for inbox in self._inboxes:
             inbox.close(linger=0)

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.engine.request import Request
 from penstock.messages import Sampling
+from penstock.requests.request import Request
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
 from penstock.strategies.pipedec import PipeDec

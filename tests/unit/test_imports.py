@@ -25,12 +25,8 @@ LAYERS = [
     "strategies",
     "stage",
     "models",
-    "pipeline.inbox",
-    "stage.worker",
     "pipeline",
-    "engine.slots",
-    "engine.request",
-    "engine.feed",
+    "requests",
     "drafters",
     "engine",
     "trace",
@@ -39,18 +35,14 @@ LAYERS = [
     "demo",
     "cli",
 ]
-"""A module may import its own line and those above; of several lines that fit a module the longest is its own.
-
-Three packages are cut in two, because each needs something from beneath: the worker of a stage, which is the stage as
-a process, holds a model and an inbox; drafters know requests and the feed, which the engine's loop is built of.
-"""
+"""A module may import its own line and those above."""
 
 HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
 MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler")
 HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer"}
 
-DECISIONS = ("core", "tree", "strategies", "stage.visibility", "stage.core", "stage.driver", "drafters")
-DECISIONS += tuple(f"engine.{name}" for name in ("slots", "request", "feed", "inflight", "commit", "scheduler", "loop"))
+DECISIONS = ("core", "tree", "strategies", "requests", "stage.visibility", "stage.core", "stage.driver", "drafters")
+DECISIONS += tuple(f"engine.{name}" for name in ("inflight", "commit", "scheduler", "loop"))
 OUTSIDE_WORLD = {"time", "datetime", "socket", "zmq", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
 
 
@@ -161,4 +153,4 @@ def test_this_test_sees_what_it_should() -> None:
     )
     found = {(one.imported, one.when) for one in imports_of("x", tree)}
     assert found == {("a", "at once"), ("b", "for types"), ("c", "at once"), ("d", "when called")}
-    assert Import("stage.worker", "penstock.pipeline.inbox", "at once") in IMPORTS
+    assert Import("pipeline.worker", "penstock.pipeline.inbox", "at once") in IMPORTS

@@ -11,10 +11,10 @@ from penstock.drafters.base import Ask
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.ngram import NgramDrafter, followers
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.engine.request import Nodes, Request
-from penstock.engine.slots import SlotPool
 from penstock.messages import Sampling
 from penstock.pipeline.clock import VirtualClock
+from penstock.requests.request import Nodes, Request
+from penstock.requests.slots import SlotPool
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.tree import Node
 from tests.histories import Collected

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.drafters.base import Draft
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
-from penstock.engine.request import Request
+from penstock.requests.request import Request
 from penstock.tree import Node
 from tests.hash_model import digest, plain_kv
 from tests.histories import History

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine.request import Request
 from penstock.messages import NO_SLOT, Batch, Certain, Opened, Rows
+from penstock.requests.request import Request
 from penstock.tree import Node
 
 

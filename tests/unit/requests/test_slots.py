@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core import PenstockError
-from penstock.engine.slots import SlotPool
+from penstock.requests.slots import SlotPool
 
 
 def test_the_lowest_free_slot_is_given_first() -> None:

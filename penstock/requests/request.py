@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.core import FinishReason, SpeculationMetrics
-from penstock.engine.slots import SlotPool
 from penstock.messages import Pick, Sampling
+from penstock.requests.slots import SlotPool
 from penstock.strategies.base import Strategy
 from penstock.tree import Node, TokenTree
 
