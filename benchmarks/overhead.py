@@ -4,6 +4,9 @@
 
 Prints the time per token beside the modelled one, decoding plainly (one row goes through all stages) and with a drafter
 that is always right (a row leaves the last stage at every step), and the overhead per hop and per loop, unscaled.
+
+First with the two-layer draft model as the target, so that most stages hold no layer and what is measured is Penstock;
+then with the 16-layer target, whose real computation (about 14 x 1 ms a step) competes with it for this host's cores.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from penstock.bench.measure import StrategyRun, measure
 from penstock.bench.prompts import read_prompts
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 from penstock.config import SpeculativeConfig
+from penstock.engine.options import DEMO
 
 CLUSTER = Path(__file__).with_name("ten-ms-14.toml")
 
@@ -35,10 +39,12 @@ def main() -> None:
     pipedec = SpeculativeConfig(method="synthetic", accuracy=(1.0,), width=1, children=1)
     prompts = read_prompts(DEFAULT_PROMPTS, 3)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=100, ignore_eos=True) for i in range(3)]
-    with LLM("demo", cluster=cluster, speculative_config=pipedec) as llm:
-        plain, full = measure(llm, prompts, params, [("autoregressive", None), ("pipedec", pipedec)])
-    print(report(plain, plain_step_seconds(cluster)))
-    print(report(full, max(timing.seconds(1) for timing in stage_timings(cluster))))
+    for part in ("draft", "target"):
+        with LLM(DEMO / part, cluster=cluster, speculative_config=pipedec) as llm:
+            print(f"{llm.setup.checkpoint.num_layers} layers over {llm.setup.stages} stages")
+            plain, full = measure(llm, prompts, params, [("autoregressive", None), ("pipedec", pipedec)])
+        print(report(plain, plain_step_seconds(cluster)))
+        print(report(full, max(timing.seconds(1) for timing in stage_timings(cluster))))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ varying confidence. What the engine reaches beside this is `penstock bench` with
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
@@ -37,17 +39,17 @@ class IdealDrafter:
     """Candidate k of a node is token k; on the right path the truth is drawn from the node's own chances."""
 
     def __init__(self, varying: bool, seed: int) -> None:
-        self._generator = np.random.default_rng(seed)
+        self._rng = random.Random(seed)
         self._profile = SyntheticDrafter(ACCURACY, 2, seed, lambda request: [])
         self._varying = varying
         self._steps = list(np.diff(ACCURACY, prepend=0.0))
         self.truth: dict[int, int] = {}
 
     def draft(self, node: Node, right: bool) -> None:
-        chances = self._profile._chances(self._generator) if self._varying else self._steps
+        chances = self._profile._chances(self._rng) if self._varying else self._steps
         node.candidates = [(k, float(np.log(max(p, 1e-4)))) for k, p in enumerate(chances)]
         if right and node.position not in self.truth:
-            rank = int(np.searchsorted(np.cumsum(chances), self._generator.random(), side="right"))
+            rank = int(np.searchsorted(np.cumsum(chances), self._rng.random(), side="right"))
             self.truth[node.position] = rank if rank < len(chances) else -1
 
 

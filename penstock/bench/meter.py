@@ -26,20 +26,29 @@ class Meter:
         self.first_submit: float | None = None
         self.last_advance = 0.0
         self.commits: list[tuple[float, int]] = []
+        self._turnarounds: list[float] = []
+        self._arrived_at = 0.0
+        self._moved_at: float | None = None
 
     def submitted(self, batch: Batch, at: float) -> None:
+        if self._moved_at is not None:
+            self._turnarounds.append(at - self._moved_at)
+            self._moved_at = None
         self.submitted_at[batch.stream] = at
         self.rows_entered += len(batch.rows)
         self.first_submit = at if self.first_submit is None else self.first_submit
 
     def arrived(self, result: Result, at: float) -> None:
         self.results.append((result, at))
+        self._arrived_at, self._moved_at = at, None
 
     def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        self._moved_at = None  # what enters now may have waited for these
         self.draft_seconds.append(at - asked_at)
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
         self.last_advance = at
+        self._moved_at = self._arrived_at
         self.commits.append((at, len(done.committed)))
 
     def stop(self) -> None:
@@ -106,14 +115,5 @@ class Meter:
         return median(lost) if lost else 0.0
 
     def overhead_per_loop(self) -> float:
-        """Seconds from a result's arrival at the engine until the batch that it made possible is on its way; median."""
-        arrivals = [at for _, at in self.results]
-        starts = sorted(self.submitted_at.values())
-        delays = []
-        position = 0
-        for at in arrivals:
-            while position < len(starts) and starts[position] < at:
-                position += 1
-            if position < len(starts):
-                delays.append(starts[position] - at)
-        return median(delays) if delays else 0.0
+        """Seconds from the arrival of a result that moved a root until the batch it let in is on its way; median."""
+        return median(self._turnarounds) if self._turnarounds else 0.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-
-import numpy as np
+from itertools import accumulate, pairwise
 
 from penstock.drafters.base import Ask, Draft
 from penstock.requests.request import Request
@@ -16,6 +17,10 @@ FLOOR = 1e-4
 CONCENTRATION = 1.75
 """How much confidence varies from node to node (a Beta distribution's alpha + beta), as measured on the demo pair: its
 model card gives the greedy draft's figure."""
+
+
+STRIDE = 7919
+"""Between the arbitrary tokens: a prime, so that they differ in any vocabulary that is not its multiple."""
 
 
 class SyntheticDrafter:
@@ -32,7 +37,7 @@ class SyntheticDrafter:
         self, accuracy: Sequence[float], vocabulary: int, seed: int, answer: Callable[[Request], Sequence[int]]
     ) -> None:
         self._first = accuracy[0]
-        self._steps = np.diff(np.asarray(accuracy), prepend=0.0)
+        self._steps = [above - below for below, above in pairwise([0.0, *accuracy])]
         self._vocabulary = vocabulary
         self._seed = seed
         self._answer = answer
@@ -67,28 +72,30 @@ class SyntheticDrafter:
             return Draft(node, [])
         # One draw per position and branch: whether a node is asked early or late changes nothing.
         path = request.path(node)
-        generator = np.random.default_rng([self._seed, request.number, *path[-8:], len(path)])
-        chances = self._chances(generator)
+        count = min(count, self._vocabulary - 1)
+        rng = random.Random(repr((self._seed, request.number, path[-8:], len(path))))
+        chances = self._chances(rng)
         truth = self._truth(request, path)
-        tokens = [int(token) for token in generator.choice(self._vocabulary, size=count + 1, replace=False)]
+        first = rng.randrange(self._vocabulary)
+        tokens = [(first + STRIDE * k) % self._vocabulary for k in range(count + 1)]
         tokens = [token for token in tokens if token != truth][:count]
-        rank = int(np.searchsorted(np.cumsum(chances), generator.random(), side="right"))
+        rank = bisect_right(list(accumulate(chances)), rng.random())
         if truth is not None and rank < min(count, len(chances)):
             tokens[rank] = truth
         padded = [*chances[:count], *[0.0] * (count - len(chances))]
-        return Draft(node, [(token, math.log(max(p, FLOOR))) for token, p in zip(tokens, padded, strict=True)])
+        return Draft(node, [(token, math.log(max(p, FLOOR))) for token, p in zip(tokens, padded, strict=False)])
 
-    def _chances(self, generator: np.random.Generator) -> list[float]:
+    def _chances(self, rng: random.Random) -> list[float]:
         """This node's chance of each candidate, best first; on average the profile's."""
         second = self._steps[1] if len(self._steps) > 1 else 0.0
         least = second / (1 - self._first + second) if second else 0.0  # below it the second would be the first
         first = self._first
         if least < first < 1.0:
             mean = (first - least) / (1 - least)
-            drawn = generator.beta(CONCENTRATION * mean, CONCENTRATION * (1 - mean))
+            drawn = rng.betavariate(CONCENTRATION * mean, CONCENTRATION * (1 - mean))
             first = least + (1 - least) * drawn
         rest = (1 - first) / (1 - self._first) if self._first < 1.0 else 0.0
-        return [first, *(float(step) * rest for step in self._steps[1:])]
+        return [first, *(step * rest for step in self._steps[1:])]
 
     def _truth(self, request: Request, path: Sequence[int]) -> int | None:
         """The target's token after ``path``, if the path is the one that plain decoding takes."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
+import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -13,6 +15,7 @@ import zmq
 
 from penstock.messages import MAX_HEADER_BYTES
 
+PR_SET_TIMERSLACK = 29
 MAX_FRAME_BYTES = 1 << 30
 assert MAX_HEADER_BYTES < MAX_FRAME_BYTES
 
@@ -84,6 +87,12 @@ class Inbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def wake_on_time() -> None:
+    """Have this thread's sleeps end within microseconds. Linux lets them run 50 us over, which emulation would feel."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def connect(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:

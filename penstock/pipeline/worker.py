@@ -24,8 +24,9 @@ from penstock.messages import (
     decode,
     encode,
 )
-from penstock.pipeline.inbox import Inbox, connect
-from penstock.stage.core import StageCore
+from penstock.pipeline.inbox import Inbox, connect, wake_on_time
+from penstock.stage.background import BackgroundLayers
+from penstock.stage.core import Layers, StageCore
 from penstock.stage.driver import Outgoing, StageDriver
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,10 @@ class Worker:
             device=spec.device,
             max_model_len=spec.max_model_len,
         )
-        core = StageCore(self._model, spec.capacity, is_last=spec.index == spec.stages - 1)
+        if spec.timing is not None:
+            wake_on_time()
+        layers: Layers = self._model if spec.timing is None else BackgroundLayers(self._model)
+        core = StageCore(layers, spec.capacity, is_last=spec.index == spec.stages - 1)
         self._driver = StageDriver(spec.index, core, time.monotonic, spec.timing, spec.down, spec.up)
         started = Started(
             stage=spec.index,
@@ -109,12 +113,20 @@ class Worker:
 
     def serve(self) -> None:
         while not self._stopped:
-            self._inbox.wait(self._driver.due if self._wired else None)
+            self._wait()
             for frames in self._inbox.take():
                 self._receive(frames)
             # A neighbour's first batch may overtake the engine's Wire: it waits in the driver.
             for outgoing in self._driver.step() if self._wired else ():
                 self._send(outgoing)
+
+    def _wait(self) -> None:
+        """Until something is due: no message makes that earlier, so none needs to wake this process. Else for one."""
+        due = self._driver.due if self._wired else None
+        if due is None:
+            self._inbox.wait(None)
+        else:
+            time.sleep(max(0.0, due - time.monotonic()))
 
     def _receive(self, frames: list[memoryview]) -> None:
         try:

@@ -30,13 +30,18 @@ class PipeDec:
             return True
         frontier = tree.frontier()
         shallow = frontier[0].position - tree.root.position + 1 < self.depth
-        return shallow and bool(best_candidates(frontier, min(1, tree.room)))
+        return shallow and tree.room > 0 and any(has_candidates(node) for node in frontier)
 
     def enter(self, tree: TokenTree) -> list[Node]:
         if not tree.root.entered:
             return [tree.root]
         layer = best_candidates(tree.frontier(), min(self.width, tree.room))
         return [tree.extend(parent, token, chance) for parent, token, chance in layer]
+
+
+def has_candidates(node: Node) -> bool:
+    """Whether the drafter has given a child for ``node`` that is not in the tree."""
+    return any(token not in node.children for token, _ in node.candidates or ())
 
 
 def best_candidates(parents: list[Node], count: int) -> list[tuple[Node, int, float]]:

@@ -39,11 +39,10 @@ def span(stage: int, start: float, end: float, rows: int = 1, computed: float = 
 
 def watched(results: list[Result], submitted: list[float]) -> Meter:
     meter = Meter(2, None)
-    for stream, at in enumerate(submitted):
+    for stream, (result, at) in enumerate(zip(results, submitted, strict=True)):
         meter.submitted(Batch(stream=stream, rows=Rows([0], [stream], [0], [0], [0], [0])), at)
-    for result in results:
         meter.arrived(result, result.spans[-1].end)
-    meter.advanced(None, Advance(), results[-1].spans[-1].end)  # type: ignore[arg-type]
+        meter.advanced(None, Advance(), result.spans[-1].end)  # type: ignore[arg-type]
     return meter
 
 
