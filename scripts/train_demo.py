@@ -384,6 +384,7 @@ far too small to be useful for anything else.
 
 **Data.** Source files of the Python {python} standard library, {training_tokens:,} tokens; 4% of the files
 ({held_tokens:,} tokens) are held out. `corpus.sha256` names every file with its hash and marks the held-out ones.
+Some of these, in encodings/ above all, are near copies of files in the training part, which flatters the figures below.
 Byte-level BPE of 4,096 tokens trained on the same files. Trained on sequences of 512 tokens: beyond that the text
 gets worse, though 2,048 positions are accepted.
 

@@ -14,7 +14,7 @@ from penstock.tree import Node
 
 FLOOR = 1e-4
 """Chance given to candidates beyond the profile, so that every score is finite."""
-CONCENTRATION = 1.75
+CONCENTRATION = 1.28
 """How much confidence varies from node to node (a Beta distribution's alpha + beta), as measured on the demo pair: its
 model card gives the greedy draft's figure."""
 
