@@ -124,11 +124,11 @@ def summarise(
     completions = [completion for output in outputs for completion in output.outputs]
     tokens = sum(len(completion.token_ids) - 1 for completion in completions)
     seconds = sum((c.seconds or 0.0) - (c.first_token_seconds or 0.0) for c in completions)
-    links = [0.0] * (llm.setup.stages + 1)
+    links = None
     step = median(meter.stage_seconds for meter in meters)
     if emulated:
         assert cluster is not None
-        links = [link.seconds(1) for link in link_timings(cluster)]
+        links = link_timings(cluster)
         step = max(timing.seconds(1) for timing in stage_timings(cluster))
     late, all_batches = map(sum, zip(*(meter.overruns for meter in meters), strict=True))
     straight = [c for c in completions if not is_looping(c.token_ids)]

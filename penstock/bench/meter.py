@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
+from penstock.cluster.timing import LinkTiming
 from penstock.drafters.base import Draft, Drafter
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.engine.commit import Advance
@@ -98,17 +100,19 @@ class Meter:
                 times[span.stage].append(span.end - span.start)
         return max((median(one) for one in times if one), default=0.0)
 
-    def overhead_per_hop(self, links: Sequence[float]) -> float:
+    def overhead_per_hop(self, links: Sequence[LinkTiming] | None) -> float:
         """Seconds lost between a stage's end and the next one's start, beyond the link and beyond queueing; median.
 
-        ``links`` are the modelled seconds of the hops between stages (0 where nothing is emulated). A hop counts only
-        where the next stage was idle when the batch came: then nothing but our own overhead is between them.
+        ``links`` are the modelled hops (engine to first stage, stage to stage, last stage to engine); None where
+        nothing is emulated. A hop counts only where the next stage was idle when the batch came: then nothing but our
+        own overhead is between them.
         """
         ends: dict[int, float] = {}
         lost = []
         for result, _ in self.results:
-            for before, span in zip(result.spans, result.spans[1:], strict=False):
-                due = before.end + links[span.stage]
+            for before, span in pairwise(result.spans):
+                link = links[span.stage].seconds(before.rows) if links else 0.0
+                due = before.end + link
                 if before.rows and span.rows and ends.get(span.stage, 0.0) <= due:
                     lost.append(span.start - due)
             ends.update((span.stage, span.end) for span in result.spans)

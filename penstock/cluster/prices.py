@@ -83,6 +83,8 @@ PRICES: Final[dict[str, ModelPrice]] = {
     ),
     # meta-llama/Llama-2-7b config.json: 32 x 202,383,360 + 2 x 131,072,000 + 4,096 = 6.738e9 parameters.
     "llama-2-7b-fp16": llama(layers=32, hidden=4096, intermediate=11008, key_value=4096, vocabulary=32000, bits=16),
+    # TinyLlama/TinyLlama_v1.1 config.json: 22 x 44,044,288 + 2 x 65,536,000 + 2,048 = 1.100e9 parameters.
+    "tinyllama-1.1b-fp16": llama(layers=22, hidden=2048, intermediate=5632, key_value=256, vocabulary=32000, bits=16),
     # JackFram/llama-160m config.json: 12 x 9,438,720 + 2 x 24,576,000 + 768 = 0.162e9 parameters.
     "llama-160m-fp16": llama(layers=12, hidden=768, intermediate=3072, key_value=768, vocabulary=32000, bits=16),
 }

@@ -208,6 +208,8 @@ class LLM:
         finally:
             self._abort(jobs)
         self._loop.audit()
+        if speculation is None:
+            self._remember(jobs)
         return [job.output() for job in jobs]
 
     # --------------------------------------------------------------------------------------------------- inside
@@ -316,17 +318,16 @@ class LLM:
         if not unknown:
             return
         # Without stop strings: the answer is the same up to them, and known to requests with others.
-        plain = self._jobs([prompts[i] for i in unknown], [replace(params[i], stop=()) for i in unknown], None)
-        self._add(plain)
-        try:
-            while any(request.finished is None for job in plain for request in job.requests):
-                self._loop.step()
-            self._raise_if_lost(plain)
-        finally:
-            self._abort(plain)
-        for job in plain:
+        self.run([prompts[i] for i in unknown], [replace(params[i], stop=()) for i in unknown], None)
+
+    def _remember(self, jobs: Sequence[Job]) -> None:
+        """Keep what plain decoding gave, if the drafter is one that has to know it."""
+        if self._setup.speculation is None or self._setup.speculation.method != "synthetic":
+            return
+        for job in jobs:
             for request, completion in zip(job.requests, job.completions, strict=True):
-                self._answers[answer_key(request)] = completion.output.token_ids
+                if completion.output.stop_reason is None or isinstance(completion.output.stop_reason, int):
+                    self._answers[answer_key(request)] = completion.output.token_ids
 
     def _answer(self, request: Request) -> Sequence[int]:
         return self._answers[answer_key(request)]

@@ -11,6 +11,7 @@ from penstock.bench.command import BenchOptions, named_strategies, tables_of
 from penstock.bench.measure import StrategyRun, is_looping
 from penstock.bench.meter import Meter
 from penstock.bench.prompts import read_prompts
+from penstock.cluster.timing import LinkTiming
 from penstock.core import ConfigError
 from penstock.engine.commit import Advance
 from penstock.messages import Batch, Result, Rows, Span
@@ -52,7 +53,8 @@ def test_meter_reads_occupancy_overruns_and_overhead_from_spans() -> None:
     meter = watched([first, second], [0.0, 2.4])
     assert meter.stage_busy == pytest.approx([2.0 / 4.0, 1.3 / 4.0])
     assert meter.overruns == (1, 3), "batches without rows are only passed on"
-    assert meter.overhead_per_hop([0.0, 0.1, 0.0]) == pytest.approx(0.2)
+    link = LinkTiming(latency_s=0.05, bytes_per_s=100.0, row_bytes=5.0)
+    assert meter.overhead_per_hop([link] * 3) == pytest.approx(0.2)
     assert meter.overhead_per_loop() == pytest.approx(0.1)
     assert (meter.rows_computed, meter.rows_cancelled) == (1, 1)
     assert meter.stage_seconds == pytest.approx(1.0)
@@ -61,7 +63,7 @@ def test_meter_reads_occupancy_overruns_and_overhead_from_spans() -> None:
 def test_a_hop_that_had_to_queue_is_no_overhead() -> None:
     first = Result(stream=0, spans=[span(0, 0.0, 1.0), span(1, 1.0, 4.0)])
     second = Result(stream=1, spans=[span(0, 1.0, 2.0), span(1, 4.0, 7.0)])
-    assert watched([first, second], [0.0, 1.0]).overhead_per_hop([0.0, 0.0, 0.0]) == pytest.approx(0.0)
+    assert watched([first, second], [0.0, 1.0]).overhead_per_hop(None) == pytest.approx(0.0)
 
 
 def write(path: Path, *lines: str) -> Path:

@@ -109,6 +109,7 @@ def test_prices_are_the_published_parameter_counts() -> None:
         "llama-3.1-70b-fp32": 70_553_706_496,
         "llama-3.2-1b-fp32": 1_235_814_400,
         "llama-2-7b-fp16": 6_738_415_616,
+        "tinyllama-1.1b-fp16": 1_100_048_384,
         "llama-160m-fp16": 162_417_408,
     }
 
@@ -133,14 +134,17 @@ def test_pipedec_as_published() -> None:
 
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_can_be_emulated_on_a_small_computer(name: str) -> None:
-    """A stage has to outlast this computer's own work on a batch; 32 rows ride along for nothing, as PipeDec needs."""
+    """A stage has to outlast this computer's own work on a batch; 32 rows ride along for nothing, as PipeDec needs.
+
+    A draft pass has to outlast the small model's own, and to hide behind a stage.
+    """
     preset = load_cluster(name)
     stages = stage_timings(preset)
     assert min(stage.seconds(1) for stage in stages) > 0.010
     assert max(stage.seconds(32) for stage in stages) < 1.1 * max(stage.seconds(1) for stage in stages)
     draft = draft_timing(preset)
     assert draft is not None
-    assert 0.005 < draft.seconds(32) < 0.010
+    assert 0.005 < draft.seconds(32) < max(stage.seconds(1) for stage in stages)
 
 
 finite = st.floats(0, 1e9)
