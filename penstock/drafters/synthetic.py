@@ -70,10 +70,11 @@ class SyntheticDrafter:
     def _draft(self, request: Request, node: Node, count: int) -> Draft:
         if not node.alive:
             return Draft(node, [])
-        # One draw per position and branch: whether a node is asked early or late changes nothing.
+        # One draw per branch: when a node is asked, and by which strategy, changes nothing.
         path = request.path(node)
         count = min(count, self._vocabulary - 1)
-        rng = random.Random(repr((self._seed, request.number, path[-8:], len(path))))
+        sampling = request.sampling
+        rng = random.Random(repr((self._seed, sampling.seed, sampling.sample, path[-8:], len(path))))
         chances = self._chances(rng)
         truth = self._truth(request, path)
         first = rng.randrange(self._vocabulary)
