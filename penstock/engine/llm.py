@@ -106,7 +106,8 @@ class LLM:
         if not self._setup.options.skip_tokenizer_init:
             self._tokenizer = load_tokenizer(self._setup.checkpoint.path)
         self._numbers = itertools.count()
-        self._answers: dict[Any, Sequence[int]] = {}
+        self.plain_answers: dict[Any, Sequence[int]] = {}
+        """What plain decoding gave, by request; only the synthetic drafter asks. Another LLM's may be added."""
         self._mailbox = Mailbox(self._setup.options.transport)
         self._drafter: Drafter | None = None
         try:
@@ -314,7 +315,9 @@ class LLM:
         if any(one.seed is None and one.temperature > 0 for one in params):
             raise RequestError("seed is None: with the synthetic drafter sampled requests need a fixed seed")
         jobs = self._jobs(prompts, params, speculation)
-        unknown = [i for i, job in enumerate(jobs) if any(answer_key(r) not in self._answers for r in job.requests)]
+        unknown = [
+            i for i, job in enumerate(jobs) if any(answer_key(r) not in self.plain_answers for r in job.requests)
+        ]
         if not unknown:
             return
         # Without stop strings: the answer is the same up to them, and known to requests with others.
@@ -327,10 +330,10 @@ class LLM:
         for job in jobs:
             for request, completion in zip(job.requests, job.completions, strict=True):
                 if completion.output.stop_reason is None or isinstance(completion.output.stop_reason, int):
-                    self._answers[answer_key(request)] = completion.output.token_ids
+                    self.plain_answers[answer_key(request)] = completion.output.token_ids
 
     def _answer(self, request: Request) -> Sequence[int]:
-        return self._answers[answer_key(request)]
+        return self.plain_answers[answer_key(request)]
 
 
 class Job:
