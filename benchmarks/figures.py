@@ -86,7 +86,7 @@ def main() -> None:
         Patch(color=CERTAIN_COLOUR, label="drafted rows, still of use when they came out"),
         Patch(color=DEAD_COLOUR, label="pruned on the way"),
     ]
-    below.legend(handles=handles, fontsize=7, loc="lower right", frameon=True)
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(DOCS / "pipeline.png", dpi=150)
     print(DOCS / "pipeline.png")
 
