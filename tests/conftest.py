@@ -1,8 +1,41 @@
-"""What all tests share."""
+"""Tiny checkpoints that many tests share, made when first asked for."""
 
 from __future__ import annotations
 
+import shutil
 import signal
+from pathlib import Path
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process that they start.
+import pytest
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama of five layers with a byte-level tokenizer; its texts end at token 1."""
+    from tests.checkpoints import make_checkpoint
+
+    return make_checkpoint(tmp_path_factory.mktemp("target"), "llama", seed=2, tokenizer=True)
+
+
+@pytest.fixture(scope="session")
+def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target with noise on its weights: right often enough for hits, wrong often enough for misses."""
+    return noisy_copy(target, tmp_path_factory.mktemp("draft") / "model", noise=0.1)
+
+
+def noisy_copy(source: Path, folder: Path, noise: float) -> Path:
+    """A copy of a checkpoint, each weight matrix changed by ``noise`` of its own standard deviation."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        if weight.dim() > 1:
+            weights[name] = weight + noise * weight.std() * torch.randn(weight.shape, generator=generator)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
