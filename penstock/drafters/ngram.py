@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 from penstock.drafters.base import Ask, Draft
+from penstock.drafters.instant import InstantDrafter
 from penstock.requests.request import Request
 from penstock.tree import Node
 
 
-class NgramDrafter:
+class NgramDrafter(InstantDrafter):
     """Looks for the longest earlier occurrence of the last ``longest``..``shortest`` tokens of a node's path.
 
     All tokens that followed an occurrence are candidates, those after longer matches first, then the more recent. The
@@ -18,32 +19,14 @@ class NgramDrafter:
     """
 
     def __init__(self, longest: int = 4, shortest: int = 1) -> None:
+        super().__init__()
         self._longest = longest
         self._shortest = shortest
-        self._answers: list[Draft] = []
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._answers)
 
     def ask(self, asks: Sequence[Ask]) -> int:
         for ask in asks:
             self._answers += [self._look_up(ask.request, node, ask.count) for node in ask.nodes]
         return len(self._answers)
-
-    def poll(self) -> list[Draft]:
-        answers, self._answers = self._answers, []
-        return answers
-
-    @property
-    def due(self) -> float | None:
-        return 0.0 if self._answers else None
-
-    def forget(self, request: Request) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def _look_up(self, request: Request, node: Node, count: int) -> Draft:
         if not node.alive:

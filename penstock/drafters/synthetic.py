@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from penstock.drafters.base import Ask, Draft
+from penstock.drafters.instant import InstantDrafter
 from penstock.requests.request import Request
 from penstock.tree import Node
 
@@ -23,7 +24,7 @@ STRIDE = 7919
 """Between the arbitrary tokens: a prime, so that they differ in any vocabulary that is not its multiple."""
 
 
-class SyntheticDrafter:
+class SyntheticDrafter(InstantDrafter):
     """Places the target's token among its first k candidates with probability ``accuracy[k-1]`` (cumulative).
 
     ``answer(request)`` is the whole output that plain decoding gives. As with a real drafter, some nodes are easy and
@@ -36,36 +37,18 @@ class SyntheticDrafter:
     def __init__(
         self, accuracy: Sequence[float], vocabulary: int, seed: int, answer: Callable[[Request], Sequence[int]]
     ) -> None:
+        super().__init__()
         self._first = accuracy[0]
         self._steps = [above - below for below, above in pairwise([0.0, *accuracy])]
         self._vocabulary = vocabulary
         self._seed = seed
         self._answer = answer
-        self._answers: list[Draft] = []
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._answers)
 
     def ask(self, asks: Sequence[Ask]) -> int:
         for ask in asks:
             self._answers += [self._draft(ask.request, node, ask.count) for node in ask.nodes]
         prompts = [len(ask.request.prompt) for ask in asks if ask.request.produced == 0]
         return len(self._answers) + sum(prompts)
-
-    def poll(self) -> list[Draft]:
-        answers, self._answers = self._answers, []
-        return answers
-
-    @property
-    def due(self) -> float | None:
-        return 0.0 if self._answers else None
-
-    def forget(self, request: Request) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def _draft(self, request: Request, node: Node, count: int) -> Draft:
         if not node.alive:

@@ -1,0 +1,31 @@
+"""What drafters share that answer as soon as they are asked."""
+
+from __future__ import annotations
+
+from penstock.drafters.base import Draft
+from penstock.requests.request import Request
+
+
+class InstantDrafter:
+    """Holds the answers until they are polled; ``ask`` is the drafter's own."""
+
+    def __init__(self) -> None:
+        self._answers: list[Draft] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._answers)
+
+    def poll(self) -> list[Draft]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    @property
+    def due(self) -> float | None:
+        return 0.0 if self._answers else None
+
+    def forget(self, request: Request) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
