@@ -210,7 +210,7 @@ def encode(message: Message, session: str) -> bytes:
     return _encoder.encode((PROTOCOL, session, message))
 
 
-def decode(frames: Sequence[bytes | memoryview], session: str) -> Message:
+def decode(frames: Sequence[bytes], session: str) -> Message:
     """Decode and check one message. A batch with surviving rows past the first stage has its tensor as frames[1].
 
     Raises Stranger when the header is not one of this session's, and MalformedMessage when the message does not

@@ -65,16 +65,16 @@ class Inbox:
             events = self._poller.poll(0)
         return events
 
-    def take(self) -> list[list[memoryview]]:
+    def take(self) -> list[list[bytes]]:
         """Every message that has arrived, as its frames."""
         for fd in self._readable:
             self._watched[fd]()
         self._readable = []
-        messages: list[list[memoryview]] = []
+        messages: list[list[bytes]] = []
         with contextlib.suppress(zmq.Again):
             while True:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                messages.append([frame.buffer for frame in frames])
+                # Copied: a zmq.Frame looks for signals while it is freed, where a KeyboardInterrupt is lost.
+                messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
         return messages
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class Mailbox:
                 owner(Failed(stage=-1, cause="the engine was interrupted while it took messages in"))
             raise
 
-    def _deliver(self, frames: Sequence[memoryview]) -> None:
+    def _deliver(self, frames: Sequence[bytes]) -> None:
         for session, owner in self._owners.items():
             try:
                 message = decode(frames, session)

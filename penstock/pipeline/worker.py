@@ -128,7 +128,7 @@ class Worker:
         else:
             time.sleep(max(0.0, due - time.monotonic()))
 
-    def _receive(self, frames: list[memoryview]) -> None:
+    def _receive(self, frames: list[bytes]) -> None:
         try:
             message = decode(frames, self._spec.session)
         except Stranger as error:
@@ -145,7 +145,7 @@ class Worker:
         else:
             self._driver.on_message(message)
 
-    def _hidden_states(self, batch: Batch, frames: list[memoryview]) -> Any:
+    def _hidden_states(self, batch: Batch, frames: list[bytes]) -> Any:
         """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
         if self._spec.index == 0 or not batch.alive:
             return None

@@ -17,7 +17,7 @@ def to_bytes(hidden_ND: Any) -> memoryview:
     return memoryview(flat.numpy().reshape(-1))
 
 
-def from_bytes(frame: memoryview, batch: Batch, device: str) -> Any:
+def from_bytes(frame: bytes, batch: Batch, device: str) -> Any:
     """The hidden states [len(batch.alive), batch.width] that ``frame`` holds; its size has been checked."""
     flat = torch.frombuffer(bytearray(frame), dtype=DTYPES[batch.dtype])
     return flat.view(len(batch.alive), batch.width).to(device)

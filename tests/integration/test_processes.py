@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -381,12 +380,7 @@ class Script:
         return msgspec.json.decode(line, type=dict[str, Any])
 
     def interrupt(self) -> dict[str, Any]:
-        """Press Ctrl-C, and again if nothing is heard of it: one that falls into C code may be lost (to be found)."""
-        assert self.process.stdout is not None
-        for _ in range(6):
-            self.process.send_signal(signal.SIGINT)
-            if select.select([self.process.stdout], [], [], 5.0)[0]:
-                break
+        self.process.send_signal(signal.SIGINT)
         return self.hear()
 
     def __enter__(self) -> Script:

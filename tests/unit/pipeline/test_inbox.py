@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ def receive(inbox: Inbox, count: int) -> list[list[bytes]]:
     while len(found) < count:
         assert time.monotonic() < deadline
         inbox.wait(deadline)
-        found += [[bytes(frame) for frame in frames] for frames in inbox.take()]
+        found += inbox.take()
     return found
 
 
@@ -99,3 +100,34 @@ def test_frames_have_a_limit(context: zmq.Context, bind: str) -> None:
 def test_an_address_in_use_is_refused(context: zmq.Context) -> None:
     with Inbox(context, "tcp://127.0.0.1:*") as inbox, pytest.raises(zmq.ZMQError):
         Inbox(context, inbox.address)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_no_interrupt_is_lost_while_messages_are_taken(bind: str, context: zmq.Context) -> None:
+    """What a signal handler raises, Ctrl-C's KeyboardInterrupt for one, has to reach the caller wherever it falls."""
+    raised = heard = 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal raised
+        raised += 1
+        raise Interrupted
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Inbox(context, bind) as inbox, connect(context, inbox.address) as sender:
+            for press in range(300):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0005 + 1e-6 * press)
+                    while raised == press:
+                        for _ in range(20):
+                            sender.send_multipart([b"header", bytes(2000)])
+                        inbox.wait(time.monotonic() + 0.0002)
+                        inbox.take()
+                except Interrupted:
+                    heard += 1
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert heard == raised == 300
