@@ -18,7 +18,9 @@ from matplotlib.patches import Patch
 from penstock import LLM, SamplingParams
 from penstock.bench.command import DEFAULT_PROMPTS
 from penstock.bench.meter import Meter
+from penstock.bench.plots import draw_timeline
 from penstock.bench.prompts import read_prompts
+from penstock.bench.timeline import Timeline, timeline_of
 from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput
 
@@ -26,48 +28,24 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 WINDOW = 2.6
 """Seconds of decoding that are shown."""
 SAMPLING = SamplingParams(temperature=1.0, seed=4, max_tokens=40)
-PLAIN_COLOUR, CERTAIN_COLOUR, DEAD_COLOUR, DRAFT_COLOUR = "#7f8c9b", "#1b7f5c", "#e0b0a5", "#9fd3bd"
+PLAIN_COLOUR, CERTAIN_COLOUR = "#7f8c9b", "#1b7f5c"
 
 
-def run(llm: LLM, prompt: str, config: SpeculativeConfig | None) -> tuple[Meter, RequestOutput]:
+def run(llm: LLM, prompt: str, config: SpeculativeConfig | None) -> tuple[Timeline, RequestOutput]:
     """One request alone, watched from its beginning until nothing is in flight."""
     meter = Meter(llm.setup.stages, llm.drafter)
     llm.observe(meter)
     (output,) = llm.run([prompt], [SAMPLING], config)
     llm.loop.drain()
     llm.loop.observers.remove(meter)
-    return meter, output
+    return timeline_of(meter), output
 
 
-def draw(axes: Axes, meter: Meter, output: RequestOutput, title: str, speculating: bool) -> None:
-    """One bar per batch and stage. Its colour: the share of its rows that the last stage was still to answer for."""
-    completion = output.outputs[0]
-    start = (meter.first_submit or 0.0) + (completion.first_token_seconds or 0.0)
-    for result, _ in meter.results:
-        for span in result.spans:
-            if span.start > start + WINDOW or span.end < start or not span.rows:
-                continue
-            dead = not result.picks
-            colour = PLAIN_COLOUR if not speculating else DEAD_COLOUR if dead else CERTAIN_COLOUR
-            left = max(span.start - start, 0.0)
-            width = min(span.end - start, WINDOW) - left
-            axes.barh(span.stage, width, left=left, height=0.72, color=colour, edgecolor="white", linewidth=0.6)
-            if width > 0.04:
-                axes.text(
-                    left + width / 2, span.stage, span.rows, ha="center", va="center", fontsize=6.5, color="white"
-                )
-    shown = tokens_until(meter, start + WINDOW)
-    axes.set_title(f"{title}: {shown} tokens in {WINDOW:g} s", loc="left", fontsize=10)
-    axes.set_yticks(range(meter.stages), [f"board {i + 1}" for i in range(meter.stages)], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlim(0, WINDOW)
-    axes.tick_params(axis="x", labelsize=8)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-
-
-def tokens_until(meter: Meter, moment: float) -> int:
-    return sum(count for at, count in meter.commits if at <= moment) - 1
+def draw(axes: Axes, timeline: Timeline, title: str, colour: str) -> None:
+    draw_timeline(axes, timeline, WINDOW, colour)
+    axes.set_title(f"{title}: {timeline.tokens_until(WINDOW)} tokens in {WINDOW:g} s", loc="left", fontsize=10)
+    axes.set_yticks(range(timeline.stages), [f"board {i + 1}" for i in range(timeline.stages)], fontsize=8)
+    axes.spines["left"].set_visible(False)
 
 
 def main() -> None:
@@ -75,16 +53,16 @@ def main() -> None:
     pipedec = SpeculativeConfig(method="draft_model", model="demo", strategy="pipedec")
     with LLM("demo", cluster="demo", speculative_config=pipedec) as llm:
         run(llm, prompt, None)
-        plain = run(llm, prompt, None)
-        fed = run(llm, prompt, pipedec)
-    assert plain[1].outputs[0].token_ids == fed[1].outputs[0].token_ids
+        plain, plain_output = run(llm, prompt, None)
+        fed, fed_output = run(llm, prompt, pipedec)
+    assert plain_output.outputs[0].token_ids == fed_output.outputs[0].token_ids
     figure, (above, below) = plt.subplots(2, 1, figsize=(9, 4.2), sharex=True, layout="constrained")
-    draw(above, *plain, "plain pipeline", speculating=False)
-    draw(below, *fed, "Penstock, same tokens", speculating=True)
+    draw(above, plain, "plain pipeline", PLAIN_COLOUR)
+    draw(below, fed, "Penstock, same tokens", CERTAIN_COLOUR)
     below.set_xlabel("seconds of decoding (emulated edge boards; numbers are rows in the batch)", fontsize=8)
     handles = [
         Patch(color=CERTAIN_COLOUR, label="drafted rows, still of use when they came out"),
-        Patch(color=DEAD_COLOUR, label="pruned on the way"),
+        Patch(facecolor="white", edgecolor=CERTAIN_COLOUR, label="pruned on the way"),
     ]
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(DOCS / "pipeline.png", dpi=150)

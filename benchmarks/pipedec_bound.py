@@ -14,7 +14,7 @@ import random
 import numpy as np
 
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
-from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.drafters.synthetic import confidence
 from penstock.strategies.pipedec import PipeDec
 from penstock.tree import Node, TokenTree
 
@@ -40,13 +40,12 @@ class IdealDrafter:
 
     def __init__(self, varying: bool, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._profile = SyntheticDrafter(ACCURACY, 2, seed, lambda request: [])
         self._varying = varying
         self._steps = list(np.diff(ACCURACY, prepend=0.0))
         self.truth: dict[int, int] = {}
 
     def draft(self, node: Node, right: bool) -> None:
-        chances = self._profile._chances(self._rng) if self._varying else self._steps
+        chances = confidence(ACCURACY, self._rng) if self._varying else self._steps
         node.candidates = [(k, float(np.log(max(p, 1e-4)))) for k, p in enumerate(chances)]
         if right and node.position not in self.truth:
             rank = int(np.searchsorted(np.cumsum(chances), self._rng.random(), side="right"))

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import penstock
-from penstock.config import FieldError, parse_speculative
+from penstock.config import STRATEGY_OPTIONS, FieldError, parse_speculative
 from penstock.core import ConfigError, PipelineError, RequestError, SamplingParams
 
 INTERRUPTED = 130
@@ -62,7 +62,7 @@ SpeculativeJson = Annotated[
 ClusterName = Annotated[
     str | None,
     typer.Option(
-        help="Preset, local-N, or a file ending in .toml: which devices there are, real or emulated.",
+        help="Preset, random-SEED, local-N, or a file ending in .toml: which devices there are, real or emulated.",
         rich_help_panel=PIPELINE,
         show_default=False,
     ),
@@ -165,7 +165,7 @@ def generate(
         typer.FileTextWrite | None,
         typer.Option(
             metavar="FILE",
-            help="Write a trace for ui.perfetto.dev: every batch on every stage.",
+            help="Write a trace for penstock trace and ui.perfetto.dev: every batch on every stage.",
             rich_help_panel=OUTPUT,
             show_default=False,
             lazy=False,
@@ -209,7 +209,12 @@ def demo(
 def bench(
     strategies: Annotated[
         str,
-        typer.Option(metavar="A,B,...", help="autoregressive, static_tree, pipedec.", rich_help_panel=SPECULATION),
+        typer.Option(
+            metavar="A,B[option=value,...],...",
+            help=f"{', '.join(STRATEGY_OPTIONS)}; each with options of its own in brackets, "
+            "for example pipedec[width=16],pipedec[width=64].",
+            rich_help_panel=SPECULATION,
+        ),
     ] = "autoregressive,pipedec",
     model: Model = "demo",
     dtype: Dtype = "float32",
@@ -223,37 +228,76 @@ def bench(
             show_default="the cluster's",
         ),
     ] = None,
+    bandwidth_gbit_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Rate of every link between the emulated cluster's hosts, in 1e9 bits/s of payload.",
+            rich_help_panel=PIPELINE,
+            show_default="the cluster's",
+        ),
+    ] = None,
     draft_model: DraftModel = None,
     speculative_config: SpeculativeJson = None,
+    speculative_slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Most drafted tokens at a time: a sweep's widest layer times the stages needs as many.",
+            rich_help_panel=SPECULATION,
+            show_default="1024",
+        ),
+    ] = None,
     prompts: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="FILE.jsonl",
-            help="One JSON object a line, with 'prompt' or 'turns'.",
+            help="One JSON object a line, with 'prompt' or 'turns'. May be repeated: a prompt set each.",
             rich_help_panel=SAMPLING,
             show_default="the package's own",
         ),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(help="How many of them to use.", rich_help_panel=SAMPLING)] = 4,
+    num_prompts: Annotated[int, typer.Option(help="How many of each file to use.", rich_help_panel=SAMPLING)] = 4,
     max_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.", rich_help_panel=SAMPLING)] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)] = 0.0,
+    temperature: Annotated[str, typer.Option(metavar="T,T,...", help="0 is greedy.", rich_help_panel=SAMPLING)] = "0",
     top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=SAMPLING)] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=SAMPLING)] = 0,
     seed: Annotated[
         int, typer.Option(help="The first prompt's; the next one has the next.", rich_help_panel=SAMPLING)
     ] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="How often to run each prompt, each time with another seed.", rich_help_panel=SAMPLING)
+    ] = 1,
     json_file: Annotated[
         Path | None,
         typer.Option(
             "--json", metavar="FILE", help="Write settings and figures.", rich_help_panel=OUTPUT, show_default=False
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write report.md with tables and plots, and all figures as JSON.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.safetensors",
+            help="Record target's and draft model's distributions on the texts; see penstock acceptance.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Compare strategies: the same prompts through the same stages, interleaved."""
     with reported():
         from penstock.bench.command import BenchOptions, run_bench
+        from penstock.bench.entries import split_entries
+        from penstock.bench.grid import parse_temperatures
 
-        names = tuple(name.strip() for name in strategies.split(",") if name.strip())
+        names = split_entries(strategies)
         table = {} if set(names) == {"autoregressive"} else drafting(model, draft_model, speculative_config)
         options = only_given(
             strategies=names,
@@ -262,17 +306,58 @@ def bench(
             cluster=cluster,
             pipeline_parallel_size=pipeline_parallel_size,
             time_scale=time_scale,
+            bandwidth_gbit_s=bandwidth_gbit_s,
             speculative_config=table,
-            prompts=prompts,
+            speculative_slots=speculative_slots,
+            prompts=tuple(prompts) if prompts else None,
             num_prompts=num_prompts,
             max_tokens=max_tokens,
-            temperature=temperature,
+            temperature=parse_temperatures(temperature),
             top_p=top_p,
             top_k=top_k,
             seed=seed,
+            seeds=seeds,
             json=json_file,
+            report=report,
+            record=record,
         )
         run_bench(BenchOptions(**options))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="What 'penstock bench --json' or --report wrote.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="The same of another bench.")],
+) -> None:
+    """Two benches: which settings differ, and how much faster the second one is on the same requests."""
+    with reported():
+        from penstock.bench.compare import compare as show
+
+        show(first, second)
+
+
+@app.command()
+def acceptance(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What penstock bench --record wrote.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """How often Penstock's rule and the papers' accept one of k candidates, from recorded distributions."""
+    with reported():
+        from penstock.bench.rules import run_acceptance
+
+        run_acceptance(files, as_json)
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What penstock generate --trace FILE wrote.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Say why a run was slow: how busy each stage was, and what it waited for."""
+    with reported():
+        from penstock.trace.show import show_trace
+
+        show_trace(file, as_json)
 
 
 def main() -> None:

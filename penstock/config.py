@@ -158,18 +158,30 @@ def join(where: str, key: str) -> str:
 # ------------------------------------------------------------------------------------------------------ speculation
 
 Method = Literal["draft_model", "ngram", "synthetic"]
-Strategy = Literal["pipedec", "static_tree", "autoregressive"]
+Strategy = Literal["auto", "continuous", "flowspec", "pipedec", "static_tree", "autoregressive"]
 
 METHOD_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "draft_model": ("model",),
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "synthetic": ("accuracy", "seed"),
 }
-STRATEGY_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "pipedec": ("width", "children"),
-    "static_tree": ("tree_size", "tree_depth", "children"),
-    "autoregressive": (),
+STRATEGY_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "auto": {"width": 128, "children": 16},
+    "continuous": {"width": 128, "children": 16},
+    "flowspec": {
+        "tree_size": 80,
+        "tree_depth": 6,
+        "segment": 16,
+        "children": 10,
+        "expansion_depth": 6,
+        "expand": True,
+        "score_order": True,
+    },
+    "pipedec": {"width": 32, "children": 16},
+    "static_tree": {"tree_size": 64, "tree_depth": 6, "children": 16},
+    "autoregressive": {},
 }
+"""Each strategy's own options and their defaults: those of the papers where the strategy is a paper's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,15 +192,23 @@ class SpeculativeConfig:
     """``draft_model``: a small model; ``ngram``: prompt lookup; ``synthetic``: knows the answer, measures engines."""
     model: str | None = None
     """draft_model: folder or hub name of the small model; its tokenizer has to be the target's."""
-    strategy: Strategy = "pipedec"
-    width: int = 32
-    """pipedec: most nodes in one layer of the tree. 32 is the paper's choice."""
-    children: int = 16
-    """pipedec, static_tree: most children of one node. 16 is the paper's choice."""
-    tree_size: int = 64
-    """static_tree: nodes drafted before they are verified together."""
-    tree_depth: int = 6
-    """static_tree: layers of that tree. vLLM's ``num_speculative_tokens`` is accepted for it."""
+    strategy: Strategy = "auto"
+    width: int | None = None
+    """pipedec: most nodes in one layer of the tree; auto and continuous: most rows that enter at a time."""
+    children: int | None = None
+    """Most children of one node: how many candidates the drafter gives."""
+    tree_size: int | None = None
+    """static_tree, flowspec: nodes drafted before they are verified together (FlowSpec's L)."""
+    tree_depth: int | None = None
+    """static_tree, flowspec: layers of that tree (d0). vLLM's ``num_speculative_tokens`` is accepted for it."""
+    segment: int | None = None
+    """flowspec: most rows that enter at a time while a new tree is sent (L_max)."""
+    expansion_depth: int | None = None
+    """flowspec: layers of the tree that grows from a new root (d_exp)."""
+    expand: bool | None = None
+    """flowspec: whether the tree is expanded; without it the strategy is the paper's Pruned PP."""
+    score_order: bool | None = None
+    """flowspec: whether segments follow the score; without it they follow the layers."""
     prompt_lookup_max: int = 4
     """ngram: longest suffix of the text that is looked up in it (vLLM's name)."""
     prompt_lookup_min: int = 1
@@ -199,7 +219,11 @@ class SpeculativeConfig:
     """synthetic: decides which drafts are right."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "width", "children", "tree_size", "tree_depth", "prompt_lookup_max", "prompt_lookup_min")
+        for option, default in STRATEGY_OPTIONS[self.strategy].items():
+            if getattr(self, option) is None:
+                object.__setattr__(self, option, default)
+        positive = ("width", "children", "tree_size", "tree_depth", "segment", "expansion_depth")
+        check_positive(self, *positive, "prompt_lookup_max", "prompt_lookup_min")
         check(
             self.prompt_lookup_min <= self.prompt_lookup_max,
             "prompt_lookup_min",
@@ -249,7 +273,7 @@ def with_our_names(table: Mapping[str, Any], strategies: Sequence[str]) -> dict[
     """Replace vLLM's ``num_speculative_tokens``, the depth of what is drafted at a time, by ``tree_depth``."""
     options = dict(table)
     if "num_speculative_tokens" in options:
-        if "static_tree" not in strategies:
+        if not any("tree_depth" in STRATEGY_OPTIONS[strategy] for strategy in strategies):
             raise FieldError("num_speculative_tokens", f"means nothing to {words(strategies)}; {remedy(strategies)}")
         if "tree_depth" in options:
             raise FieldError("num_speculative_tokens", "is another name of tree_depth, which is set too; remove one")

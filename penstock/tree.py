@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,9 +13,11 @@ class Node:
     """A drafted (or, at the root and in the certain prefix, certain) token at a position.
 
     ``chance`` is the log of the chance that the target picks this node after its parent, as the drafter sees it;
-    ``score`` is the sum of the chances from below the root down to this node. ``picked`` is the target's next token
-    after this node, once the last stage has said so. ``candidates`` are the drafter's children for it, best first, as
-    (token, chance); None until it has answered.
+    ``score`` is the sum of the chances along the path, from the root at which the tree began (not the present one) down
+    to this node: below the present root it is ``node.score - root.score``, and a commit changes no score. ``due`` is
+    when its result is expected, once it has entered. ``picked`` is the target's next token after this node, once the
+    last stage has said so. ``candidates`` are the drafter's children for it, best first, as (token, chance); None until
+    it has answered.
     """
 
     id: int
@@ -28,6 +31,7 @@ class Node:
     alive: bool = True
     asked: bool = False
     entered: bool = False
+    due: float = math.inf
     picked: int | None = None
     candidates: Sequence[tuple[int, float]] | None = None
 
@@ -57,6 +61,7 @@ class TokenTree:
         self.root = root
         self.size = 1
         self._source = source
+        self._frontier: list[Node] | None = None
 
     @property
     def room(self) -> int:
@@ -68,11 +73,13 @@ class TokenTree:
         return descendants(self.root)
 
     def frontier(self) -> list[Node]:
-        """The deepest live nodes."""
-        level = [self.root]
-        while below := [child for node in level for child in node.children.values()]:
-            level = below
-        return level
+        """The deepest live nodes. The caller leaves the list as it is."""
+        if self._frontier is None:
+            level = [self.root]
+            while below := [child for node in level for child in node.children.values()]:
+                level = below
+            self._frontier = level
+        return self._frontier
 
     def extend(self, parent: Node, token: int, chance: float) -> Node:
         """A new leaf below ``parent``, which must be alive and have no child with this token."""
@@ -82,6 +89,7 @@ class TokenTree:
         node.parent, node.chance, node.score = parent, chance, parent.score + chance
         parent.children[token] = node
         self.size += 1
+        self._frontier = None
         return node
 
     def commit(self, token: int) -> tuple[Node | None, list[Node]]:
@@ -90,22 +98,20 @@ class TokenTree:
         Returns that child, now the root, and the nodes that died with the other branches; or, on a miss, None and
         every node below the root: the caller restarts the tree from the target's token.
         """
+        live = self.size
         hit = self.root.children.pop(token, None)
         dead = self.discard()
-        if hit is None:
-            return None, dead
-        hit.parent, hit.score = None, 0.0
-        self.restart(hit)
-        for parent in descendants(hit):
-            self.size += len(parent.children)
-            for child in parent.children.values():
-                child.score = parent.score + child.chance
+        if hit is not None:
+            hit.parent = None
+            self.root = hit
+            self.size = live - len(dead) - 1
         return hit, dead
 
     def restart(self, root: Node) -> None:
         """Begin anew from a token that has become certain."""
         self.root = root
         self.size = 1
+        self._frontier = None
 
     def discard(self) -> list[Node]:
         """Kill every node below the root and return them."""
@@ -114,6 +120,7 @@ class TokenTree:
             node.alive = False
         self.root.children = {}
         self.size = 1
+        self._frontier = None
         return dead
 
 

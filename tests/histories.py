@@ -25,11 +25,16 @@ from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Line, StageDriver
+from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
+from penstock.strategies.continuous import Continuous
+from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
 from tests.hash_model import HashLayers, plain_decode, plain_kv
+
+FLOWSPEC_SIZES = {"tree_size": 20, "tree_depth": 4, "segment": 6, "expansion_depth": 3}
 
 
 class RandomTiming:
@@ -133,8 +138,17 @@ class History:
                 PipeDec(self.stages, rng.randint(1, 8), rng.randint(1, most)),
                 PipeDec(rng.randint(1, 9), rng.randint(1, 8), rng.randint(1, most)),
                 StaticTree(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, most)),
+                self._flowspec(most),
+                Continuous(self.loop.experience, rng.randint(1, 12), rng.randint(1, most)),
+                Auto(self.loop.experience, rng.randint(1, 12), rng.randint(1, most)),
             ]
         )
+
+    def _flowspec(self, most: int) -> FlowSpec:
+        rng = self.rng
+        sizes = {name: rng.randint(1, high) for name, high in FLOWSPEC_SIZES.items()}
+        switches = {name: rng.random() < 0.7 for name in ("expand", "score_order")}
+        return FlowSpec(self.stages, children=rng.randint(1, most), **sizes, **switches)  # type: ignore[arg-type]
 
     def _request(self, number: int) -> Request:
         rng = self.rng

@@ -1,26 +1,36 @@
-"""``penstock bench``: strategies compared on one cluster, as a table and as JSON."""
+"""``penstock bench``: strategies compared on one cluster, as tables, as JSON and as a report."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from penstock.bench.measure import MAX_OVERRUNS, Named, StrategyRun, measure
-from penstock.bench.prompts import read_prompts
-from penstock.config import FieldError, check, parse_speculative_for
-from penstock.core import SamplingParams
+from penstock.bench.entries import Named, parse_entries
+from penstock.bench.grid import Question, check_lengths, questions_of
+from penstock.bench.measure import StrategyRun, is_plain, measure_all, with_plain
+from penstock.bench.plots import require_matplotlib
+from penstock.bench.prompts import read_prompt_sets
+from penstock.bench.record import check_record, record_runs
+from penstock.bench.report import as_json, write_report
+from penstock.bench.small_model import SmallModel, asked_once, measured_small_model, modelled_small_model
+from penstock.bench.tables import SMALL, remarks, tables_of
+from penstock.cluster import Cluster, load_cluster
+from penstock.config import FieldError, SpeculativeConfig, check
+from penstock.core import ConfigError, SamplingParams
 from penstock.engine.options import DEMO
+
+if TYPE_CHECKING:
+    from penstock.engine.options import Resolved
 
 DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
 
@@ -30,155 +40,204 @@ class BenchOptions:
     """What the command line says. ``speculative_config`` holds the drafter and the options of all strategies."""
 
     strategies: tuple[str, ...]
+    """Entries: a name, or a name with options of its own in brackets."""
     model: str = "demo"
     cluster: str | None = None
     pipeline_parallel_size: int | None = None
     speculative_config: Mapping[str, Any] | None = None
-    prompts: Path = DEFAULT_PROMPTS
+    speculative_slots: int | None = None
+    prompts: tuple[Path, ...] = (DEFAULT_PROMPTS,)
     num_prompts: int = 4
+    """Of each file."""
     max_tokens: int = 64
-    temperature: float = 0.0
+    temperature: tuple[float, ...] = (0.0,)
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    seeds: int = 1
+    """How many times each prompt is run, each time with another seed."""
     time_scale: float | None = None
+    bandwidth_gbit_s: float | None = None
     dtype: str = "float32"
     json: Path | None = None
+    report: Path | None = None
+    record: Path | None = None
 
     def __post_init__(self) -> None:
         check(bool(self.strategies), "strategies", self.strategies, "at least one name")
+        check(bool(self.prompts), "prompts", self.prompts, "at least one file")
         check(self.num_prompts >= 1, "num_prompts", self.num_prompts, "at least 1")
         check(self.max_tokens >= 2, "max_tokens", self.max_tokens, "at least 2: the first token is the prompt's")
-        repeated = len(set(self.strategies)) < len(self.strategies)
-        check(not repeated, "strategies", ",".join(self.strategies), "different names")
+        check(self.seeds >= 1, "seeds", self.seeds, "at least 1")
+        for name in ("strategies", "temperature"):
+            values = getattr(self, name)
+            check(len(set(values)) == len(values), name, ",".join(map(str, values)), "different ones")
+        if self.json is not None:
+            check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options come to. ``drafting`` is the engine's drafter; None where nothing speculates."""
+
+    strategies: list[Named]
+    questions: list[Question]
+    cluster: Cluster | None
+    drafting: SpeculativeConfig | None
+
+    @property
+    def measures_small_model(self) -> bool:
+        """Whether there is a draft model to be measured alone: where devices are emulated its speed is modelled."""
+        emulated = self.cluster is not None and self.cluster.emulated
+        return not emulated and self.drafting is not None and self.drafting.method == "draft_model"
+
+    @property
+    def total(self) -> int:
+        """How many requests will be decoded."""
+        return len(self.questions) * len(self.strategies) + len(self.small_questions)
+
+    @property
+    def small_questions(self) -> list[Question]:
+        return asked_once(self.questions) if self.measures_small_model else []
 
 
 def run_bench(options: BenchOptions, console: Console | None = None) -> list[StrategyRun]:
-    """Run, print the table, write the JSON file. Raises ConfigError before anything starts."""
-    from penstock.cluster import load_cluster
-    from penstock.engine.llm import LLM
-
+    """Run, print the tables, write JSON file and report. Raises ConfigError before anything starts."""
+    plan = plan_of(options)
+    if options.report is not None:
+        prepare(options.report)
+    if options.record is not None:
+        check_record(options.record, plan.drafting)
     console = console or Console(stderr=True)
-    strategies = named_strategies(options)
-    prompts = read_prompts(options.prompts, options.num_prompts)
-    params = [sampling(options, i) for i in range(len(prompts))]
-    scale = {} if options.time_scale is None else {"time_scale": options.time_scale}
-    if scale and options.cluster is None:
-        raise FieldError("time_scale", "scales modelled times: it needs an emulated cluster")
-    cluster = load_cluster(options.cluster, **scale) if options.cluster else None
-    drafting = next((config for _, config in strategies if config and config.strategy != "autoregressive"), None)
-    with LLM(
-        options.model,
-        cluster=cluster,
-        pipeline_parallel_size=options.pipeline_parallel_size,
-        speculative_config=drafting,
-        dtype=options.dtype,
-    ) as llm:
-        with progress_bar(console) as progress:
-            bar = progress.add_task("", total=None)
-
-            def on_progress(name: str, done: int, total: int) -> None:
-                progress.update(bar, description=name, completed=done, total=total)
-
-            runs = measure(llm, prompts, params, strategies, on_progress=on_progress)
-        for table in tables_of(runs):
-            console.print(table)
-        for line in remarks(runs):
-            console.print(line, highlight=False)
-        if options.json is not None:
-            settings = settings_of(options, llm.setup.stages)
-            report = {"settings": settings, "runs": [run.as_dict() for run in runs]}
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
+    with progress_bar(console) as progress:
+        setup, runs, small = measured(options, plan, Ticker(progress, plan))
+    said = [*remarks(runs, small), *seeds_remark(options, plan)]
+    for table in tables_of(runs, small):
+        console.print(table)
+    for line in said:
+        console.print(line, highlight=False, markup=False)
+    settings = settings_of(options, setup.stages)
+    if options.json is not None:
+        options.json.write_text(as_json(settings, runs, small), encoding="utf-8")
+    if options.report is not None:
+        write_report(options.report, settings, runs, small, said)
+    if options.record is not None:
+        for file in record_runs(options.record, setup, runs, plan.questions):
+            console.print(f"recorded: {file}", highlight=False, markup=False)
     return runs
 
 
-def named_strategies(options: BenchOptions) -> list[Named]:
-    """Each strategy with the same drafter and its own options. Raises FieldError for what none of them uses."""
-    table = dict(options.speculative_config or {})
-    speculating = [name for name in options.strategies if name != "autoregressive"]
-    configs = dict(zip(speculating, parse_speculative_for(table, speculating), strict=True)) if speculating else {}
-    if table and not speculating:
-        raise FieldError("speculative_config", "means nothing to strategy 'autoregressive'; remove it")
-    return [(name, configs.get(name)) for name in options.strategies]
+def plan_of(options: BenchOptions) -> Plan:
+    """Everything that can be refused without looking at a checkpoint. Raises ConfigError."""
+    strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}))
+    drafting = next((config for _, config in strategies if config is not None and not is_plain(config)), None)
+    sets = read_prompt_sets(options.prompts, options.num_prompts)
+    params = SamplingParams(top_p=options.top_p, top_k=options.top_k, seed=options.seed, max_tokens=options.max_tokens)
+    seeds_at_zero = options.seeds if is_synthetic(drafting) else 1
+    questions = questions_of(sets, options.temperature, options.seeds, params, seeds_at_zero)
+    return Plan(strategies, questions, cluster_of(options), drafting)
 
 
-def sampling(options: BenchOptions, index: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        seed=options.seed + index,
-        max_tokens=options.max_tokens,
-    )
+def cluster_of(options: BenchOptions) -> Cluster | None:
+    """The named cluster with what the options change in it. Raises ConfigError."""
+    given = {name: getattr(options, name) for name in ("time_scale", "bandwidth_gbit_s")}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if options.cluster is None:
+        if changes:
+            raise FieldError(next(iter(changes)), "changes modelled times: it needs an emulated cluster")
+        return None
+    return load_cluster(options.cluster, **changes)
+
+
+def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
+    """Whether a seed changes the drafts also where it does not change the text."""
+    return drafting is not None and drafting.method == "synthetic"
+
+
+def prepare(folder: Path) -> None:
+    """Make the report's folder. Raises ConfigError where that cannot be, or matplotlib is missing."""
+    require_matplotlib()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"report: {folder} cannot be made: {error.strerror}") from error
+
+
+def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolved, list[StrategyRun], list[SmallModel]]:
+    """Start the engine and put every question to every strategy; then the small model alone."""
+    from penstock.engine.llm import LLM
+
+    slots = {} if options.speculative_slots is None else {"speculative_slots": options.speculative_slots}
+    with LLM(
+        options.model,
+        cluster=plan.cluster,
+        pipeline_parallel_size=options.pipeline_parallel_size,
+        speculative_config=plan.drafting,
+        dtype=options.dtype,
+        **slots,
+    ) as llm:
+        check_lengths(llm, plan.questions)
+        runs = measure_all(llm, plan.questions, plan.strategies, on_progress=ticker.strategy_begins)
+        setup = llm.setup
+    if not plan.measures_small_model:
+        return setup, runs, modelled_small_model(setup, plan.questions)
+    assert setup.draft is not None
+    with LLM(setup.draft.path, pipeline_parallel_size=1, dtype=options.dtype) as small:
+        return setup, runs, measured_small_model(small, plan.small_questions, ticker.small_model_begins)
+
+
+# ----------------------------------------------------------------------------------------------------------- progress
 
 
 def progress_bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # The remaining time is an average over the last hour: strategies take turns, and differ in speed.
+    return Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=3600
+    )
 
 
-def tables_of(runs: list[StrategyRun]) -> list[Table]:
-    """What was gained, and what it cost; one line per strategy in each. Speed-ups are over plain in the same run."""
-    plain = next(run for run in runs if run.strategy == "autoregressive")
-    labels = ["emulated"] * plain.emulated + ["synthetic drafter"] * any(run.synthetic for run in runs)
-    gained = new_table(", ".join(labels), GAINED)
-    cost = new_table("", COST)
-    for run in runs:
-        gained.add_row(
-            run.strategy,
-            f"{run.tokens_per_second:.2f}",
-            f"{run.tokens_per_second / plain.tokens_per_second:.2f}x",
-            f"{run.mean_acceptance_length:.2f}",
-            f"{run.tokens_per_stage_time:.3f}",
-            f"{sum(run.stage_busy) / len(run.stage_busy):.0%}",
-            "yes" if run.identical_to_autoregressive else "NO",
-        )
-        cost.add_row(
-            run.strategy,
-            str(run.rows_computed),
-            str(run.rows_cancelled),
-            f"{run.overrun_fraction:.1%}" if run.emulated else "-",
-            f"{run.overhead_per_hop_ms:.2f}",
-            f"{run.overhead_per_loop_ms:.2f}",
-        )
-    return [gained, cost]
+class Ticker:
+    """Moves the bar on by one request whenever the next one begins."""
+
+    def __init__(self, progress: Progress, plan: Plan) -> None:
+        self._progress = progress
+        self._questions = plan.questions
+        self._task = progress.add_task("starting", total=plan.total)
+        self._done = itertools.count()
+
+    def strategy_begins(self, name: str, index: int, total: int) -> None:
+        self._move_on(f"{self._questions[index].setting}: {name}")
+
+    def small_model_begins(self) -> None:
+        self._move_on(SMALL)
+
+    def _move_on(self, what: str) -> None:
+        # Brackets are rich's markup too.
+        self._progress.update(self._task, description=escape(what), completed=next(self._done))
 
 
-GAINED = ("tokens/s", "speed-up", "tokens\nper tree", "tokens per\nstage time", "stages\nbusy", "identical")
-COST = ("rows\ncomputed", "rows\ncancelled", "overruns", "overhead\nper hop, ms", "overhead\nper loop, ms")
+# ----------------------------------------------------------------------------------------------------------- settings
 
 
-def new_table(title: str, headings: tuple[str, ...]) -> Table:
-    table = Table(title=title or None, box=SIMPLE_HEAD)
-    table.add_column("strategy", no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def remarks(runs: list[StrategyRun]) -> list[str]:
-    """What a reader has to know before quoting the table."""
-    lines = []
-    if any(run.emulated for run in runs):
-        lines.append("Emulated: real tokens from real stage processes, each held back to its modelled device's time.")
-    if any(run.synthetic for run in runs):
-        lines.append("Synthetic drafter: it knows the answer and hides it with the stated accuracy.")
-    for run in runs:
-        if run.emulated and not run.valid:
-            lines.append(
-                f"NOT VALID: {run.strategy} had {run.overrun_fraction:.1%} overruns (above {MAX_OVERRUNS:.0%}): this "
-                "host is too slow for the modelled times; raise --time-scale."
-            )
-        if run.looping_outputs:
-            lines.append(f"{run.strategy}: {run.looping_outputs} looping outputs, left out of the acceptance figure.")
-    return lines
+def seeds_remark(options: BenchOptions, plan: Plan) -> list[str]:
+    """Whether fewer seeds ran than were asked for."""
+    if options.seeds == 1 or 0.0 not in options.temperature or is_synthetic(plan.drafting):
+        return []
+    return [f"T = 0 is greedy, every seed gives the same text: one seed was run, not {options.seeds}."]
 
 
 def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
     """Everything needed to repeat the run, and what it ran on."""
     shown = {field.name: getattr(options, field.name) for field in fields(options)}
-    shown["prompts"] = "package" if options.prompts == DEFAULT_PROMPTS else options.prompts.name
-    del shown["json"]
+    shown["prompts"] = ["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts]
+    del shown["json"], shown["report"], shown["record"]
     packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
     host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
     return {**shown, "stages": stages, "versions": packages, "host": host}

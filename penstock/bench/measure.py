@@ -1,39 +1,53 @@
-"""Strategies against each other: interleaved runs of the same prompts on the same stages."""
+"""Strategies against each other: interleaved runs of the same questions on the same stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, Final
 
+from penstock.bench.entries import PLAIN, Named
+from penstock.bench.grid import Question, Setting
+from penstock.bench.intervals import paired_ratio
 from penstock.bench.meter import Meter
-from penstock.cluster import link_timings, stage_timings
-from penstock.config import SpeculativeConfig
+from penstock.bench.sample import Sample, sample_of
+from penstock.bench.timeline import Timeline, timeline_of
+from penstock.cluster import Cluster, link_timings, stage_timings
+from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.loop import Observer
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM, Prompt
 
-MAX_OVERRUNS = 0.05
+MAX_OVERRUNS: Final = 0.05
 """Above this share of overruns an emulated figure is not valid."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Told before each run: the strategy's label, the question's index, and how many questions there are."""
 
 
 @dataclass
 class StrategyRun:
-    """What one strategy did over all prompts, decoding only: from the first token of each completion on.
+    """What one strategy did on all questions of one setting, decoding only: from each first token on.
 
     ``seconds`` and ``tokens`` leave out the first token, whose time is the prompt's. ``tokens_per_stage_time`` counts
-    tokens per time of the slowest stage at one row, the paper's measure of a full pipeline. Shares are between 0 and 1.
+    tokens per time of the slowest stage at one row, the paper's measure of a full pipeline. Shares are between 0 and
+    1. Lists by depth begin with the layer below the root (``hits.HitCounts``). None stands where there is nothing to
+    divide by, as a draft's acceptance in plain decoding.
     """
 
     strategy: str
+    """The entry's own text."""
     tokens: int
     seconds: float
     tokens_per_second: float
     tokens_per_stage_time: float
     mean_acceptance_length: float
+    """vLLM's: 1 + accepted tokens / drafts (trees); looping outputs left out, as in the next three."""
     stage_busy: list[float]
     rows_computed: int
     rows_cancelled: int
@@ -44,20 +58,44 @@ class StrategyRun:
     identical_to_autoregressive: bool
     emulated: bool
     synthetic: bool
+    prompt_set: str = ""
+    temperature: float = 0.0
+    options: dict[str, Any] = field(default_factory=dict)
+    """The strategy's own options as they were in force."""
+    draft_acceptance_rate: float | None = None
+    """vLLM's: accepted drafted tokens / drafted tokens given to the target, here all drafted rows that entered."""
+    decided_by_depth: list[int] = field(default_factory=list)
+    hit_by_depth: list[int] = field(default_factory=list)
+    mean_ttft_ms: float = 0.0
+    """Mean time to first token, as vLLM's bench calls it."""
+    mean_e2el_ms: float = 0.0
+    """Mean latency of a request from its start to its last token, as vLLM's bench calls it."""
+    wall_clock_speedup: float | None = None
+    """Over plain decoding of the same question: geometric mean of the pairs."""
+    wall_clock_speedup_interval: list[float] | None = None
+    """Its 95% bounds (``intervals.paired_ratio``); None for a single pair."""
+    theoretical_speedup: float | None = None
+    """The same in ideal lockstep: stages x tokens / timesteps (``lockstep.Lockstep``), geometric mean."""
+    efficiency: float | None = None
+    """Wall-clock / theoretical speed-up: above 1 where links, which only plain decoding waits for, weigh most."""
+    requests: list[dict[str, Any]] = field(default_factory=list)
     outputs: list[RequestOutput] = field(repr=False, default_factory=list)
+    timeline: Timeline | None = field(repr=False, default=None)
+    """The first question's, kept for the first setting only."""
 
     @property
     def valid(self) -> bool:
         """Whether the host was fast enough for the emulation to mean something."""
         return self.overrun_fraction <= MAX_OVERRUNS
 
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.prompt_set, self.temperature)
+
     def as_dict(self) -> dict[str, Any]:
-        fields = asdict(self)
-        del fields["outputs"]
+        fields = asdict(replace(self, outputs=[], timeline=None))
+        del fields["outputs"], fields["timeline"]
         return {**fields, "valid": self.valid}
-
-
-Named = tuple[str, SpeculativeConfig | None]
 
 
 def measure(
@@ -67,43 +105,65 @@ def measure(
     strategies: Sequence[Named],
     warm_up: bool = True,
     observer: Observer | None = None,
-    on_progress: Callable[[str, int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[StrategyRun]:
-    """Run every prompt alone through every strategy, strategy after strategy within each prompt.
+    """``measure_all`` of one setting: every prompt with its own parameters."""
+    setting = Setting("", params[0].temperature)
+    questions = [Question(setting, i, prompt, one) for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))]
+    return measure_all(llm, questions, strategies, warm_up, observer, on_progress)
+
+
+def measure_all(
+    llm: LLM,
+    questions: Sequence[Question],
+    strategies: Sequence[Named],
+    warm_up: bool = True,
+    observer: Observer | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[StrategyRun]:
+    """Run every question alone through every strategy, strategy after strategy within each question.
 
     Interleaving spreads whatever disturbs the host over all strategies alike. The outputs of the autoregressive run
-    (added where ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run too.
+    (added where ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run too. Returns
+    one entry per setting and strategy, in the order of their coming.
     """
-    named = list(strategies)
-    if not any(is_plain(config) for _, config in named):
-        named.insert(0, ("autoregressive", None))
+    named = with_plain(strategies)
     if warm_up:
         for _, config in named:
-            llm.run(prompts[:1], [short(params[0])], config)
+            llm.run([questions[0].prompt], [short(questions[0].params)], config)
             llm.loop.drain()
-    meters: dict[str, list[Meter]] = {name: [] for name, _ in named}
-    outputs: dict[str, list[RequestOutput]] = {name: [] for name, _ in named}
-    if observer is not None:
-        llm.observe(observer)
-    for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-        for name, config in named:
-            if on_progress is not None:
-                on_progress(name, i, len(prompts))
-            meter = Meter(llm.setup.stages, llm.drafter)
-            llm.observe(meter)
-            outputs[name] += llm.run([prompt], [one], config)
-            llm.loop.drain()
-            llm.loop.observers.remove(meter)
-            meter.stop()
-            meters[name].append(meter)
-    if observer is not None:
-        llm.loop.observers.remove(observer)
-    plain = next(name for name, config in named if is_plain(config))
-    return [summarise(llm, name, config, meters[name], outputs[name], outputs[plain]) for name, config in named]
+    samples: dict[str, list[Sample]] = {name: [] for name, _ in named}
+    timelines: dict[str, Timeline] = {}
+    with watching(llm, observer):
+        for i, question in enumerate(questions):
+            for name, config in named:
+                if on_progress is not None:
+                    on_progress(name, i, len(questions))
+                sample, meter = run_one(llm, question, config)
+                samples[name].append(sample)
+                if i == 0:
+                    timelines[name] = timeline_of(meter)
+    runs = []
+    for setting in settings_of(questions):
+        plain = chosen(samples[plain_name(named)], setting)
+        runs += [summarise(llm, name, config, chosen(samples[name], setting), plain) for name, config in named]
+    for run in runs[: len(named)]:
+        run.timeline = timelines[run.strategy]
+    return runs
+
+
+def with_plain(strategies: Sequence[Named]) -> list[Named]:
+    """``strategies``, led by plain decoding where they lack it."""
+    found = any(is_plain(config) for _, config in strategies)
+    return [*strategies] if found else [(PLAIN, None), *strategies]
+
+
+def plain_name(named: Sequence[Named]) -> str:
+    return next(name for name, config in named if is_plain(config))
 
 
 def is_plain(config: SpeculativeConfig | None) -> bool:
-    return config is None or config.strategy == "autoregressive"
+    return config is None or config.strategy == PLAIN
 
 
 def short(params: SamplingParams) -> SamplingParams:
@@ -111,63 +171,120 @@ def short(params: SamplingParams) -> SamplingParams:
     return SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=4, ignore_eos=True)
 
 
+@contextmanager
+def watching(llm: LLM, observer: Observer | None) -> Iterator[None]:
+    if observer is not None:
+        llm.observe(observer)
+    try:
+        yield
+    finally:
+        if observer is not None:
+            llm.loop.observers.remove(observer)
+
+
+def run_one(llm: LLM, question: Question, config: SpeculativeConfig | None) -> tuple[Sample, Meter]:
+    """One request alone, watched until nothing of it is in flight."""
+    meter = Meter(llm.setup.stages, llm.drafter)
+    llm.observe(meter)
+    (output,) = llm.run([question.prompt], [question.params], config)
+    llm.loop.drain()
+    llm.loop.observers.remove(meter)
+    meter.stop()
+    emulated = emulated_cluster(llm)
+    return sample_of(question, output, meter, link_timings(emulated) if emulated else None), meter
+
+
+def emulated_cluster(llm: LLM) -> Cluster | None:
+    cluster = llm.setup.cluster
+    return cluster if cluster is not None and cluster.emulated else None
+
+
+def settings_of(questions: Sequence[Question]) -> list[Setting]:
+    return list(dict.fromkeys(question.setting for question in questions))
+
+
+def chosen(samples: Sequence[Sample], setting: Setting) -> list[Sample]:
+    return [sample for sample in samples if sample.question.setting == setting]
+
+
+# ------------------------------------------------------------------------------------------------------------ summary
+
+
 def summarise(
     llm: LLM,
     name: str,
     config: SpeculativeConfig | None,
-    meters: Sequence[Meter],
-    outputs: list[RequestOutput],
-    plain: Sequence[RequestOutput],
+    samples: Sequence[Sample],
+    plain: Sequence[Sample],
 ) -> StrategyRun:
-    cluster = llm.setup.cluster
-    emulated = cluster is not None and cluster.emulated
-    completions = [completion for output in outputs for completion in output.outputs]
-    tokens = sum(len(completion.token_ids) - 1 for completion in completions)
-    seconds = sum((c.seconds or 0.0) - (c.first_token_seconds or 0.0) for c in completions)
-    links = None
-    step = median(meter.stage_seconds for meter in meters)
+    """One setting's samples of a strategy, beside the plain ones of the same questions."""
+    emulated = emulated_cluster(llm)
+    tokens, seconds = sum(sample.tokens for sample in samples), sum(sample.seconds for sample in samples)
+    step = median(sample.stage_seconds for sample in samples)
     if emulated:
-        assert cluster is not None
-        links = link_timings(cluster)
-        step = max(timing.seconds(1) for timing in stage_timings(cluster))
-    late, all_batches = map(sum, zip(*(meter.overruns for meter in meters), strict=True))
-    straight = [c for c in completions if not is_looping(c.token_ids)]
-    accepted = sum(c.metrics.accepted for c in straight)
-    drafts = sum(c.metrics.drafts for c in straight)
-    busy = [sum(shares) / len(meters) for shares in zip(*(meter.stage_busy for meter in meters), strict=True)]
+        step = max(timing.seconds(1) for timing in stage_timings(emulated))
+    late, modelled = map(sum, zip(*(sample.overruns for sample in samples), strict=True))
+    setting = samples[0].question.setting
     return StrategyRun(
         strategy=name,
         tokens=tokens,
         seconds=seconds,
         tokens_per_second=tokens / seconds if seconds else 0.0,
         tokens_per_stage_time=tokens / seconds * step if seconds else 0.0,
-        mean_acceptance_length=1 + accepted / drafts if drafts else 1.0,
-        stage_busy=busy,
-        rows_computed=sum(meter.rows_computed for meter in meters),
-        rows_cancelled=sum(meter.rows_cancelled for meter in meters),
-        looping_outputs=len(completions) - len(straight),
-        overrun_fraction=late / all_batches if all_batches else 0.0,
-        overhead_per_hop_ms=1e3 * median(meter.overhead_per_hop(links) for meter in meters),
-        overhead_per_loop_ms=1e3 * median(meter.overhead_per_loop() for meter in meters),
-        identical_to_autoregressive=all(same_tokens(a, b) for a, b in zip(outputs, plain, strict=True)),
-        emulated=emulated,
+        stage_busy=[fmean(shares) for shares in zip(*(sample.stage_busy for sample in samples), strict=True)],
+        rows_computed=sum(sample.rows_computed for sample in samples),
+        rows_cancelled=sum(sample.rows_cancelled for sample in samples),
+        looping_outputs=sum(sample.looping for sample in samples),
+        overrun_fraction=late / modelled if modelled else 0.0,
+        overhead_per_hop_ms=1e3 * median(sample.overhead_per_hop for sample in samples),
+        overhead_per_loop_ms=1e3 * median(sample.overhead_per_loop for sample in samples),
+        identical_to_autoregressive=all(same_tokens(a.output, b.output) for a, b in zip(samples, plain, strict=True)),
+        emulated=emulated is not None,
         synthetic=config is not None and config.method == "synthetic",
-        outputs=outputs,
+        prompt_set=setting.prompt_set,
+        temperature=setting.temperature,
+        options={option: getattr(config, option) for option in STRATEGY_OPTIONS[config.strategy]} if config else {},
+        mean_ttft_ms=1e3 * fmean(sample.first_token_seconds for sample in samples),
+        mean_e2el_ms=1e3 * fmean(sample.latency_seconds for sample in samples),
+        requests=[sample.as_dict() for sample in samples],
+        outputs=[sample.output for sample in samples],
+        **acceptance(samples),
+        **speedups(llm.setup.stages, samples, plain),
     )
+
+
+def acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
+    """How the drafts fared, by field of StrategyRun. Outputs that fall into a loop flatter every drafter: left out."""
+    straight = [sample for sample in samples if not sample.looping]
+    accepted = sum(sample.completion.metrics.accepted for sample in straight)
+    drafts = sum(sample.completion.metrics.drafts for sample in straight)
+    rows = sum(sample.hits.entered for sample in straight)
+    decided: Counter[int] = sum((sample.hits.decided for sample in straight), Counter())
+    hit: Counter[int] = sum((sample.hits.hit for sample in straight), Counter())
+    depths = range(1, max(decided, default=0) + 1)
+    return {
+        "mean_acceptance_length": 1 + accepted / drafts if drafts else 1.0,
+        "draft_acceptance_rate": sum(sample.hits.accepted for sample in straight) / rows if rows else None,
+        "decided_by_depth": [decided[depth] for depth in depths],
+        "hit_by_depth": [hit[depth] for depth in depths],
+    }
+
+
+def speedups(stages: int, samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
+    """Wall-clock and theoretical speed-up and their quotient, by field of StrategyRun.
+
+    All three are geometric means over the questions whose completions have a second token.
+    """
+    pairs = [(one, base) for one, base in zip(samples, plain, strict=True) if one.speed and base.speed]
+    wall = paired_ratio([one.speed / base.speed for one, base in pairs if one.speed and base.speed])
+    theory = paired_ratio([stages * one.tokens / one.timesteps for one, _ in pairs])
+    return {
+        "wall_clock_speedup": wall.mean if wall else None,
+        "wall_clock_speedup_interval": wall.bounds if wall else None,
+        "theoretical_speedup": theory.mean if theory else None,
+        "efficiency": wall.mean / theory.mean if wall and theory else None,
+    }
 
 
 def same_tokens(one: RequestOutput, other: RequestOutput) -> bool:
     return [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
-
-
-def is_looping(token_ids: Sequence[int], longest: int = 16, times: int = 3) -> bool:
-    """Whether the output ends in one phrase of at most ``longest`` tokens, repeated ``times`` times or more.
-
-    At least twelve tokens must repeat, so that a row of equal signs or blanks does not count.
-    """
-    for length in range(1, longest + 1):
-        count = max(times, -(-12 // length))
-        tail = list(token_ids[-length * count :])
-        if len(tail) == length * count and tail == tail[:length] * count:
-            return True
-    return False

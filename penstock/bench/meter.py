@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
+from penstock.bench.hits import HitCounts
+from penstock.bench.lockstep import Lockstep
 from penstock.cluster.timing import LinkTiming
 from penstock.drafters.base import Draft, Drafter
 from penstock.drafters.emulated import EmulatedDrafter
@@ -15,7 +17,7 @@ from penstock.requests.request import Request
 
 
 class Meter:
-    """Watches one run of the engine (an ``Observer``), from its making until ``stop``."""
+    """Watches one run of one request (an ``Observer``), from its making until ``stop``."""
 
     def __init__(self, stages: int, drafter: Drafter | None) -> None:
         self.stages = stages
@@ -28,6 +30,8 @@ class Meter:
         self.first_submit: float | None = None
         self.last_advance = 0.0
         self.commits: list[tuple[float, int]] = []
+        self.lockstep = Lockstep(stages)
+        self.hits = HitCounts()
         self._turnarounds: list[float] = []
         self._arrived_at = 0.0
         self._moved_at: float | None = None
@@ -39,10 +43,13 @@ class Meter:
         self.submitted_at[batch.stream] = at
         self.rows_entered += len(batch.rows)
         self.first_submit = at if self.first_submit is None else self.first_submit
+        self.lockstep.submitted(batch.stream)
+        self.hits.submitted(batch)
 
     def arrived(self, result: Result, at: float) -> None:
         self.results.append((result, at))
         self._arrived_at, self._moved_at = at, None
+        self.lockstep.arrived(result.stream, bool(result.picks))
 
     def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
         self._moved_at = None  # what enters now may have waited for these
@@ -52,6 +59,9 @@ class Meter:
         self.last_advance = at
         self._moved_at = self._arrived_at
         self.commits.append((at, len(done.committed)))
+        self.hits.advanced(done)
+        if done.committed:
+            self.lockstep.committed()
 
     def stop(self) -> None:
         """The run is over: keep what the drafter did during it."""

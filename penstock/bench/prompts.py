@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.core import ConfigError
+
+
+def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[str]]:
+    """The first ``count`` prompts of each file, by its stem. Raises ConfigError as ``read_prompts`` does."""
+    files: dict[str, Path] = {}
+    for path in paths:
+        if path.stem in files:
+            raise ConfigError(f"prompts: {files[path.stem]} and {path} would both be called {path.stem!r}; rename one")
+        files[path.stem] = path
+    return {name: read_prompts(path, count) for name, path in files.items()}
 
 
 def read_prompts(path: Path, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""From a cluster file, a preset's name or ``local-N`` to a checked Cluster.
+"""From a cluster file, a preset's name, ``local-N`` or ``random-SEED`` to a checked Cluster.
 
 The file, with everything optional in brackets::
 
@@ -7,7 +7,7 @@ The file, with everything optional in brackets::
     devices = [{ name = "a1", host = "a", kind = "rtx3090" }, ...]     # or the kind's numbers on the device itself
     stages = [{ devices = ["a1"], layers = 4 }, { devices = ["a2", "b1"], layers = [6, 6] }, ...]
 
-    [kinds.rtx3090]            # memory_gb, weight_bandwidth_gb_s, compute_tflops, overhead_ms
+    [kinds.rtx3090]            # memory_gb, weight_bandwidth_gb_s, compute_tflops, overhead_ms; or, measured, pass_ms
     [links.local]              # bandwidth_gbit_s, latency_ms: between devices of one host
     [links.network]            # between hosts
     [[links.between]]          # exceptions: ends = ["a", "b1"], bandwidth_gbit_s, latency_ms
@@ -16,12 +16,14 @@ The file, with everything optional in brackets::
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.cluster.drawn import drawn_table
 from penstock.cluster.prices import PRICES, ModelPrice
 from penstock.cluster.spec import Cluster, Device, DeviceKind, LinkBetween, Links, Stage
 from penstock.config import FieldError, check, check_positive, nearest, parse, read_toml
@@ -63,21 +65,31 @@ class ClusterFile:
         check(bool(self.stages), "stages", [], "a list of at least one stage")
 
 
-def load_cluster(name_or_path: str, **overrides: Any) -> Cluster:
-    """Load a preset, ``local-N`` (N stages on this host, nothing emulated) or a path that ends in ``.toml``.
+def load_cluster(name_or_path: str, *, bandwidth_gbit_s: float | None = None, **overrides: Any) -> Cluster:
+    """Load a preset, a path that ends in ``.toml``, ``local-N`` or ``random-SEED``.
 
+    ``local-N``: N stages on this host, nothing emulated. ``random-17`` or ``random-17:32``: ``random_cluster``.
+    ``bandwidth_gbit_s``: of every link between different hosts, in place of the file's, in 1e9 bits/s of payload.
     ``overrides`` replace fields of the file, tables key by key: ``time_scale=2.0`` or
-    ``links={"network": {"bandwidth_gbit_s": 0.1}}``. Raises ConfigError that names the source and the field.
+    ``links={"network": {"latency_ms": 1}}``. Raises ConfigError that names the source and the field.
     """
-    table = read_cluster(name_or_path)
     try:
-        return resolve(parse(ClusterFile, merged(table, overrides)))
+        cluster = resolve(parse(ClusterFile, merged(read_cluster(name_or_path), overrides)))
+        return cluster if bandwidth_gbit_s is None else with_network_bandwidth(cluster, bandwidth_gbit_s)
     except FieldError as error:
         raise ConfigError(f"cluster {name_or_path}: {error}") from None
 
 
+def random_cluster(seed: int, stages: int | None = None) -> Cluster:
+    """An emulated cluster drawn from a seed, the same on every platform, with its model and its drafter (``drawn.py``).
+
+    ``stages``: 2 to 128; None draws them too. Raises FieldError for a number of stages or a seed out of range.
+    """
+    return resolve(parse(ClusterFile, drawn_table(seed, stages)))
+
+
 def preset_names() -> list[str]:
-    """The names that ``load_cluster`` knows without a path, ``local-N`` aside."""
+    """The names that ``load_cluster`` knows without a path, ``local-N`` and ``random-SEED`` aside."""
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
@@ -86,8 +98,10 @@ def read_cluster(name_or_path: str) -> dict[str, Any]:
         return read_toml(Path(name_or_path))
     if local := re.fullmatch(r"local-([1-9]\d*)", name_or_path):
         return local_table(int(local[1]))
+    if drawn := re.fullmatch(r"random-(0|[1-9]\d*)(?::(0|[1-9]\d*))?", name_or_path):
+        return drawn_table(int(drawn[1]), int(drawn[2]) if drawn[2] else None)
     if name_or_path not in preset_names():
-        known = nearest(name_or_path, [*preset_names(), "local-N"])
+        known = nearest(name_or_path, [*preset_names(), "random-SEED", "local-N"])
         raise ConfigError(f"cluster {name_or_path!r} is unknown; {known}, or a path that ends in .toml")
     return read_toml(PRESETS / f"{name_or_path}.toml")
 
@@ -111,6 +125,29 @@ def merged(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
             value = merged(inner, value)
         result[key] = value
     return result
+
+
+def with_network_bandwidth(cluster: Cluster, gbit_s: float) -> Cluster:
+    """The cluster with another rate on every link between different hosts. Raises FieldError where there is none."""
+    where, hosts = "bandwidth_gbit_s", {device.host for device in cluster.devices}
+    check(math.isfinite(gbit_s) and gbit_s > 0, where, gbit_s, "above 0")
+    check(cluster.emulated, where, gbit_s, "left out: no as_model, so there are no modelled links")
+    check(len(hosts) > 1, where, gbit_s, f"left out: all devices are on one host, {cluster.devices[0].host!r}")
+    network, between = cluster.links.network, cluster.links.between
+    links = dataclasses.replace(
+        cluster.links,
+        network=network and dataclasses.replace(network, bandwidth_gbit_s=gbit_s),
+        between=tuple(
+            dataclasses.replace(link, bandwidth_gbit_s=gbit_s) if joins_hosts(link, cluster.devices) else link
+            for link in between
+        ),
+    )
+    return dataclasses.replace(cluster, links=links)
+
+
+def joins_hosts(link: LinkBetween, devices: tuple[Device, ...]) -> bool:
+    """Whether the ends, each a device's name or a host's, are on different hosts."""
+    return len({device.host for device in devices for end in link.ends if end in (device.name, device.host)}) > 1
 
 
 def resolve(file: ClusterFile) -> Cluster:
@@ -261,12 +298,24 @@ def check_emulated(cluster: Cluster, model: ModelPrice) -> None:
     check_drafter(cluster)
     computing = {name for stage in cluster.stages for name in stage.devices} | {cluster.drafter}
     for i, device in enumerate(cluster.devices):
-        if device.name in computing and not device.priced:
-            numbers = "weight_bandwidth_gb_s, compute_tflops and overhead_ms"
-            raise FieldError(f"devices[{i}]", f"({device.name!r}) needs {numbers}, or a kind that has them")
+        if device.name in computing:
+            check_priced(f"devices[{i}]", device)
     for one, other in cluster.hops():
         cluster.link(one, other)
     check_memory(cluster, model)
+
+
+def check_priced(where: str, device: Device) -> None:
+    """Raise FieldError unless the time of a pass is known, and in one way."""
+    if not device.priced:
+        numbers = "weight_bandwidth_gb_s, compute_tflops and overhead_ms"
+        remedy = f"needs {numbers}, or a kind that has them; or compute_tflops and pass_ms"
+        raise FieldError(where, f"({device.name!r}) {remedy}")
+    both = [name for name in ("weight_bandwidth_gb_s", "overhead_ms") if getattr(device, name) is not None]
+    if device.pass_ms is not None and both:
+        raise FieldError(
+            f"{where}.pass_ms", f"is measured and holds what {both[0]} is for, which is set too; remove one"
+        )
 
 
 def check_drafter(cluster: Cluster) -> None:
@@ -299,7 +348,7 @@ def check_fits(where: str, device: Device, needed: float, what: str) -> None:
 def refuse_emulation(cluster: Cluster) -> None:
     """Raise FieldError for a number that would be ignored where nothing is emulated."""
     for i, device in enumerate(cluster.devices):
-        for name in ("weight_bandwidth_gb_s", "compute_tflops", "overhead_ms"):
+        for name in ("weight_bandwidth_gb_s", "compute_tflops", "overhead_ms", "pass_ms"):
             if getattr(device, name) is not None:
                 raise FieldError("as_model", f"is missing: devices[{i}] ({device.name!r}) has {name}, for emulation")
     if cluster.draft_as_model is not None:

@@ -1,6 +1,6 @@
 """A cluster: devices, the links between them, and where each stage, the drafter and the engine run.
 
-These are the checked, resolved types; ``load.py`` makes them from a TOML file, a preset or ``local-N``.
+These are the checked, resolved types; ``load.py`` makes them from a TOML file, a preset, a seed or ``local-N``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.config import FieldError, check, check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """Numbers that devices of one kind share. The last three describe an emulated device. Raises FieldError."""
+    """Numbers that devices of one kind share. All but the first describe an emulated device. Raises FieldError."""
 
     memory_gb: float | None = None
     """Memory for weights and cache, in 1e9 bytes; None is not checked."""
@@ -24,9 +24,11 @@ class DeviceKind:
     """Effective rate of a pass over many rows, in 1e12 operations/s."""
     overhead_ms: float | None = None
     """Fixed time per batch."""
+    pass_ms: float | None = None
+    """Measured time of a pass over a batch, where that is known and weight_bandwidth_gb_s and overhead_ms are not."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "memory_gb", "weight_bandwidth_gb_s", "compute_tflops")
+        check_positive(self, "memory_gb", "weight_bandwidth_gb_s", "compute_tflops", "pass_ms")
         check_positive(self, "overhead_ms", or_zero=True)
 
 
@@ -41,7 +43,8 @@ class Device(DeviceKind):
     @property
     def priced(self) -> bool:
         """Whether every number that emulation needs is there."""
-        return None not in (self.weight_bandwidth_gb_s, self.compute_tflops, self.overhead_ms)
+        made_of = (self.weight_bandwidth_gb_s, self.overhead_ms)
+        return self.compute_tflops is not None and (self.pass_ms is not None or None not in made_of)
 
 
 @dataclass(frozen=True, kw_only=True)

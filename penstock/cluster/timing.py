@@ -112,14 +112,17 @@ def emulated_model(cluster: Cluster) -> ModelPrice:
 
 
 def device_timing(device: Device, model: ModelPrice, layers: int, time_scale: float, *, head: bool) -> DeviceTiming:
-    """Price so many layers of a model on a device."""
+    """Price so many layers of a model on a device, or take its measured pass for the time that does not grow by row."""
+    assert device.compute_tflops is not None
+    row_s = time_scale * model.row_operations(layers, head=head) / (device.compute_tflops * 1e12)
+    if device.pass_ms is not None:
+        return DeviceTiming(fixed_s=0.0, weight_s=time_scale * device.pass_ms / 1e3, row_s=row_s)
     assert device.overhead_ms is not None
     assert device.weight_bandwidth_gb_s is not None
-    assert device.compute_tflops is not None
     return DeviceTiming(
         fixed_s=time_scale * device.overhead_ms / 1e3,
         weight_s=time_scale * model.weight_bytes(layers, head=head) / (device.weight_bandwidth_gb_s * 1e9),
-        row_s=time_scale * model.row_operations(layers, head=head) / (device.compute_tflops * 1e12),
+        row_s=row_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""The live picture of the demo: two texts that grow, and the boards with the rows on them.
+"""The live picture of the demo: two texts that grow, the boards with the rows on them, and the tree they belong to.
 
 The runs happen one after the other, so that neither disturbs the other. While Penstock runs, the plain run of the same
 prompt is shown again beside it at the pace at which it went: a race that is run twice and measured once.
@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final, cast
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
+from rich.containers import Lines
 from rich.panel import Panel
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cluster import Cluster, link_timings, stage_timings
+from penstock.cluster import Cluster
+from penstock.demo.boards import Boards, boards_table, modelled_delays
+from penstock.demo.tree import LEGEND, NARROW, GrowingTree, tree_table
 from penstock.trace import EMULATED, Watcher
 
 if TYPE_CHECKING:
@@ -35,12 +37,19 @@ TITLES: Final = {PLAIN: "plain pipeline", PENSTOCK: "Penstock"}
 STYLES: Final = {PLAIN: "yellow", PENSTOCK: "green"}
 PAUSE: Final = 1.5
 """Seconds that a finished race stays on the screen before the next prompt."""
-FULL_BAR: Final = 32
-"""Rows that fill a board's bar: PipeDec's width of a layer."""
-OTHER_LINES: Final = 9
-"""Lines of the picture below its heading that are not text: frames, status, boards, the shell's own."""
+NO_DRAFTS: Final = "one token at a time: nothing is drafted"
+GAP: Final = 2
+"""Blanks between the boards and the tree."""
 MOST_TEXT_LINES: Final = 20
 LEAST_TEXT_LINES: Final = 4
+FRAME_AND_STATUS: Final = 3
+"""Lines: the texts' frame above and below, and what is going on."""
+OTHER_TREE_LINES: Final = 3
+"""Lines: the legend, the tree's root, and what lies deeper than the picture."""
+TALL: Final = 32
+"""Lines of a terminal that shows more of the tree."""
+LEVELS, TALL_LEVELS = (2, 3), (4, 6)
+"""Levels of the tree that are shown above its root, where it came from, and below."""
 
 
 # -------------------------------------------------------------------------------------------------------------- texts
@@ -101,76 +110,6 @@ def printable(text: str) -> str:
     return "".join(character for character in text if character == "\n" or character.isprintable())
 
 
-# ------------------------------------------------------------------------------------------------------------- boards
-
-
-@dataclass
-class Flying:
-    """A batch on its way."""
-
-    entered: float
-    nodes: list[int]
-
-
-class Boards:
-    """Which rows are where. The engine knows what entered and what is dead; the modelled times say how far it is.
-
-    ``delays`` are the seconds from entering until each stage begins. A batch never overtakes the one before it.
-    """
-
-    def __init__(self, delays: Sequence[float]) -> None:
-        self._delays = list(delays)
-        self._flying: dict[int, Flying] = {}
-        self._dead: set[int] = set()
-
-    def submitted(self, batch: Batch, at: float) -> None:
-        self._flying[batch.stream] = Flying(at, batch.rows.nodes)
-
-    def arrived(self, result: Result) -> None:
-        self._flying.pop(result.stream, None)
-
-    def died(self, nodes: Collection[int]) -> None:
-        self._dead.update(nodes)
-
-    def clear(self) -> None:
-        self._flying.clear()
-        self._dead.clear()
-
-    def rows(self, now: float) -> list[tuple[int, int]]:
-        """Live and dead rows on each board. Called from the drawing thread: works on copies."""
-        found = [(0, 0)] * len(self._delays)
-        ahead = len(self._delays)
-        for batch in list(self._flying.values()):
-            ahead = min(ahead - 1, bisect.bisect_right(self._delays, now - batch.entered) - 1)
-            if ahead < 0:
-                break
-            dead = len(self._dead.intersection(batch.nodes))
-            found[ahead] = (len(batch.nodes) - dead, dead)
-        return found
-
-
-def modelled_delays(cluster: Cluster) -> list[float]:
-    """Seconds from the engine until each stage begins on a batch that nothing holds up."""
-    links, stages = link_timings(cluster), stage_timings(cluster)
-    steps = [link.seconds(1) + stage.seconds(1) for link, stage in zip(links[1:], stages, strict=True)]
-    return [links[0].seconds(1) + passed for passed in accumulate(steps[:-1], initial=0.0)]
-
-
-def board(name: str, live: int, dead: int, width: int, style: str) -> Text:
-    """Three lines: the board's name, a bar of its live and (dimmed) its pruned rows, and the same in words."""
-    scale = width / FULL_BAR
-    bar = min(width, round(live * scale) or (live > 0))
-    gone = min(width - bar, round(dead * scale))
-    words = "idle" if not live + dead else f"{live} row{'s' * (live != 1)}" + (f", {dead} pruned" if dead else "")
-    return Text.assemble(
-        (f"{name}\n", "bold" if live else "dim"),
-        ("█" * bar, style),
-        ("▒" * gone, "dim"),
-        ("·" * (width - bar - gone) + "\n", "dim"),
-        (words[:width], "" if live else "dim"),
-    )
-
-
 # --------------------------------------------------------------------------------------------------------- the picture
 
 
@@ -182,8 +121,9 @@ class Race(Watcher):
         self._cluster = cluster
         self._prompts = prompts
         self._boards = Boards(modelled_delays(cluster))
+        self._tree = GrowingTree(keep=TALL_LEVELS[0])
         self._heading = f"Starting {len(cluster.stages)} stages and the draft model ..."
-        self._prompt = ""
+        self._prompt = prompts[0]
         self._runs: dict[str, Run] = {}
         self._accepted = (0, 0)
         self._spinner = Spinner("dots")
@@ -197,21 +137,24 @@ class Race(Watcher):
         self._prompt = self._prompts[index]
         self._accepted = (0, 0)
         self._boards.clear()
+        self._tree.clear()
         self._runs[strategy] = Run(strategy, time.monotonic())
 
     def submitted(self, batch: Batch, at: float) -> None:
         self._boards.submitted(batch, at)
+        self._tree.submitted(batch)
 
     def arrived(self, result: Result, at: float) -> None:
         self._boards.arrived(result)
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
         self._boards.died([node.id for node in done.dead])
-        if not done.committed:
-            return
         run = self._current
         assert run is not None
         text = cast("Completion", request.output).output.text
+        self._tree.advanced(done, printable(text[len(run.text) :]), at)
+        if not done.committed:
+            return
         run.add(at, request.produced, text, drafted=done.hits == len(done.committed))
         self._accepted = (request.metrics.accepted, request.metrics.misses)
         if done.finished is not None:
@@ -227,36 +170,46 @@ class Race(Watcher):
     def __rich__(self) -> RenderableType:
         now = time.monotonic()
         run = self._current
-        elapsed = 0.0 if run is None else run.seconds if run.finished else now - run.started
         head = self._head()
-        return Group(*head, self._panels(elapsed, self._text_lines(len(head))), *self._picture(now, run))
+        levels = TALL_LEVELS if self._console.height >= TALL else LEVELS
+        others = len(head) + FRAME_AND_STATUS + sum(levels) + OTHER_TREE_LINES
+        text_lines = max(LEAST_TEXT_LINES, min(MOST_TEXT_LINES, self._console.height - others))
+        return Group(*head, self._panels(now, text_lines), self._status(run), self._pipeline(now, run, levels))
 
-    def _text_lines(self, head_lines: int) -> int:
-        """What the terminal's height leaves for the texts."""
-        return max(LEAST_TEXT_LINES, min(MOST_TEXT_LINES, self._console.height - head_lines - OTHER_LINES))
+    def texts(self) -> RenderableType:
+        """The two texts alone: what stays when the race is over."""
+        return self._panels(time.monotonic(), None)
 
     def _head(self) -> list[Text]:
         title = Text.assemble(("Penstock demo", "bold"), (f" · {EMULATED}", "italic"))
         described = Text(self._cluster.description, "dim")
         return [line for text in (title, described) for line in text.wrap(self._console, self._console.width)]
 
-    def _panels(self, elapsed: float, height: int) -> RenderableType:
+    def _panels(self, now: float, height: int | None) -> RenderableType:
+        """The texts side by side, in so many lines each; without a height as many as they need."""
+        run = self._current
+        elapsed = 0.0 if run is None else run.seconds if run.finished else now - run.started
+        contents = {strategy: self._lines(strategy, elapsed) for strategy in STYLES}
+        height = height or min(MOST_TEXT_LINES, max(map(len, contents.values())))
         grid = Table.grid(expand=True, padding=0)
         for _ in STYLES:
             grid.add_column(ratio=1)
-        grid.add_row(*(self._panel(strategy, elapsed, height) for strategy in STYLES))
+        grid.add_row(*(self._panel(strategy, elapsed, lines[-height:], height) for strategy, lines in contents.items()))
         return grid
 
-    def _panel(self, strategy: str, elapsed: float, height: int) -> Panel:
-        """The end of prompt and text, as many lines as fit."""
+    def _lines(self, strategy: str, elapsed: float) -> Lines:
+        """Prompt and text as of then, wrapped to the panel."""
+        content = Text().append(printable(self._prompt), "dim")
+        if (run := self._runs.get(strategy)) is not None:
+            content.append_text(run.styled(elapsed))
+        return content.wrap(self._console, self._console.width // 2 - 4, overflow="fold")
+
+    def _panel(self, strategy: str, elapsed: float, lines: Sequence[Text], height: int) -> Panel:
         run, style = self._runs.get(strategy), STYLES[strategy]
-        content = Text(printable(self._prompt), "dim")
         title, subtitle = TITLES[strategy], None
         if run is not None:
-            content.append_text(run.styled(elapsed))
             title += " (replay)" if run is not self._current else ""
             subtitle = f"{run.pace(elapsed)} · {elapsed:.1f} s"
-        lines = content.wrap(self._console, self._console.width // 2 - 4, overflow="fold")[-height:]
         return Panel(
             Text("\n").join(lines),
             title=Text(title, style=f"bold {style}"),
@@ -266,21 +219,21 @@ class Race(Watcher):
             padding=(0, 1),
         )
 
-    def _picture(self, now: float, run: Run | None) -> list[RenderableType]:
-        """What is going on, and the boards in a row."""
-        names = [", ".join(stage.devices) for stage in self._cluster.stages]
-        width = self._console.width // len(names) - 3
-        style = STYLES[run.strategy] if run is not None else ""
-        cells: list[RenderableType] = []
-        for name, (live, dead) in zip(names, self._boards.rows(now), strict=True):
-            cells += [Text("\n→" if cells else "\n ", "dim"), board(name, live, dead, width, style)]
-        boards = Table.grid(padding=(0, 1))
-        boards.add_row(*cells)
-        busy = self._spinner if run is None or not run.finished else Text("✓", "green")
-        return [Columns([busy, Text(self._status(run))]), Text(), boards]
-
-    def _status(self, run: Run | None) -> str:
+    def _status(self, run: Run | None) -> RenderableType:
         accepted, misses = self._accepted
-        if run is None or run.strategy == PLAIN or not accepted + misses:
-            return self._heading
-        return f"{self._heading} · {accepted} drafted tokens accepted, {misses} misses"
+        words = self._heading
+        if run is not None and run.strategy != PLAIN and accepted + misses:
+            words += f" · {accepted} drafted tokens accepted, {misses} miss{'es' * (misses != 1)}"
+        return Columns([self._spinner if run is None or not run.finished else Text("✓", "green"), Text(words)])
+
+    def _pipeline(self, now: float, run: Run | None, levels: tuple[int, int]) -> RenderableType:
+        """The boards, and beside them the tree whose rows are on them."""
+        names = [", ".join(stage.devices) for stage in self._cluster.stages]
+        style = STYLES[run.strategy] if run is not None else ""
+        narrow = self._console.width - NARROW - GAP
+        boards = boards_table(names, self._boards.loads(now), self._tree.root, narrow, style)
+        width = self._console.width - self._console.measure(boards).maximum - GAP
+        legend = NO_DRAFTS if run is not None and run.strategy == PLAIN else LEGEND
+        grid = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
+        grid.add_row(boards, Group(Text(legend, "dim"), tree_table(self._tree, now, width, *levels, style)))
+        return grid

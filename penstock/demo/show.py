@@ -46,7 +46,7 @@ def run_demo(as_json: bool) -> None:
     cluster = load_cluster(CLUSTER)
     prompts = read_prompts(options.DEMO / "prompts.jsonl", PROMPTS)
     console = Console(stderr=as_json, highlight=False)
-    live = console.is_terminal and not as_json
+    live = console.is_terminal and not console.is_dumb_terminal and not as_json
     with (live_screen if live else line_screen)(console, cluster, prompts) as screen:
         runs = compare(cluster, prompts, screen)
     if as_json:
@@ -73,10 +73,14 @@ def compare(cluster: Cluster, prompts: Sequence[str], screen: Screen) -> list[St
 
 @contextmanager
 def live_screen(console: Console, cluster: Cluster, prompts: Sequence[str]) -> Iterator[Race]:
-    """The race, redrawn some times a second by a thread of its own."""
+    """The race, redrawn some times a second by a thread of its own; its texts stay when it is over.
+
+    On the alternate screen every picture overwrites the one before it: nothing is erased, so nothing flickers.
+    """
     race = Race(console, cluster, prompts)
-    with Live(race, console=console, refresh_per_second=8):
+    with Live(race, console=console, screen=True, refresh_per_second=8):
         yield race
+    console.print(race.texts())
 
 
 @contextmanager

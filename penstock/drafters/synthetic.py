@@ -24,6 +24,23 @@ STRIDE = 7919
 """Between the arbitrary tokens: a prime, so that they differ in any vocabulary that is not its multiple."""
 
 
+def confidence(accuracy: Sequence[float], rng: random.Random, concentration: float = CONCENTRATION) -> list[float]:
+    """One node's chance of each candidate, best first; on average the steps of the profile.
+
+    The first one's is drawn from a Beta distribution around ``accuracy[0]`` with alpha + beta = ``concentration``; the
+    others share the rest in the profile's proportions.
+    """
+    steps = [above - below for below, above in pairwise([0.0, *accuracy])]
+    first, second = accuracy[0], steps[1] if len(steps) > 1 else 0.0
+    least = second / (1 - first + second) if second else 0.0  # below it the second would be the first
+    drawn = first
+    if least < first < 1.0:
+        mean = (first - least) / (1 - least)
+        drawn = least + (1 - least) * rng.betavariate(concentration * mean, concentration * (1 - mean))
+    rest = (1 - drawn) / (1 - first) if first < 1.0 else 0.0
+    return [drawn, *(step * rest for step in steps[1:])]
+
+
 class SyntheticDrafter(InstantDrafter):
     """Places the target's token among its first k candidates with probability ``accuracy[k-1]`` (cumulative).
 
@@ -38,8 +55,7 @@ class SyntheticDrafter(InstantDrafter):
         self, accuracy: Sequence[float], vocabulary: int, seed: int, answer: Callable[[Request], Sequence[int]]
     ) -> None:
         super().__init__()
-        self._first = accuracy[0]
-        self._steps = [above - below for below, above in pairwise([0.0, *accuracy])]
+        self._accuracy = tuple(accuracy)
         self._vocabulary = vocabulary
         self._seed = seed
         self._answer = answer
@@ -58,7 +74,7 @@ class SyntheticDrafter(InstantDrafter):
         count = min(count, self._vocabulary - 1)
         sampling = request.sampling
         rng = random.Random(repr((self._seed, sampling.seed, sampling.sample, path[-8:], len(path))))
-        chances = self._chances(rng)
+        chances = confidence(self._accuracy, rng)
         truth = self._truth(request, path)
         first = rng.randrange(self._vocabulary)
         tokens = [(first + STRIDE * k) % self._vocabulary for k in range(count + 1)]
@@ -68,18 +84,6 @@ class SyntheticDrafter(InstantDrafter):
             tokens[rank] = truth
         padded = [*chances[:count], *[0.0] * (count - len(chances))]
         return Draft(node, [(token, math.log(max(p, FLOOR))) for token, p in zip(tokens, padded, strict=False)])
-
-    def _chances(self, rng: random.Random) -> list[float]:
-        """This node's chance of each candidate, best first; on average the profile's."""
-        second = self._steps[1] if len(self._steps) > 1 else 0.0
-        least = second / (1 - self._first + second) if second else 0.0  # below it the second would be the first
-        first = self._first
-        if least < first < 1.0:
-            mean = (first - least) / (1 - least)
-            drawn = rng.betavariate(CONCENTRATION * mean, CONCENTRATION * (1 - mean))
-            first = least + (1 - least) * drawn
-        rest = (1 - first) / (1 - self._first) if self._first < 1.0 else 0.0
-        return [first, *(step * rest for step in self._steps[1:])]
 
     def _truth(self, request: Request, path: Sequence[int]) -> int | None:
         """The target's token after ``path``, if the path is the one that plain decoding takes."""

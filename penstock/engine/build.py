@@ -76,7 +76,7 @@ def bare_drafter(setup: Resolved, config: SpeculativeConfig, mailbox: Mailbox, a
         device=setup.options.device,
         max_model_len=setup.max_model_len,
     )
-    chunk = max(setup.options.prefill_chunk, config.width)
+    chunk = max(setup.options.prefill_chunk, config.width or 0)
     return SmallModelDrafter(ProcessPipeline([plan], mailbox, name="draft model"), chunk)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import SpeculativeConfig
 from penstock.core import (
@@ -31,6 +31,9 @@ from penstock.requests.request import Request
 from penstock.strategies import make_strategy
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from penstock.models.checkpoint import Checkpoint
 
 Prompt = str | Mapping[str, Any]
 """Text, or ``{"prompt_token_ids": [...]}``, or ``{"prompt": text}``."""
@@ -248,15 +251,13 @@ class LLM:
         seed = params.seed
         if seed is None:
             seed = fresh_seed() if params.temperature > 0 else 0
-        ends = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            ends |= frozenset(self._setup.checkpoint.eos_token_ids)
+        ends = ends_of(params, self._setup.checkpoint)
         job = Job(text, ids)
         started = self._mailbox.now()
         for index in range(params.n):
             completion = Completion(index, params, self._detokenizer(ids, params), started)
             sampling = sampling_of(params, seed, index, ends, len(ids))
-            strategy = make_strategy(speculation, self._setup.stages)
+            strategy = make_strategy(speculation, self._setup.stages, self._loop.experience)
             request = Request(next(self._numbers), ids, sampling, params.max_tokens, ends, strategy, completion)
             completion.output.metrics = request.metrics
             job.requests.append(request)
@@ -348,6 +349,12 @@ class Job:
     def output(self) -> RequestOutput:
         outputs = [completion.output for completion in self.completions]
         return RequestOutput(str(self.requests[0].number), self.prompt, self.ids, outputs, finished=True)
+
+
+def ends_of(params: SamplingParams, checkpoint: Checkpoint) -> frozenset[int]:
+    """Token ids at which a request ends."""
+    own = () if params.ignore_eos else checkpoint.eos_token_ids
+    return frozenset(params.stop_token_ids) | frozenset(own)
 
 
 def sampling_of(params: SamplingParams, seed: int, sample: int, ends: frozenset[int], prompt_length: int) -> Sampling:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,6 +17,7 @@ from penstock.pipeline.base import Clock, Pipeline
 from penstock.requests.feed import Feed
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
+from penstock.strategies.experience import Experience
 from penstock.tree import Node
 
 
@@ -51,10 +53,16 @@ class EngineLoop:
         self.nodes = Nodes(self.pool)
         self.feed = Feed()
         self.inflight = InFlight()
+        self.experience = Experience()
         self.requests: dict[int, Request] = {}
         self.ended: str | None = None
         self._owner: dict[int, Request] = {}
         self._asked_at = 0.0
+        self._asked_rows = 0
+        self._paced_until = 0.0
+        self._changed = False
+        """Whether any request or tree is other than when rows and asks were last composed: else none are due."""
+        self._free_at_last: tuple[bool, bool, bool] | None = None
 
     @property
     def busy(self) -> bool:
@@ -66,6 +74,7 @@ class EngineLoop:
             raise PipelineError(f"this engine takes no more requests ({self.ended}); start a new one")
         self.scheduler.add(request)
         self.requests[request.number] = request
+        self._changed = True
 
     def abort(self, request: Request) -> None:
         """End a request now, whatever is in flight for it."""
@@ -85,15 +94,29 @@ class EngineLoop:
         Whatever interrupts the work, a lost stage or Ctrl-C, ends all requests; an interrupted wait ends none.
         """
         self.clock.wait(self._due())
+        self.experience.now = self.clock.now()
         try:
             self._take_results()
             self._take_drafts()
-            self._start_requests()
-            self._submit()
-            self._ask()
+            if self._changed or self._free != self._free_at_last:
+                self._changed = False
+                self._start_requests()
+                self._ask()  # first: what enters may better wait for the answer
+                self._submit()
+                self._ask()  # again: of what has just entered
+                self._free_at_last = self._free
         except BaseException as error:
             self._lose_everything(error)
             raise
+
+    @property
+    def _free(self) -> tuple[bool, bool, bool]:
+        """Whether the first stage can take a batch, the slowest one a further batch, and the drafter a question."""
+        return self.pipeline.ready, not self._held, self.drafter is not None and not self.drafter.busy
+
+    @property
+    def _held(self) -> bool:
+        return self.clock.now() < self._paced_until
 
     def drain(self) -> None:
         """Step until nothing is in flight any more, neither in the stages nor in the drafter."""
@@ -103,12 +126,18 @@ class EngineLoop:
     def _due(self) -> float | None:
         if self.scheduler.waiting and not self.scheduler.running:
             return self.clock.now()
-        moments = (self.pipeline.due, self.drafter.due if self.drafter else None)
+        moments = [self.pipeline.due, self.drafter.due if self.drafter else None]
+        if self._held:
+            moments.append(self._paced_until)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _take_results(self) -> None:
         for result in self.pipeline.poll():
+            self._changed = True
+            self.experience.pipeline.learn(result.spans)
             out = self.inflight.out(result.stream)
+            if result.picks:
+                self.experience.arrived(out[result.picks[0].node].due)
             touched: dict[int, Request] = {}
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
@@ -127,6 +156,9 @@ class EngineLoop:
         now = self.clock.now()
         done = advance(request, self.nodes, self.pool, now)
         self._cancel(request, done.dead)
+        self.experience.decided(done.hits, len(done.committed))
+        for candidates, picked in done.verdicts:
+            self.experience.calibration.learn(candidates, picked)
         for observer in self.observers:
             observer.advanced(request, done, now)
         if done.finished is not None:
@@ -146,7 +178,12 @@ class EngineLoop:
         drafts = self.drafter.poll()
         for draft in drafts:
             draft.node.candidates = draft.candidates
+        if self._asked_rows and not self.drafter.busy:
+            self.experience.drafter.learn(self._asked_rows, self.clock.now() - self._asked_at)
+            self.experience.draft_due = math.inf
+            self._asked_rows = 0
         if drafts:
+            self._changed = True
             for observer in self.observers:
                 observer.drafted(drafts, self._asked_at, self.clock.now())
 
@@ -155,13 +192,14 @@ class EngineLoop:
             request.start(self.nodes)
 
     def _submit(self) -> None:
-        while self.pipeline.ready and (entries := self.scheduler.compose()):
+        while self.pipeline.ready and (entries := self.scheduler.compose(self._held)):
             wanted: set[int] = set()
             entering: list[Node] = []
+            due = self.experience.result_due(sum(len(nodes) for _, nodes in entries))
             for request, nodes in entries:
                 request.metrics.rows_entered += len(nodes)
                 for node in nodes:
-                    node.entered = True
+                    node.entered, node.due = True, due
                     self._owner[node.id] = request
                     if node.position >= request.tree.root.position:
                         wanted.add(node.id)
@@ -169,6 +207,7 @@ class EngineLoop:
             batch = self.feed.batch(entries, wanted)
             self.inflight.entered(batch.stream, entering)
             self.pipeline.submit(batch)
+            self._paced_until = self.clock.now() + self.experience.pipeline.step(len(batch.rows))
             for observer in self.observers:
                 observer.submitted(batch, self.clock.now())
 
@@ -185,11 +224,13 @@ class EngineLoop:
                 node.asked = True
         if asks:
             self._asked_at = self.clock.now()
-            self.drafter.ask(asks)
+            self._asked_rows = self.drafter.ask(asks)
+            self.experience.draft_due = self._asked_at + self.experience.drafter.seconds(self._asked_rows)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request: everything of it in flight is cancelled, every slot freed, one final reply given."""
         request.finished = reason
+        self._changed = True
         if request.certain:
             dead = request.tree.discard()
             self.pool.free_speculative(node.slot for node in dead)

@@ -60,18 +60,26 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def compose(self) -> list[tuple[Request, list[Node]]]:
+    def compose(self, held: bool = False) -> list[tuple[Request, list[Node]]]:
         """Rows for the next batch, request by request; the requests that were served go to the back of the queue.
 
         With many requests ready at once a batch takes ceil(ready / stages) of them, so that they spread over the
-        stages instead of marching in one clump.
+        stages instead of marching in one clump. While ``held``, strategies that are paced wait, unless their root has
+        yet to enter.
         """
-        ready = [request for request in self.running if request.prefilling or request.strategy.ready(request.tree)]
+        ready = [request for request in self.running if self._is_ready(request, held)]
         served = ready[: -(-len(ready) // self.stages)]
         for request in served:
             self.running.remove(request)
             self.running.append(request)
         return [(request, self._rows(request)) for request in served]
+
+    def _is_ready(self, request: Request, held: bool) -> bool:
+        if request.prefilling:
+            return True
+        if held and request.strategy.paced and request.tree.root.entered:
+            return False
+        return request.strategy.ready(request.tree)
 
     def _rows(self, request: Request) -> list[Node]:
         if not request.prefilling:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.messages import Batch, Cancel, Candidates, Pick, Sampling
+from penstock.stage.cancels import Cancels
 from penstock.stage.visibility import BatchView, ProtocolError, Visibility
 
 
@@ -40,19 +41,12 @@ class StageCore:
         self.layers = layers
         self.visibility = Visibility(capacity)
         self.is_last = is_last
-        self.next_stream = 0
-        self._cancels: list[tuple[int, frozenset[int]]] = []
+        self._cancels = Cancels()
         self._samplings: dict[int, Sampling] = {}
 
     def cancel(self, message: Cancel) -> None:
         """Remember the dead nodes until the stream number they precede has passed."""
-        if message.before > self.next_stream:
-            self._cancels.append((message.before, frozenset(message.nodes)))
-
-    def surviving(self, batch: Batch) -> list[int]:
-        """Indices of the rows that are still to be computed."""
-        dead = frozenset().union(*(nodes for _, nodes in self._cancels))
-        return [row for row in batch.alive if batch.rows.nodes[row] not in dead]
+        self._cancels.add(message)
 
     def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
         """Compute one batch.
@@ -61,16 +55,15 @@ class StageCore:
         surviving rows (indices into the batch's rows), their hidden states, picks and candidates. Raises
         ProtocolError when the batch does not follow the last one.
         """
-        if batch.stream != self.next_stream:
-            raise ProtocolError(f"batch {batch.stream} arrived where {self.next_stream} was due")
+        if batch.stream != self._cancels.next_stream:
+            raise ProtocolError(f"batch {batch.stream} arrived where {self._cancels.next_stream} was due")
         for request in batch.closed:
             self._samplings.pop(request, None)
         for opened in batch.opened:
             self._samplings[opened.request] = opened.sampling
         self.visibility.apply_header(batch)
-        rows = self.surviving(batch)
-        self.next_stream += 1
-        self._cancels = [(before, nodes) for before, nodes in self._cancels if before > self.next_stream]
+        rows = self._cancels.surviving(batch)
+        self._cancels.passed(batch.stream)
         if not rows:
             return rows, None, [], []
         view = self.visibility.view(batch, rows)

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.core import PenstockError
-from penstock.messages import Batch, Cancel, Message, Ready, Result, Span, encode
-from penstock.stage.core import StageCore
+from penstock.messages import Batch, Cancel, Candidates, Message, Pick, Ready, Result, Span, encode
 
 SECRET_SIZED = "0" * 32
 """Stands in for the session's secret where only a message's size counts."""
@@ -52,13 +51,23 @@ class Line:
         return self._free_at + self.timing.latency_s
 
 
+class Core(Protocol):
+    """What a stage does with its batches: ``StageCore``, or the simulator's."""
+
+    is_last: bool
+
+    def cancel(self, message: Cancel) -> None: ...
+
+    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]: ...
+
+
 class StageDriver:
     """``on_message`` takes messages in; ``step`` does what is due and returns what is to be sent."""
 
     def __init__(
         self,
         index: int,
-        core: StageCore,
+        core: Core,
         clock: Callable[[], float],
         timing: StageTiming | None = None,
         down: LinkTiming | None = None,

@@ -120,6 +120,22 @@ def scaled_scores(logits_V: np.ndarray, sampling: Sampling, position: int) -> np
     return scores_V
 
 
+def distribution(logits_V: np.ndarray, sampling: Sampling, position: int) -> np.ndarray:
+    """What a token is sampled from: float64 [V], summing to 1, zero where barred or filtered out.
+
+    At temperature 0, where nothing is sampled, the model's own distribution without barred tokens.
+    """
+    scores_V = scaled_scores(logits_V, sampling, position)
+    if sampling.temperature > 0:
+        kept_V = np.full(len(scores_V), -np.inf)
+        kept = passing(scores_V, sampling)
+        kept_V[kept] = scores_V[kept]
+        scores_V = kept_V
+    mass_V = np.exp(scores_V)
+    share_V: np.ndarray = mass_V / mass_V.sum()
+    return share_V
+
+
 def without_barred(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
     """A copy with barred tokens at -inf. A request that bars every token there is bars none."""
     allowed_V = logits_V.copy()

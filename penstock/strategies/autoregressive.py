@@ -8,6 +8,8 @@ from penstock.tree import Node, TokenTree
 class Autoregressive:
     candidates = 0
 
+    paced = False
+
     def ask(self, tree: TokenTree) -> list[Node]:
         return []
 

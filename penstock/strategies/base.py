@@ -13,6 +13,10 @@ class Strategy(Protocol):
     Invariants that the engine relies on: a parent never enters after its child, and a node enters once.
     """
 
+    paced: bool
+    """Whether batches follow each other no faster than the slowest stage takes them: none then waits inside the
+    pipeline, and each is composed as late as it can be."""
+
     @property
     def candidates(self) -> int:
         """How many candidates the drafter is to give for each node it is asked about; 0 if it is never asked."""

@@ -13,11 +13,13 @@ class PipeDec:
     The tree has at most ``depth`` layers, the root's included: one for each stage (section 3.1). Once every stage has
     a layer, the next one therefore waits for the result that comes out, and is chosen among the candidates of the
     nodes that are then still alive: the paper's update after pruning (section 3.3.4). It has been drafted meanwhile.
-    Width and children default to the paper's choice (section 4.3.1). Where pruning has left no node of the last layer
-    alive, the paper waits for a miss; here the deepest live nodes grow on from the candidates that were cut before.
+    The defaults of width and children are the paper's choice (section 4.3.1). Where pruning has left no node of the
+    last layer alive, the paper waits for a miss; here the deepest live nodes grow on from candidates that were cut.
     """
 
-    def __init__(self, depth: int, width: int = 32, children: int = 16) -> None:
+    paced = False
+
+    def __init__(self, depth: int, width: int, children: int) -> None:
         self.depth = depth
         self.width = width
         self.candidates = children

@@ -7,16 +7,18 @@ from penstock.tree import Node, TokenTree
 
 
 class StaticTree:
-    """A tree of the ``size`` best nodes by cumulative score, drafted to ``depth`` before any of it enters.
+    """A tree of the ``tree_size`` best nodes by cumulative score, drafted to ``tree_depth`` before any of it enters.
 
-    As in EAGLE-2 and FlowSpec's base tree, the ``beam`` best nodes of each level are drafted from, with ``beam``
-    candidates each, and the best ``size`` of all candidates are verified together with the root in one batch.
+    As in EAGLE-2 and FlowSpec's base tree, the ``children`` best nodes of each level are drafted from, with as many
+    candidates each, and the best of all candidates are verified together with the root in one batch.
     """
 
-    def __init__(self, size: int = 64, depth: int = 6, beam: int = 10) -> None:
-        self.size = size
-        self.depth = depth
-        self.candidates = beam
+    paced = False
+
+    def __init__(self, tree_size: int, tree_depth: int, children: int) -> None:
+        self.size = tree_size
+        self.depth = tree_depth
+        self.candidates = children
 
     def ask(self, tree: TokenTree) -> list[Node]:
         if tree.root.entered:
@@ -42,10 +44,14 @@ class StaticTree:
         for _ in range(self.depth):
             if any(node.candidates is None for node in level):
                 return level
-            below = [child for node in level for child in node.children.values()]
-            level = below or self._extend(tree, level)
+            level = best_children(tree, level, self.candidates)
         return []
 
-    def _extend(self, tree: TokenTree, level: list[Node]) -> list[Node]:
-        best = best_candidates(level, min(self.candidates, tree.room))
-        return [tree.extend(parent, token, chance) for parent, token, chance in best]
+
+def best_children(tree: TokenTree, parents: list[Node], count: int) -> list[Node]:
+    """The ``count`` best children of nodes by cumulative score, ties to nodes; candidates become nodes."""
+    children = [child for parent in parents for child in parent.children.values()]
+    entries: list[tuple[float, Node | tuple[Node, int, float]]] = [(child.score, child) for child in children]
+    entries += [(entry[0].score + entry[2], entry) for entry in best_candidates(parents, min(count, tree.room))]
+    entries.sort(key=lambda entry: -entry[0])
+    return [entry if isinstance(entry, Node) else tree.extend(*entry) for _, entry in entries[:count]]

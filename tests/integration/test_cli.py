@@ -15,6 +15,7 @@ import pytest
 
 from penstock.engine import options
 from tests.checkpoints import make_checkpoint
+from tests.unit.bench.png import png_size
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 PROMPT = "def main():\n    "
@@ -44,6 +45,7 @@ def test_json_trace_and_stream_agree(pair: Path, tmp_path: Path) -> None:
     assert spoken.returncode == 0, spoken.stderr
     check_report(json.loads(spoken.stdout))
     check_trace(json.loads(trace.read_text()))
+    check_summary(run("trace", str(trace), "--json"))
     streamed = run(*model, *SAMPLED, "--strategy", "autoregressive", stdin=PROMPT)
     assert streamed.returncode == 0, streamed.stderr
     assert streamed.stdout == json.loads(spoken.stdout)["text"]
@@ -60,8 +62,18 @@ def check_report(report: dict[str, Any]) -> None:
     assert metrics["tokens_per_second"] > 0
     assert metrics["mean_acceptance_length"] == pytest.approx(1 + metrics["accepted"] / metrics["drafts"])
     assert metrics["accepted"] + metrics["misses"] <= 40
-    assert (metrics["strategy"], metrics["method"], metrics["stages"]) == ("pipedec", "draft_model", 2)
+    assert (metrics["strategy"], metrics["method"], metrics["stages"]) == ("auto", "draft_model", 2)
     assert not metrics["emulated"]
+
+
+def check_summary(result: subprocess.CompletedProcess[str]) -> None:
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["tokens"] == 40
+    assert len(summary["stages"]) == 2
+    assert summary["drafter"]["rounds"] > 0
+    for stage in summary["stages"]:
+        assert stage["busy"] * summary["seconds"] + sum(stage["idle"].values()) == pytest.approx(summary["seconds"])
 
 
 def check_trace(trace: dict[str, Any]) -> None:
@@ -122,3 +134,77 @@ def test_demo_prints_one_json_object(
     assert [run["strategy"] for run in result["runs"]] == ["autoregressive", "pipedec"]
     assert all(run["emulated"] for run in result["runs"])
     assert "Emulated" in err
+
+
+def test_bench_reports_and_compares(pair: Path, tmp_path: Path) -> None:
+    """Two prompt sets, two temperatures, two seeds, three strategies, one of them with options of its own."""
+    chat = tmp_path / "question.jsonl"
+    chat.write_text(json.dumps({"turns": [PROMPT, "and then?"]}) + "\n" + json.dumps({"turns": ["x = "]}) + "\n")
+    folder = tmp_path / "report"
+    result = run(
+        *("bench", "--model", str(pair / "target"), "--draft-model", str(pair / "draft"), "--cluster", "local-2"),
+        *("--strategies", "autoregressive,pipedec[width=3,children=2],static_tree[tree_size=4]"),
+        *("--prompts", str(chat), "--prompts", str(pair / "prompts.jsonl"), "--temperature", "0,1", "--seeds", "2"),
+        *("--max-tokens", "8", "--report", str(folder)),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "one seed was run, not 2" in result.stderr
+    saved = json.loads((folder / "bench.json").read_text())
+    check_runs(saved["runs"])
+    assert {(one["prompt_set"], one["temperature"]) for one in saved["small_model"]} == SETTINGS
+    assert all(one["tokens_per_second"] > 0 and not one["modelled"] for one in saved["small_model"])
+    assert saved["settings"]["prompts"] == ["question.jsonl", "prompts.jsonl"]
+    check_files(folder)
+    same = run("compare", str(folder / "bench.json"), str(folder / "bench.json"))
+    assert same.returncode == 0, same.stderr
+    assert same.stdout.count("1.000") == 12
+    assert "Only in" not in same.stdout
+
+
+SETTINGS = {(name, temperature) for name in ("question", "prompts") for temperature in (0.0, 1.0)}
+
+
+def check_runs(runs: list[dict[str, Any]]) -> None:
+    labels = ["autoregressive", "pipedec[width=3,children=2]", "static_tree[tree_size=4]"]
+    assert [one["strategy"] for one in runs] == labels * 4
+    assert {(one["prompt_set"], one["temperature"]) for one in runs} == SETTINGS
+    for one in runs:
+        assert one["identical_to_autoregressive"]
+        asked = (2 if one["prompt_set"] == "question" else 1) * (2 if one["temperature"] else 1)
+        assert len(one["requests"]) == asked
+        assert 0 < one["mean_ttft_ms"] < one["mean_e2el_ms"]
+        assert one["efficiency"] == pytest.approx(one["wall_clock_speedup"] / one["theoretical_speedup"])
+        assert (one["wall_clock_speedup_interval"] is None) is (asked == 1)
+        if one["strategy"] == "autoregressive":
+            assert (one["theoretical_speedup"], one["wall_clock_speedup"]) == (pytest.approx(1), pytest.approx(1))
+            assert one["draft_acceptance_rate"] is None
+            assert one["options"] == {}
+        elif one["temperature"] and "tree" in one["strategy"]:  # greedily a random model loops: left out
+            assert 0 <= one["draft_acceptance_rate"] <= 1
+            assert one["decided_by_depth"][0] >= one["hit_by_depth"][0]
+    assert runs[1]["options"] == {"width": 3, "children": 2}
+
+
+def check_files(folder: Path) -> None:
+    text = (folder / "report.md").read_text()
+    for name, temperature in SETTINGS:
+        assert f"## {name}, T = {temperature:g}" in text
+    pictures = {path.name: png_size(path) for path in folder.glob("*.png")}
+    sampled = {"speedup.png", "timeline.png", "hit-rate-question-T1.png", "hit-rate-prompts-T1.png"}
+    assert sampled <= set(pictures) <= {*sampled, "hit-rate-question-T0.png", "hit-rate-prompts-T0.png"}
+    assert all(f"]({name})" in text for name in pictures)
+    assert all(400 < width < 2000 and 200 < height < 2000 for width, height in pictures.values())
+
+
+def test_what_bench_and_compare_cannot_read_is_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "question.jsonl"
+    broken.write_text(json.dumps({"turns": ["a"]}) + "\n" + json.dumps({"question": "b"}) + "\n")
+    result = run("bench", "--prompts", str(broken))
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert f"{broken}, line 2: needs a field 'prompt'" in result.stderr
+    entry = run("bench", "--strategies", "pipedec[widht=3]")
+    assert entry.returncode == 2
+    assert "entry 'pipedec[widht=3]': option 'widht' is unknown" in entry.stderr
+    none = run("compare", str(broken), str(broken))
+    assert none.returncode == 2
+    assert none.stderr.startswith(f"penstock: error: {broken}: is not JSON")

@@ -12,8 +12,12 @@ from transformers import AutoModelForCausalLM
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.messages import Sampling
 from penstock.requests.request import Request
+from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
+from penstock.strategies.continuous import Continuous
+from penstock.strategies.experience import Experience
+from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
@@ -27,8 +31,18 @@ MAX_GAP = 1e-4
 SAMPLED = Sampling(seed=11, temperature=1.0, top_p=0.95)
 
 
-def strategies(stages: int) -> list[Strategy]:
-    return [Autoregressive(), StaticTree(size=12, depth=4, beam=4), PipeDec(stages, width=6, children=4)]
+def strategies(stages: int, experience: Experience) -> list[Strategy]:
+    flowspec = {"tree_size": 12, "tree_depth": 3, "segment": 4, "children": 4, "expansion_depth": 2}
+    return [
+        Autoregressive(),
+        StaticTree(tree_size=12, tree_depth=4, children=4),
+        PipeDec(stages, width=6, children=4),
+        FlowSpec(stages, **flowspec, expand=True, score_order=True),
+        FlowSpec(stages, **flowspec, expand=True, score_order=False),
+        FlowSpec(stages, **flowspec, expand=False, score_order=True),
+        Continuous(experience, width=12, children=4),
+        Auto(experience, width=12, children=4),
+    ]
 
 
 def generate(model: AutoModelForCausalLM, prompt: Sequence[int]) -> list[int]:
@@ -64,16 +78,23 @@ def test_every_strategy_gives_the_tokens_of_generate(architecture: str, tmp_path
             return known[len(request.prompt), sampled] if sampled else greedy[tuple(request.prompt)]
 
         engine = InProcessEngine(target, stages, SyntheticDrafter([0.6, 0.75, 0.85], VOCAB, 1, answer))
-        for make in range(len(strategies(stages))):
-            requests = [engine.submit(prompt, Sampling(), TOKENS, strategies(stages)[make]) for prompt in PROMPTS]
-            sampled = [engine.submit(prompt, SAMPLED, TOKENS, strategies(stages)[make]) for prompt in PROMPTS]
+        for make in range(len(strategies(stages, engine.loop.experience))):
+
+            def submit(
+                prompt: list[int], sampling: Sampling, engine: InProcessEngine = engine, at: int = make
+            ) -> Request:
+                strategy = strategies(engine.loop.pipeline.stages, engine.loop.experience)[at]
+                return engine.submit(prompt, sampling, TOKENS, strategy)
+
+            requests = [submit(prompt, Sampling()) for prompt in PROMPTS]
+            sampled = [submit(prompt, SAMPLED) for prompt in PROMPTS]
             engine.run()
             for prompt, request, wanted in zip(PROMPTS, requests, expected, strict=True):
                 undecided += not check_same(model, prompt, tokens_of(request), wanted)
             for request in sampled:
                 first = answers.setdefault((len(request.prompt), True), tokens_of(request))
                 assert tokens_of(request) == first, "the same seed gives the same tokens with every strategy"
-            if make == 1 or (make == 2 and stages > 1):  # PipeDec's tree has one layer per stage
+            if make > 0 and (make != 2 or stages > 1):  # PipeDec's tree has one layer per stage
                 assert sum(request.metrics.accepted for request in [*requests, *sampled]) > TOKENS
     assert undecided <= 2, "rounding may decide a token now and then, not as a rule"
 

@@ -140,6 +140,9 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 STRATEGIES: dict[str, dict[str, Any]] = {
     "static_tree": {"tree_size": 9, "tree_depth": 3, "children": 3},
     "pipedec": {"width": 6, "children": 4},
+    "flowspec": {"tree_size": 12, "tree_depth": 3, "segment": 4, "children": 4, "expansion_depth": 2},
+    "continuous": {"width": 12, "children": 4},
+    "auto": {"width": 12, "children": 4},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def invoke(*arguments: str, stdin: str | None = None) -> Result:
         (["--speculative-config", '{"method": "ngram", "width": 8}'], SpeculativeConfig(method="ngram", width=8)),
         (
             ["--speculative-config", '{"width": 8}', "--draft-model", "d", "--strategy", "pipedec"],
-            SpeculativeConfig(method="draft_model", model="d", width=8),
+            SpeculativeConfig(method="draft_model", model="d", strategy="pipedec", width=8),
         ),
     ],
 )
@@ -96,7 +97,10 @@ def test_the_prompt_is_read_from_a_pipe_as_it_stands(called: list[tuple[Any, ...
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--strategy", "pipdec"], "did you mean 'pipedec'? Known: pipedec, static_tree, autoregressive"),
+        (
+            ["--strategy", "pipdec"],
+            "did you mean 'pipedec'? Known: auto, continuous, flowspec, pipedec, static_tree, autoregressive",
+        ),
         (["--cluster", "dmo"], "did you mean 'demo'?"),
         (["--temperature", "-1"], "temperature is -1.0"),
         (["--dtype", "int3"], "dtype is 'int3'"),
@@ -147,11 +151,33 @@ def test_bench_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[0].strategies == ("autoregressive", "pipedec")
     assert seen[0].speculative_config == {"method": "draft_model", "model": "demo"}
     assert (seen[0].cluster, seen[0].num_prompts, seen[0].top_k) == ("demo", 2, 3)
+    assert (seen[0].prompts, seen[0].temperature, seen[0].seeds) == ((command.DEFAULT_PROMPTS,), (0.0,), 1)
     assert invoke("bench", "--strategies", "autoregressive").exit_code == 0
     assert not seen[1].speculative_config
+    flags = ["--prompts", "a.jsonl", "--prompts", "b.jsonl", "--temperature", "0,0.6", "--seeds", "3"]
+    assert invoke("bench", "--strategies", "pipedec[width=4,children=2],pipedec", *flags).exit_code == 0
+    assert seen[2].strategies == ("pipedec[width=4,children=2]", "pipedec")
+    assert seen[2].prompts == (Path("a.jsonl"), Path("b.jsonl"))
+    assert (seen[2].temperature, seen[2].seeds) == ((0.0, 0.6), 3)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["demo", "--help"], ["bench", "--help"]])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "bandwidth_gbit_s changes modelled times: it needs an emulated cluster"),
+        (["--cluster", "local-2"], "cluster local-2: bandwidth_gbit_s is 1.0; it has to be left out: no as_model"),
+    ],
+)
+def test_bench_refuses_another_bandwidth_where_nothing_is_emulated(flags: list[str], words: str) -> None:
+    result = invoke("bench", "--bandwidth-gbit-s", "1", *flags)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], *([name, "--help"] for name in ("generate", "demo", "bench", "compare", "trace"))],
+)
 def test_help(arguments: list[str]) -> None:
     assert invoke(*arguments).exit_code == 0
 

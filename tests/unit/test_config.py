@@ -132,9 +132,11 @@ def test_what_is_written_is_read(bicycle: Bicycle) -> None:
 # ------------------------------------------------------------------------------------------------------ speculation
 
 
-def test_defaults_are_prompt_lookup_under_pipedec() -> None:
-    assert parse_speculative({}) == SpeculativeConfig()
-    assert parse_speculative({"model": "m", "method": "draft_model"}).width == 32
+def test_defaults_are_prompt_lookup_and_auto() -> None:
+    assert parse_speculative({}) == SpeculativeConfig(method="ngram", strategy="auto")
+    assert parse_speculative({"strategy": "pipedec"}).width == 32
+    assert parse_speculative({"strategy": "flowspec"}).tree_size == 80
+    assert parse_speculative({"strategy": "flowspec"}).width is None
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
     [
         ({"method": "ngramm"}, "method", "did you mean 'ngram'?"),
         ({"strategy": "pipdec"}, "strategy", "did you mean 'pipedec'?"),
-        ({"strategy": 1}, "strategy", "expected one of 'pipedec'"),
+        ({"strategy": 1}, "strategy", "expected one of 'auto'"),
         ({"widht": 8}, "widht", "did you mean 'width'?"),
         ({"width": "8"}, "width", "expected an integer"),
         ({"width": 0}, "width", "above 0"),
@@ -174,7 +176,7 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
         ({"method": "synthetic", "accuracy": [0.5], "seed": -1}, "seed", "0 or above"),
         ({"model": "folder"}, "model", "belongs to method 'draft_model', not 'ngram'; remove it or set method"),
         ({"method": "draft_model", "model": "f", "seed": 1}, "seed", "belongs to method 'synthetic'"),
-        ({"tree_size": 8}, "tree_size", "belongs to strategy 'static_tree', not strategy 'pipedec'"),
+        ({"tree_size": 8}, "tree_size", "belongs to strategy 'flowspec' or 'static_tree', not strategy 'auto'"),
         ({"strategy": "static_tree", "width": 8}, "width", "or use tree_size, tree_depth, children"),
         ({"strategy": "autoregressive", "width": 8}, "width", "not strategy 'autoregressive'; remove it"),
         ({"strategy": "autoregressive", "method": "ngram"}, "method", "drafts nothing; remove it"),

@@ -29,7 +29,10 @@ LAYERS = [
     "requests",
     "drafters",
     "engine",
+    "recording",
+    "acceptance",
     "trace",
+    "simulator",
     "bench",
     "generate",
     "demo",
@@ -39,7 +42,7 @@ LAYERS = [
 
 HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
 MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler")
-HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer"}
+HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer", "recording"}
 
 DECISIONS = ("core", "tree", "strategies", "requests", "stage.visibility", "stage.core", "stage.driver", "drafters")
 DECISIONS += tuple(f"engine.{name}" for name in ("inflight", "commit", "scheduler", "loop"))

@@ -67,12 +67,12 @@ def test_commit_keeps_exactly_the_subtree_of_the_token(grown: list[tuple[int, ..
         assert all(node.alive for node in tree.nodes())
 
 
-def test_scores_are_relative_to_the_root() -> None:
+def test_a_commit_changes_no_score() -> None:
     tree = make_tree()
     grow(tree, (1, 2, 3))
     assert [node.score for node in tree.nodes()] == [0.0, -1.0, -2.0, -3.0]
     tree.commit(1)
-    assert [node.score for node in tree.nodes()] == [0.0, -1.0, -2.0]
+    assert [node.score for node in tree.nodes()] == [-1.0, -2.0, -3.0]
 
 
 def test_frontier_is_the_deepest_level() -> None:

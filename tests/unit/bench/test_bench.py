@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.command import BenchOptions, named_strategies, tables_of
-from penstock.bench.measure import StrategyRun, is_looping
+from penstock.bench.command import DEFAULT_PROMPTS, BenchOptions, plan_of, prepare, seeds_remark, settings_of
 from penstock.bench.meter import Meter
-from penstock.bench.prompts import read_prompts
+from penstock.bench.prompts import read_prompt_sets, read_prompts
+from penstock.bench.sample import is_looping
 from penstock.cluster.timing import LinkTiming
 from penstock.core import ConfigError
 from penstock.engine.commit import Advance
@@ -105,6 +105,10 @@ def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
         ({"strategies": ("pipedec", "pipedec")}, "strategies"),
         ({"strategies": ("pipedec",), "num_prompts": 0}, "num_prompts"),
         ({"strategies": ("pipedec",), "max_tokens": 1}, "max_tokens"),
+        ({"strategies": ("pipedec",), "seeds": 0}, "seeds"),
+        ({"strategies": ("pipedec",), "temperature": (0.0, 0.0)}, "temperature"),
+        ({"strategies": ("pipedec",), "prompts": ()}, "prompts"),
+        ({"strategies": ("pipedec",), "json": Path("no/such/folder/out.json")}, "json"),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, object], words: str) -> None:
@@ -112,48 +116,75 @@ def test_bad_options_are_refused_by_name(options: dict[str, object], words: str)
         BenchOptions(**options)  # type: ignore[arg-type]
 
 
-def test_one_table_serves_all_strategies_and_an_option_must_belong_to_one() -> None:
-    options = BenchOptions(strategies=("autoregressive", "pipedec"), speculative_config={"width": 8})
-    plain, pipedec = named_strategies(options)
-    assert plain == ("autoregressive", None)
-    assert pipedec[1] is not None
-    assert pipedec[1].width == 8
-    with pytest.raises(ConfigError, match="tree_size"):
-        named_strategies(BenchOptions(strategies=("pipedec",), speculative_config={"tree_size": 8}))
-    with pytest.raises(ConfigError, match="pipedex"):
-        named_strategies(BenchOptions(strategies=("pipedex",)))
+def test_two_files_of_one_name_are_refused_and_lines_are_named_per_file(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    one = write(tmp_path / "chat.jsonl", json.dumps({"prompt": "a"}))
+    same = write(tmp_path / "a" / "chat.jsonl", json.dumps({"prompt": "b"}))
+    code = write(tmp_path / "code.jsonl", json.dumps({"turns": ["c"]}), json.dumps({"turn": "d"}))
+    assert read_prompt_sets([one, code], 1) == {"chat": ["a"], "code": ["c"]}
+    with pytest.raises(ConfigError, match="would both be called 'chat'; rename one"):
+        read_prompt_sets([one, same], 1)
+    with pytest.raises(ConfigError, match=r"code\.jsonl, line 2: needs a field 'prompt'"):
+        read_prompt_sets([one, code], 2)
 
 
-def a_run(strategy: str, speed: float, **other: object) -> StrategyRun:
-    fields: dict[str, object] = {
-        "strategy": strategy,
-        "tokens": 10,
-        "seconds": 10 / speed,
-        "tokens_per_second": speed,
-        "tokens_per_stage_time": 0.5,
-        "mean_acceptance_length": 2.0,
-        "stage_busy": [0.5],
-        "rows_computed": 1,
-        "rows_cancelled": 0,
-        "looping_outputs": 0,
-        "overrun_fraction": 0.0,
-        "overhead_per_hop_ms": 0.1,
-        "overhead_per_loop_ms": 0.1,
-        "identical_to_autoregressive": True,
-        "emulated": True,
-        "synthetic": False,
-    }
-    return StrategyRun(**{**fields, **other})  # type: ignore[arg-type]
+def test_one_table_serves_all_strategies_and_plain_decoding_is_added() -> None:
+    plan = plan_of(BenchOptions(strategies=("pipedec", "pipedec[width=4]"), speculative_config={"width": 8}))
+    assert plan.strategies[0] == ("autoregressive", None)
+    assert [config.width for _, config in plan.strategies if config] == [8, 4]
+    assert plan.drafting is plan.strategies[1][1]
+    assert len(plan.questions) == 4
+    assert plan.total == 12, "prompt lookup needs no small model"
 
 
-def test_tables_give_speedups_over_plain_and_say_what_is_emulated_or_synthetic() -> None:
-    runs = [a_run("autoregressive", 2.0), a_run("pipedec", 9.0, synthetic=True)]
-    gained, _ = tables_of(runs)
-    assert list(gained.columns[2].cells) == ["1.00x", "4.50x"]
-    assert gained.title == "emulated, synthetic drafter"
+@pytest.mark.parametrize(
+    ("cluster", "method", "expected"),
+    [("demo", "draft_model", 0), ("local-2", "draft_model", 8), (None, "draft_model", 8), ("local-2", "ngram", 0)],
+)
+def test_a_draft_model_on_this_host_is_measured_alone_once_per_prompt(
+    cluster: str | None, method: str, expected: int
+) -> None:
+    table = {"method": method, **({"model": "demo"} if method == "draft_model" else {})}
+    options = BenchOptions(
+        strategies=("pipedec",), cluster=cluster, speculative_config=table, temperature=(0.0, 1.0), seeds=3
+    )
+    plan = plan_of(options)
+    assert len(plan.small_questions) == expected
+    assert plan.total == 2 * len(plan.questions) + expected
+    assert len(plan.questions) == 4 * (1 + 3)
 
 
-def test_a_figure_with_too_many_overruns_is_not_valid() -> None:
-    assert not a_run("pipedec", 9.0, overrun_fraction=0.06).as_dict()["valid"]
-    assert a_run("pipedec", 9.0, overrun_fraction=0.05).as_dict()["valid"]
-    assert "outputs" not in a_run("pipedec", 9.0).as_dict()
+def test_seeds_that_change_nothing_are_not_run_and_it_is_said() -> None:
+    options = BenchOptions(strategies=("pipedec",), temperature=(0.0, 1.0), seeds=3)
+    (said,) = seeds_remark(options, plan_of(options))
+    assert "one seed was run, not 3" in said
+    synthetic = {"method": "synthetic", "accuracy": [0.5]}
+    drawn = BenchOptions(strategies=("pipedec",), temperature=(0.0,), seeds=3, speculative_config=synthetic)
+    assert seeds_remark(drawn, plan_of(drawn)) == []
+    assert len(plan_of(drawn).questions) == 4 * 3, "another seed has the synthetic drafter err elsewhere"
+    sampled = BenchOptions(strategies=("pipedec",), temperature=(1.0,), seeds=3)
+    assert seeds_remark(sampled, plan_of(sampled)) == []
+
+
+def test_settings_name_files_and_no_folders(tmp_path: Path) -> None:
+    options = BenchOptions(
+        strategies=("pipedec",),
+        prompts=(DEFAULT_PROMPTS, tmp_path / "chat.jsonl"),
+        json=tmp_path / "out.json",
+        report=tmp_path,
+    )
+    settings = settings_of(options, 2)
+    assert settings["prompts"] == ["package", "chat.jsonl"]
+    assert str(tmp_path) not in json.dumps(settings)
+    assert set(settings["versions"]) == {"penstock", "torch", "transformers"}
+
+
+def test_a_report_that_cannot_be_written_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "file", "")
+    with pytest.raises(ConfigError, match=r"report: .* cannot be made"):
+        prepare(file)
+    prepare(tmp_path / "new" / "report")
+    assert (tmp_path / "new" / "report").is_dir()
+    monkeypatch.setattr("penstock.bench.plots.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
+        prepare(tmp_path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import PRICES, load_cluster, preset_names
-from penstock.cluster.load import ClusterFile, resolve, spread
+from penstock.cluster.load import ClusterFile, resolve, spread, with_network_bandwidth
 from penstock.cluster.spec import Cluster
 from penstock.config import FieldError, parse
 from penstock.core import ConfigError
@@ -46,14 +48,24 @@ def test_presets_load_under_their_own_name(name: str) -> None:
     assert sum(sum(stage.layers) for stage in cluster.stages) == cluster.as_model.layers
 
 
+STAGES = {
+    "demo": 4,
+    "flowspec-13b": 4,
+    "flowspec-7b": 4,
+    "jupiter-heterogeneous": 4,
+    "jupiter-homogeneous": 4,
+    "pipedec-14x3090": 14,
+    "pipedec-21": 21,
+    "pipedec-7": 7,
+    "spd-16": 16,
+    "spd-4": 4,
+    "spd-8": 8,
+    "two-servers": 8,
+}
+
+
 def test_the_presets_of_this_release_are_there() -> None:
-    assert {"demo", "pipedec-7", "pipedec-14x3090", "pipedec-21"} <= set(preset_names())
-    assert [len(load_cluster(n).stages) for n in ("demo", "pipedec-7", "pipedec-14x3090", "pipedec-21")] == [
-        4,
-        7,
-        14,
-        21,
-    ]
+    assert {name: len(load_cluster(name).stages) for name in preset_names()} == STAGES
     assert all(len(stage.devices) == 2 for stage in load_cluster("pipedec-7").stages)
 
 
@@ -105,12 +117,57 @@ def test_file_and_overrides(tmp_path: Path) -> None:
     assert (slow.links.network.bandwidth_gbit_s, slow.links.network.latency_ms) == (0.1, 0.2)
 
 
+def rate(cluster: Cluster, pair: str) -> float | None:
+    link = cluster.link(*pair.split())
+    return link and link.bandwidth_gbit_s
+
+
+def test_another_bandwidth_between_hosts_leaves_the_rest_as_it_is() -> None:
+    between = [
+        {"ends": ["a1", "b"], "bandwidth_gbit_s": 2, "latency_ms": 3},
+        {"ends": ["a2", "a1"], "bandwidth_gbit_s": 5, "latency_ms": 1},
+        {"ends": ["a", "a"], "bandwidth_gbit_s": 6, "latency_ms": 1},
+    ]
+    before = load(edited(EMULATED, (["links", "between"], between)))
+    after = with_network_bandwidth(before, 0.5)
+    pairs = ["a1 b1", "a2 b1", "a1 a2", "b1 d"]
+    assert [rate(before, pair) for pair in pairs] == [2, 8, 5, 80]
+    assert [rate(after, pair) for pair in pairs] == [0.5, 0.5, 5, 80]
+    link = after.link("a1", "b1")
+    assert link is not None
+    assert link.latency_ms == 3
+    assert dataclasses.replace(after, links=before.links) == before
+
+
+def test_a_preset_with_another_bandwidth() -> None:
+    cluster = load_cluster("jupiter-homogeneous", bandwidth_gbit_s=0.94, time_scale=2)
+    assert (rate(cluster, "nx-1 nx-2"), rate(cluster, "nx-4 heads"), cluster.time_scale) == (0.94, 240, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "gbit_s", "words"),
+    [
+        ("demo", 0, "cluster demo: bandwidth_gbit_s is 0; it has to be above 0"),
+        ("demo", math.inf, "bandwidth_gbit_s is inf; it has to be above 0"),
+        ("local-2", 1, "cluster local-2: bandwidth_gbit_s is 1; it has to be left out: no as_model"),
+        ("spd-4", 1, "cluster spd-4: bandwidth_gbit_s is 1; it has to be left out: all devices are on one host"),
+    ],
+)
+def test_a_bandwidth_that_changes_nothing_is_refused(name: str, gbit_s: float, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_cluster(name, bandwidth_gbit_s=gbit_s)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("dmeo", r"'dmeo' is unknown; did you mean 'demo'\? Known: demo, .*local-N, or a path that ends in .toml"),
+        ("dmeo", r"'dmeo' is unknown; did you mean 'demo'\? Known: demo, .*random-SEED, local-N, or a path that ends"),
         ("local-0", "'local-0' is unknown"),
         ("local-", r"did you mean 'local-N'"),
+        ("random-7:1", "cluster random-7:1: stages is 1; it has to be between 2 and 128"),
+        ("random-7:129", "stages is 129; it has to be between 2 and 128"),
+        ("random-", r"did you mean 'random-SEED'"),
+        ("random-07", "'random-07' is unknown"),
         ("nowhere.toml", r"nowhere\.toml: cannot be read"),
     ],
 )
@@ -177,6 +234,10 @@ LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
         (EMULATED, [(["as_model", "layers"], 2)], "stages", "3 devices for the 2 layers"),
         # emulation
         (EMULATED, [(["kinds", "gpu"], {"memory_gb": 10})], "devices[0]", "needs weight_bandwidth_gb_s"),
+        (EMULATED, [(["kinds", "gpu"], {"pass_ms": 8})], "devices[0]", "or compute_tflops and pass_ms"),
+        (EMULATED, [(["kinds", "gpu", "pass_ms"], 0)], "kinds.gpu.pass_ms", "above 0"),
+        (EMULATED, [(["devices", 2, "pass_ms"], 8)], "devices[2].pass_ms", "holds what weight_bandwidth_gb_s is for"),
+        (REAL, [(["devices", 0, "pass_ms"], 8)], "as_model", "devices[0] ('a') has pass_ms"),
         (EMULATED, [(["draft_as_model"], None)], "draft_as_model", "it prices the drafter"),
         (EMULATED, [(["drafter"], None)], "drafter", "draft_as_model prices the device"),
         (EMULATED, [(["links"], {"network": LINK})], "links.local", "'a1' and 'a2' have to be joined"),

@@ -20,7 +20,6 @@ from penstock.cluster import (
     link_timings,
     load_cluster,
     plain_step_seconds,
-    preset_names,
     stage_timings,
 )
 from penstock.cluster.load import ClusterFile, resolve
@@ -84,6 +83,14 @@ def test_engine_apart_from_the_drafter() -> None:
     assert link_timings(apart)[-1].seconds(1) == 0.0  # the last stage is on the engine's device
 
 
+def test_a_measured_pass_takes_the_place_of_reading_and_overhead() -> None:
+    measured = {"pass_ms": 30, "compute_tflops": 1}
+    first, _ = stage_timings(resolve(parse(ClusterFile, {**EMULATED, "kinds": {"gpu": measured}, "time_scale": 2.0})))
+    assert first.seconds(15) == pytest.approx(2 * 0.030)  # 15 rows x 2 ms: measured and computed are equal
+    assert first.seconds(32) == pytest.approx(2 * 0.064)
+    assert first.seconds(0) == 0.0
+
+
 def test_time_scale_stretches_everything_alike() -> None:
     for one, three in zip(stage_timings(cluster()), stage_timings(cluster(3.0)), strict=True):
         assert three.seconds(40) == pytest.approx(3 * one.seconds(40))
@@ -107,15 +114,29 @@ def test_prices_are_the_published_parameter_counts() -> None:
     }
     assert totals == {
         "llama-3.1-70b-fp32": 70_553_706_496,
+        "llama-3.1-70b-bf16": 70_553_706_496,
         "llama-3.2-1b-fp32": 1_235_814_400,
         "llama-2-7b-fp16": 6_738_415_616,
+        "llama-2-7b-4bit": 6_738_415_616,
+        "llama-2-13b-4bit": 13_015_864_320,
         "tinyllama-1.1b-fp16": 1_100_048_384,
         "llama-160m-fp16": 162_417_408,
+        # 0.24, 0.37 and 0.99e9 of their own, and the target's embedding and head
+        "eagle-llama-2-7b-fp16": 235_937_792 + 2 * 32000 * 4096,
+        "eagle-llama-2-13b-fp16": 369_633_280 + 2 * 32000 * 5120,
+        "eagle-llama-3.1-70b-bf16": 989_872_128 + 2 * 128256 * 8192,
+        "medusa-head-llama-2-7b-fp16": 4096 * 4096 + 4096 + 32000 * 4096,
     }
 
 
-def test_a_price_has_whole_bytes_per_parameter() -> None:
-    with pytest.raises(FieldError, match="bits is 8"):
+def test_the_precision_is_the_one_in_the_name() -> None:
+    bits = {"fp32": (32, 4), "fp16": (16, 2), "bf16": (16, 2), "4bit": (4.5, 2)}
+    for name, price in PRICES.items():
+        assert (8 * price.bytes_per_parameter, price.activation_bytes) == bits[name.rpartition("-")[2]], name
+
+
+def test_a_price_has_a_precision_that_is_modelled() -> None:
+    with pytest.raises(FieldError, match="bits is 8; it has to be 4, 16 or 32"):
         llama(layers=1, hidden=8, intermediate=8, key_value=8, vocabulary=8, bits=8)
 
 
@@ -132,7 +153,50 @@ def test_pipedec_as_published() -> None:
     assert (layers.count(4), layers.count(2)) == (19, 2)
 
 
-@pytest.mark.parametrize("name", preset_names())
+def test_flowspec_as_published() -> None:
+    """Table 1 and appendix A.1: a round of naive PP brings 3 to 5 tokens, the 13B's lasts 6.14 / 1.30 as long.
+
+    A round: 6 draft passes, then 5 segments of 16 rows behind one another (a tree of 80).
+    """
+    rounds = {}
+    for name in ("flowspec-7b", "flowspec-13b"):
+        cluster = load_cluster(name)
+        stages, draft = stage_timings(cluster), draft_timing(cluster)
+        assert draft is not None
+        through = sum(part.seconds(16) for part in (*stages, *link_timings(cluster)))
+        rounds[name] = 6 * draft.seconds(10) + through + 4 * max(stage.seconds(16) for stage in stages)
+    assert 3 < 6.14 * rounds["flowspec-7b"] < 5
+    assert rounds["flowspec-13b"] / rounds["flowspec-7b"] == pytest.approx(6.14 / 1.30, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "published"), [("jupiter-homogeneous", 38.6), ("jupiter-heterogeneous", 55.7)])
+def test_jupiter_as_published(name: str, published: float) -> None:
+    """Table IV, EdgeShard (the plain pipeline) at 1 Gbps: 260 prompt tokens and 64 new ones."""
+    cluster = load_cluster(name, bandwidth_gbit_s=0.94)
+    prompt = sum(part.seconds(260) for part in (*stage_timings(cluster), *link_timings(cluster)))
+    assert prompt + 64 * plain_step_seconds(cluster) == pytest.approx(published, rel=0.03)
+    times = [stage.seconds(1) for stage in stage_timings(cluster)]
+    assert max(times) < 1.1 * min(times), "layers in proportion to speed"
+
+
+@pytest.mark.parametrize(("stages", "stage_ms", "draft_ms"), [(4, 8.05, 4.15), (8, 4.07, 3.50), (16, 2.08, 3.18)])
+def test_spd_as_measured(stages: int, stage_ms: float, draft_ms: float) -> None:
+    cluster = load_cluster(f"spd-{stages}")
+    draft = draft_timing(cluster)
+    assert draft is not None
+    assert draft.seconds(1) == pytest.approx(draft_ms / 1e3)
+    times = [stage.seconds(rows) for stage in stage_timings(cluster) for rows in (1, 64)]
+    assert times == pytest.approx([stage_ms / 1e3] * 2 * stages)
+
+
+def test_two_servers_beside_the_report() -> None:
+    """Table 3, 8 stages: a round of 78 ms (11.42 s, 256 tokens, 1.75 a round), the drafter's passes included."""
+    cluster = load_cluster("two-servers")
+    assert 0.8 * 0.078 < plain_step_seconds(cluster) < 0.078
+    assert [cluster.device(stage.devices[0]).host for stage in cluster.stages] == ["server-a"] * 4 + ["server-b"] * 4
+
+
+@pytest.mark.parametrize("name", ["demo", "pipedec-7", "pipedec-14x3090", "pipedec-21"])
 def test_presets_can_be_emulated_on_a_small_computer(name: str) -> None:
     """A stage has to outlast this computer's own work on a batch; 32 rows ride along for nothing, as PipeDec needs.
 

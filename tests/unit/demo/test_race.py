@@ -9,49 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.cluster import load_cluster, plain_step_seconds
+from penstock.cluster import load_cluster
 from penstock.demo import race as race_module
-from penstock.demo.race import PENSTOCK, PLAIN, Boards, Race, Run, modelled_delays, printable
+from penstock.demo.race import PENSTOCK, PLAIN, Race, Run, printable
 from penstock.engine.commit import Advance
-from penstock.messages import Batch, Result, Rows
-
-
-def batch(stream: int, nodes: list[int]) -> Batch:
-    return Batch(stream=stream, rows=Rows(nodes=nodes))
-
-
-def test_a_batch_moves_from_board_to_board_and_never_overtakes() -> None:
-    boards = Boards([0.0, 1.0, 2.0])
-    boards.submitted(batch(0, [1]), 0.0)
-    assert boards.rows(0.5) == [(1, 0), (0, 0), (0, 0)]
-    assert boards.rows(1.5) == [(0, 0), (1, 0), (0, 0)]
-    boards.submitted(batch(1, [2, 3]), 1.0)
-    assert boards.rows(9.0) == [(0, 0), (2, 0), (1, 0)]
-    boards.arrived(Result(stream=0))
-    assert boards.rows(9.0) == [(0, 0), (0, 0), (2, 0)]
-
-
-def test_dead_rows_are_told_from_live_ones() -> None:
-    boards = Boards([0.0, 1.0])
-    boards.submitted(batch(0, [1, 2, 3]), 0.0)
-    boards.died([2, 3, 99])
-    assert boards.rows(0.1) == [(1, 2), (0, 0)]
-    boards.clear()
-    assert boards.rows(0.1) == [(0, 0), (0, 0)]
-
-
-def test_more_batches_than_boards_wait_unseen() -> None:
-    boards = Boards([0.0])
-    boards.submitted(batch(0, [1]), 0.0)
-    boards.submitted(batch(1, [2, 3]), 0.0)
-    assert boards.rows(1.0) == [(1, 0)]
-
-
-def test_delays_are_the_modelled_ones() -> None:
-    cluster = load_cluster("demo")
-    delays = modelled_delays(cluster)
-    assert len(delays) == len(cluster.stages)
-    assert 0 < delays[0] < delays[1] < delays[-1] < plain_step_seconds(cluster)
+from tests.unit.demo.drawing import batch, node
 
 
 def test_a_run_is_shown_again_at_its_own_pace() -> None:
@@ -73,38 +35,104 @@ def test_control_characters_are_not_drawn() -> None:
     assert printable("a\x1b[2J\x0cb\nc\u00e9") == "a[2Jb\nc\u00e9"
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 12)])
-def test_the_picture_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int, height: int) -> None:
-    now = [100.0]
-    monkeypatch.setattr(race_module.time, "monotonic", lambda: now[0])
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    moment = [100.0]
+    monkeypatch.setattr(race_module.time, "monotonic", lambda: moment[0])
+    return moment
+
+
+def race_on(width: int, height: int) -> tuple[Race, Console]:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    race = Race(console, load_cluster("demo"), ["a prompt\n" * 3])
+    return Race(console, load_cluster("demo"), ["a prompt\n" * 3]), console
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_picture_fits_the_terminal(now: list[float], width: int, height: int) -> None:
+    race, console = race_on(width, height)
+    assert "a prompt" in drawn(console, race), "also while the stages start"
     for strategy in (PLAIN, PENSTOCK):
-        assert "emulated" in drawn(console, race, height)
+        assert "emulated" in drawn(console, race)
         race.begin(strategy, 0, 1)
-        race.submitted(batch(0, [1, 2]), now[0])
+        race.submitted(batch(0, {5: [1], 6: list(range(2, 34))}), now[0])
         advance(race, now[0] + 0.5, "some text\n" * 40, finished=False)
         now[0] += 0.6
-        picture = drawn(console, race, height)
-        assert "2 rows" in picture
+        picture = drawn(console, race)
+        assert "33" in picture
+        assert "○" * 28 in picture
         assert "some text" in picture
         advance(race, now[0], "some text\n" * 40 + "end", finished=True)
-    assert "replay" in drawn(console, race, height)
+    assert "replay" in drawn(console, race)
 
 
-def drawn(console: Console, race: Race, height: int) -> str:
+def test_a_small_terminal_shows_the_texts_first(now: list[float]) -> None:
+    race, console = race_on(60, 12)
+    race.begin(PLAIN, 0, 1)
+    advance(race, now[0], "some text\n" * 40, finished=False)
+    with console.capture() as capture:
+        console.print(race)
+    first = capture.get().splitlines()[:12]
+    assert any("some text" in line for line in first)
+    assert any("Prompt 1 of 1" in line for line in first)
+
+
+def test_only_what_was_drafted_has_a_legend(now: list[float]) -> None:
+    race, console = race_on(80, 24)
+    race.begin(PLAIN, 0, 1)
+    assert "nothing is drafted" in drawn(console, race)
+    race.begin(PENSTOCK, 0, 1)
+    assert "○ drafted" in drawn(console, race)
+
+
+def test_the_next_run_starts_with_empty_boards_and_no_tree(now: list[float]) -> None:
+    race, console = race_on(80, 24)
+    race.begin(PLAIN, 0, 1)
+    race.submitted(batch(0, {5: [1], 6: [2, 3]}), now[0])
+    now[0] += 0.01
+    assert "▸" in drawn(console, race)
+    race.begin(PENSTOCK, 0, 1)
+    picture = drawn(console, race)
+    assert "▸" not in picture
+    assert picture.count("idle") == 4
+
+
+def test_the_texts_stay_when_the_race_is_over(now: list[float]) -> None:
+    race, console = race_on(80, 24)
+    for strategy in (PLAIN, PENSTOCK):
+        race.begin(strategy, 0, 1)
+        advance(race, now[0] + 1, "text\n" * 5, finished=True)
+    with console.capture() as capture:
+        console.print(race.texts())
+    lines = capture.get().splitlines()
+    assert len(lines) == 2 + 3 + 5 + 1, "frame, prompt, text, and the line after it"
+    assert "board" not in capture.get()
+
+
+def test_the_next_prompt_waits_for_people_to_look(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(race_module.time, "sleep", paused.append)
+    race, _ = race_on(80, 24)
+    race.begin(PLAIN, 0, 1)
+    race.begin(PENSTOCK, 0, 1)
+    assert paused == []
+    race.begin(PLAIN, 0, 1)
+    assert paused == [race_module.PAUSE]
+
+
+def drawn(console: Console, race: Race) -> str:
     with console.capture() as capture:
         console.print(race)
     picture = capture.get()
     assert all(len(line) <= console.width for line in picture.splitlines())
-    if height >= 24:
-        assert picture.count("\n") < height, "the shell's own line stays"
+    assert picture.count("\n") <= console.height
     return picture
 
 
 def advance(race: Race, at: float, text: str, finished: bool) -> None:
-    node: Any = SimpleNamespace(id=7)
     output = SimpleNamespace(output=SimpleNamespace(text=text))
     request: Any = SimpleNamespace(output=output, produced=5, metrics=SimpleNamespace(accepted=1, misses=1))
-    done = Advance(committed=[node], hits=1, finished="length" if finished else None)  # type: ignore[arg-type]
+    done = Advance(committed=[node(2, 6)], hits=1, finished="length" if finished else None)  # type: ignore[arg-type]
     race.advanced(request, done, at)

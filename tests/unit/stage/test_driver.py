@@ -116,7 +116,7 @@ def test_ready_is_said_before_the_batch_is_computed() -> None:
     first = next(steps)
     assert first.upstream
     assert isinstance(first.message, Ready)
-    assert one.core.next_stream == 0
+    assert one.core._cancels.next_stream == 0
     assert [type(sent.message) for sent in steps] == [Batch]
 
 

@@ -329,6 +329,18 @@ def test_single_tokens_follow_the_exact_distribution(sampling):
     assert first_p_value(sampling) > 0.01
 
 
+@pytest.mark.parametrize("sampling", SETTINGS, ids=described)
+def test_the_stated_distribution_is_the_exact_one(sampling):
+    np.testing.assert_allclose(sampler.distribution(BIGRAMS[0], sampling, 3), exact(BIGRAMS[0], sampling), atol=1e-12)
+
+
+def test_the_stated_distribution_leaves_out_barred_tokens_and_is_the_models_own_when_greedy():
+    logits = np.log([0.5, 0.25, 0.25])
+    barring = Sampling(top_k=1, barred=(0,), barred_before=6)
+    assert sampler.distribution(logits, barring, 5) == pytest.approx([0.0, 0.5, 0.5])
+    assert sampler.distribution(logits, barring, 6) == pytest.approx([0.5, 0.25, 0.25])
+
+
 @pytest.mark.parametrize("sampling", SETTINGS[:3], ids=described)
 def test_consecutive_pairs_follow_the_exact_distribution(sampling):
     assert pair_p_value(sampling, second_position=4) > 0.01

@@ -7,10 +7,14 @@ import random
 
 import pytest
 
-from penstock.config import SpeculativeConfig
+from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.strategies import make_strategy
+from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
+from penstock.strategies.continuous import Continuous
+from penstock.strategies.experience import Experience
+from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec, best_candidates
 from penstock.strategies.static_tree import StaticTree
 from penstock.tree import Node, TokenTree
@@ -101,7 +105,7 @@ def test_pipedec_grows_from_the_deepest_live_nodes_when_the_last_layer_has_died(
 
 def test_static_tree_drafts_in_full_then_enters_in_one_batch() -> None:
     rng = random.Random(2)
-    tree, strategy = make_tree(), StaticTree(size=12, depth=3, beam=4)
+    tree, strategy = make_tree(), StaticTree(tree_size=12, tree_depth=3, children=4)
     for depth in range(3):
         assert not strategy.ready(tree)
         level = strategy.ask(tree)
@@ -119,7 +123,7 @@ def test_static_tree_drafts_in_full_then_enters_in_one_batch() -> None:
 
 def test_static_tree_begins_anew_after_a_miss() -> None:
     rng = random.Random(3)
-    tree, strategy = make_tree(), StaticTree(size=3, depth=1, beam=3)
+    tree, strategy = make_tree(), StaticTree(tree_size=3, tree_depth=1, children=3)
     answer(strategy.ask(tree), rng, 3)
     enter(strategy, tree)
     tree.commit(1000)
@@ -148,7 +152,17 @@ def test_best_candidates_leaves_out_those_that_are_nodes_already() -> None:
     assert best_candidates([tree.root], 5) == [(tree.root, 2, -0.2), (tree.root, 3, -0.3)]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("pipedec", PipeDec), ("static_tree", StaticTree)])
-def test_strategies_by_name(name: str, kind: type) -> None:
-    assert isinstance(make_strategy(SpeculativeConfig(strategy=name), 3), kind)  # type: ignore[arg-type]
-    assert isinstance(make_strategy(None, 3), Autoregressive)
+KINDS = {
+    "auto": Auto,
+    "continuous": Continuous,
+    "flowspec": FlowSpec,
+    "pipedec": PipeDec,
+    "static_tree": StaticTree,
+    "autoregressive": Autoregressive,
+}
+
+
+@pytest.mark.parametrize("name", STRATEGY_OPTIONS)
+def test_strategies_by_name(name: str) -> None:
+    assert isinstance(make_strategy(SpeculativeConfig(strategy=name), 3, Experience()), KINDS[name])  # type: ignore[arg-type]
+    assert isinstance(make_strategy(None, 3, Experience()), Autoregressive)

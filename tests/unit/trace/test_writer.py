@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import json
 import random
-from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -13,36 +10,13 @@ from typing import Any
 import pytest
 
 from penstock.cluster import load_cluster
-from penstock.trace import DRAFTER, ENGINE, FIRST_STAGE, TraceWriter, trace_writer
+from penstock.messages import Batch, Result, Rows
+from penstock.trace.writer import DRAFTER, ENGINE, FIRST_STAGE, TraceWriter, trace_writer
 from tests.histories import History
+from tests.unit.trace.runs import Run
 
 NANOSECOND = 1e-3
 """Times are rounded to this, in microseconds."""
-
-
-class Run:
-    """A random history with its trace, run to the end and drained."""
-
-    def __init__(self, seed: int) -> None:
-        self.history = History(random.Random(seed))
-        loop = self.history.loop
-        writer = TraceWriter([f"stage {i}" for i in range(self.history.stages)], "a run")
-        loop.observers.append(writer)
-        self.history.run()
-        while len(loop.inflight):
-            loop.step()
-        self.streams = loop.feed.next_stream
-        file = io.StringIO()
-        writer.write(file)
-        self.trace: dict[str, Any] = json.loads(file.getvalue())
-
-    def events(self, track: int, name: str = "") -> list[dict[str, Any]]:
-        events = self.trace["traceEvents"]
-        return [e for e in events if e["ph"] != "M" and e["tid"] == track and e["name"].startswith(name)]
-
-    def stages(self) -> Iterator[list[dict[str, Any]]]:
-        for stage in range(self.history.stages):
-            yield self.events(FIRST_STAGE + stage)
 
 
 @pytest.fixture(scope="module", params=range(12))
@@ -95,9 +69,9 @@ def test_a_batch_reaches_the_next_stage_after_it_has_left_the_last_one(run: Run)
 
 
 def test_rows_computed_and_dropped_are_the_rows_that_entered(run: Run) -> None:
-    for events in zip(*run.stages(), strict=True):
+    for entered, *events in zip(run.events(ENGINE, "enter"), *run.stages(), strict=True):
         for event in events:
-            assert event["args"]["rows"] + event["args"]["dropped_rows"] == len(event["args"]["nodes"])
+            assert event["args"]["rows"] + event["args"]["dropped_rows"] == entered["args"]["rows"]
         left = [event["args"]["rows"] for event in events]
         assert left == sorted(left, reverse=True), "a dropped row does not come back"
 
@@ -109,6 +83,45 @@ def test_commits_are_the_tokens_of_every_request(run: Run) -> None:
         assert tokens == request.output.tokens
         misses = [e for e in run.events(ENGINE, "miss") if e["args"]["request"] == request.number]
         assert len(misses) == request.metrics.misses
+
+
+def test_every_batch_enters_and_comes_back_once(run: Run) -> None:
+    for name in ("enter", "result"):
+        assert [e["args"]["stream"] for e in run.events(ENGINE, name)] == list(range(run.streams))
+    for entered, first in zip(run.events(ENGINE, "enter"), run.events(FIRST_STAGE), strict=True):
+        assert entered["args"]["rows"] == len(entered["args"]["nodes"])
+        assert entered["ts"] <= first["ts"] + NANOSECOND
+
+
+def test_a_batch_says_what_the_engine_had_heard_last() -> None:
+    writer = TraceWriter(["stage 0"])
+    draft: Any = SimpleNamespace(node=SimpleNamespace(id=1), candidates=[])
+    writer.submitted(Batch(stream=0, rows=Rows()), 0.0)
+    writer.submitted(Batch(stream=1, rows=Rows()), 1.0)
+    writer.arrived(Result(stream=0), 2.0)
+    writer.submitted(Batch(stream=2, rows=Rows()), 2.0)
+    writer.arrived(Result(stream=1), 3.0)
+    writer.drafted([draft], 2.5, 3.0)
+    writer.submitted(Batch(stream=3, rows=Rows()), 3.0)
+    entered = [e["args"]["after"] for e in writer.as_dict()["traceEvents"] if e["cat"] == "enter"]
+    assert entered == ["request", "ready", "result", "draft"]
+
+
+def test_a_miss_names_the_new_root_which_enters_unless_it_is_the_last_token(run: Run) -> None:
+    entered = {node for event in run.events(ENGINE, "enter") for node in event["args"]["nodes"]}
+    for request in run.history.requests:
+        nodes = [e["args"]["node"] for e in run.events(ENGINE, "miss") if e["args"]["request"] == request.number]
+        assert entered.issuperset(nodes[:-1])
+
+
+def test_a_round_that_is_answered_in_parts_is_one_event() -> None:
+    writer = TraceWriter(["stage 0"])
+    for at, node in ((1.0, 5), (1.5, 6)):
+        draft: Any = SimpleNamespace(node=SimpleNamespace(id=node), candidates=[(1, 0.0), (2, 0.0)])
+        writer.drafted([draft], 0.5, at)
+    (event,) = [e for e in writer.as_dict()["traceEvents"] if e["cat"] == "draft"]
+    assert event["dur"] == 1e6
+    assert event["args"] == {"rows": 2, "nodes": [5, 6], "candidates": 4}
 
 
 def test_an_observer_that_comes_late_skips_what_it_did_not_see_enter() -> None:

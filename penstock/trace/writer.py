@@ -1,11 +1,14 @@
 """A run as a Chrome/Perfetto trace: what every stage, the drafter and the engine did, and when.
 
-Open the file in ui.perfetto.dev or chrome://tracing. One track each, times in microseconds from the first event:
+Open the file in ui.perfetto.dev or chrome://tracing, or have ``penstock trace`` say where the time went. One track
+each, times in microseconds from the first event:
 
-    engine     . commit   . commit 2   . miss             what became certain, and when the drafts had been wrong
+    engine     . enter 17 . enter 18  . result 17 . commit 2 . miss    what entered and came back; what became certain
     drafter    [   draft   ]  [  draft  ]                 from the question to its answer
-    stage 0    [ 17 ][ 18 ][ 19 ]                         batches by stream number: rows, nodes, dropped rows
+    stage 0    [ 17 ][ 18 ][ 19 ]                         batches by stream number: rows, dropped rows, times
     stage 1         [ 17 ][ 18 ][ 19 ]
+
+The format's category (``cat``) says what kind of event it is; ``penstock.trace.reader`` holds what each kind has.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.engine.options import Resolved
 
 EMULATED: Final = "emulated: real computation, modelled device and link times"
+FORMAT: Final = 1
+"""Changes whenever a reader of the last one would misread the events."""
 PROCESS: Final = 1
 ENGINE: Final = 0
 DRAFTER: Final = 1
@@ -46,11 +51,12 @@ class Watcher:
         pass
 
 
-@dataclass(frozen=True)
+@dataclass
 class Event:
     """Something on a track, in the clock's seconds; an instant where ``end`` is None."""
 
     track: int
+    kind: str
     name: str
     start: float
     end: float | None
@@ -69,21 +75,34 @@ class TraceWriter:
         self._events: list[Event] = []
         self._rows: dict[int, Rows] = {}
         self._misses: dict[int, int] = {}
-        self._drafter_free_at = 0.0
+        self._round: Event | None = None
+        self._heard = "request"
 
     def submitted(self, batch: Batch, at: float) -> None:
         self._rows[batch.stream] = batch.rows
+        details = {"stream": batch.stream, "rows": len(batch.rows), "nodes": batch.rows.nodes, "after": self._heard}
+        self._events.append(Event(ENGINE, "enter", f"enter {batch.stream}", at, None, details))
+        self._heard = "ready"  # unless something else is heard before the next batch, it waited for the first stage
 
     def arrived(self, result: Result, at: float) -> None:
         rows = self._rows.pop(result.stream, None)
-        if rows is not None:  # else it entered before this observer came
-            self._events += [batch_event(result.stream, rows, span) for span in result.spans]
+        if rows is None:  # it entered before this observer came
+            return
+        self._heard = "result"
+        self._events += [batch_event(result.stream, rows, span) for span in result.spans]
+        details = {"stream": result.stream, "picks": len(result.picks)}
+        self._events.append(Event(ENGINE, "result", f"result {result.stream}", at, None, details))
 
     def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
-        # One round may be answered in parts; each part takes up where the last one ended.
-        start, self._drafter_free_at = max(asked_at, self._drafter_free_at), at
-        details = {"nodes": [draft.node.id for draft in drafts], "candidates": sum(len(d.candidates) for d in drafts)}
-        self._events.append(Event(DRAFTER, "draft", start, at, details))
+        self._heard = "draft"
+        if self._round is None or self._round.start != asked_at:
+            self._round = Event(DRAFTER, "draft", "draft", asked_at, at, {"rows": 0, "nodes": [], "candidates": 0})
+            self._events.append(self._round)
+        details = self._round.details  # a round may be answered in parts
+        details["rows"] += len(drafts)
+        details["nodes"] += [draft.node.id for draft in drafts]
+        details["candidates"] += sum(len(draft.candidates) for draft in drafts)
+        self._round.end = at
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
         if not done.committed:
@@ -91,10 +110,12 @@ class TraceWriter:
         tokens = [node.token for node in done.committed]
         details = {"request": request.number, "tokens": tokens, "drafted": done.hits, "pruned": len(done.dead)}
         name = "commit" if len(tokens) == 1 else f"commit {len(tokens)}"
-        self._events.append(Event(ENGINE, name, at, None, details))
+        self._events.append(Event(ENGINE, "commit", name, at, None, details))
         if request.metrics.misses > self._misses.get(request.number, 0):
             self._misses[request.number] = request.metrics.misses
-            self._events.append(Event(ENGINE, "miss", at, None, {"request": request.number, "token": tokens[-1]}))
+            root = done.committed[-1]
+            details = {"request": request.number, "token": root.token, "node": root.id}
+            self._events.append(Event(ENGINE, "miss", "miss", at, None, details))
 
     def as_dict(self) -> dict[str, Any]:
         """The trace in the Trace Event Format."""
@@ -102,7 +123,7 @@ class TraceWriter:
         events = sorted(self._events, key=lambda event: event.start)
         return {
             "displayTimeUnit": "ms",
-            "otherData": {"title": self._title},
+            "otherData": {"penstock_trace": FORMAT, "title": self._title, "stages": self._stages},
             "traceEvents": self._names() + [chrome_event(event, origin) for event in events],
         }
 
@@ -122,28 +143,29 @@ class TraceWriter:
 def batch_event(stream: int, rows: Rows, span: Span) -> Event:
     """One batch on one stage. A stage's spans never overlap: it takes a batch once it has handed on the one before."""
     details = {
+        "stream": stream,
+        "stage": span.stage,
         "rows": span.rows,
         "dropped_rows": len(rows) - span.rows,
-        "nodes": rows.nodes,
         "requests": sorted(set(rows.requests)),
         "positions": [min(rows.positions), max(rows.positions)] if len(rows) else [],
         "computed_ms": round(span.computed * 1e3, 3),
         "modelled_ms": round(span.modelled * 1e3, 3),
         "waited_ms": round((span.start - span.received) * 1e3, 3),
     }
-    return Event(FIRST_STAGE + span.stage, f"batch {stream}", span.start, span.end, details)
+    return Event(FIRST_STAGE + span.stage, "batch", f"batch {stream}", span.start, span.end, details)
 
 
 def chrome_event(event: Event, origin: float) -> dict[str, Any]:
     start = microseconds(event.start - origin)
-    common = {"name": event.name, "pid": PROCESS, "tid": event.track, "ts": start, "args": event.details}
+    common = {"name": event.name, "cat": event.kind, "pid": PROCESS, "tid": event.track, "ts": start}
     if event.end is None:
-        return {**common, "ph": "i", "s": "t"}
-    return {**common, "ph": "X", "dur": round(microseconds(event.end - origin) - start, 3)}
+        return {**common, "ph": "i", "s": "t", "args": event.details}
+    return {**common, "ph": "X", "dur": round(microseconds(event.end - origin) - start, 3), "args": event.details}
 
 
 def metadata(name: str, args: dict[str, Any], track: int = ENGINE) -> dict[str, Any]:
-    return {"name": name, "ph": "M", "pid": PROCESS, "tid": track, "args": args}
+    return {"name": name, "cat": "name", "ph": "M", "pid": PROCESS, "tid": track, "args": args}
 
 
 def microseconds(seconds: float) -> float:

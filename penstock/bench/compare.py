@@ -1,0 +1,193 @@
+"""``penstock compare A.json B.json``: what two benches did on the same questions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.bench.intervals import CONFIDENCE, Ratio, paired_ratio
+from penstock.bench.tables import bounds
+from penstock.config import FieldError, parse
+from penstock.core import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Config = TypeVar("Config", bound=DataclassInstance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRequest:
+    """One request of a run: what it was, and how long its tokens after the first took."""
+
+    prompt_sha256: str
+    seed: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRun:
+    """One strategy in one setting, as far as two benches are compared by it."""
+
+    prompt_set: str
+    temperature: float
+    strategy: str
+    tokens_per_second: float
+    requests: tuple[ReadRequest, ...]
+
+    @property
+    def key(self) -> tuple[str, float, str]:
+        return self.prompt_set, self.temperature, self.strategy
+
+    def speeds(self) -> dict[tuple[str, int], float]:
+        """Tokens per second by prompt and seed."""
+        return {
+            (one.prompt_sha256, one.seed): one.tokens / one.seconds
+            for one in self.requests
+            if one.tokens > 0 and one.seconds > 0
+        }
+
+
+@dataclass(frozen=True)
+class BenchFile:
+    settings: dict[str, Any]
+    runs: tuple[ReadRun, ...]
+
+
+def compare(first: Path, second: Path, console: Console | None = None) -> None:
+    """Print the settings that differ and the ratios second / first. Raises ConfigError naming file and field."""
+    one, other = read_bench(first), read_bench(second)
+    console = console or Console(highlight=False)
+    console.print(settings_table(one.settings, other.settings))
+    table = ratio_table(one.runs, other.runs)
+    console.print(table if table.row_count else "No setting and strategy is in both.")
+    for line in left_over(first, one, other), left_over(second, other, one):
+        if line:
+            console.print(line, markup=False)
+
+
+def read_bench(path: Path) -> BenchFile:
+    """Raises ConfigError naming the file, and the field that no bench file lacks."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not JSON: {error}") from error
+    try:
+        return bench_file(content)
+    except FieldError as error:
+        raise ConfigError(f"{path}: is no file of penstock bench: {error}") from None
+
+
+def bench_file(content: object) -> BenchFile:
+    settings = field_of(content, "settings", dict)
+    runs = field_of(content, "runs", list)
+    return BenchFile(settings, tuple(read_run(run, f"runs[{i}]") for i, run in enumerate(runs)))
+
+
+def field_of(table: object, name: str, kind: type[Any]) -> Any:
+    if not isinstance(table, Mapping) or name not in table:
+        raise FieldError(name, "is missing")
+    if not isinstance(table[name], kind):
+        raise FieldError(name, f"has to be {'a table' if kind is dict else 'a list'}")
+    return table[name]
+
+
+def read_run(run: object, where: str) -> ReadRun:
+    table = known(ReadRun, run)
+    if isinstance(table, dict) and isinstance(table.get("requests"), list):
+        table["requests"] = [known(ReadRequest, one) for one in table["requests"]]
+    return parse(ReadRun, table, where)
+
+
+def known(kind: type[Config], table: object) -> object:
+    """A table's entries that ``kind`` has fields for: a bench file holds more than is compared."""
+    if not isinstance(table, Mapping):
+        return table
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {key: value for key, value in table.items() if key in names}
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+def settings_table(first: Mapping[str, Any], second: Mapping[str, Any]) -> Table:
+    """One line per setting, of nested ones too, that is not the same in both."""
+    one, other = dict(flat(first)), dict(flat(second))
+    table = Table(title="settings that differ", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("setting", "A", "B"):
+        table.add_column(heading, overflow="fold")
+    for name in dict.fromkeys([*one, *other]):
+        if one.get(name) != other.get(name):
+            table.add_row(*map(escape, (name, one.get(name, "-"), other.get(name, "-"))))
+    if not table.row_count:
+        table.add_row("none", "", "")
+    return table
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and values as JSON."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", json.dumps(value)
+
+
+# ------------------------------------------------------------------------------------------------------------- ratios
+
+
+def ratio_table(first: Sequence[ReadRun], second: Sequence[ReadRun]) -> Table:
+    """B / A in tokens/s for every run that both have: over their common requests, or in all where there are none."""
+    others = {run.key: run for run in second}
+    table = Table(title="tokens/s, B / A", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("setting", overflow="fold")
+    table.add_column("strategy", overflow="fold")
+    for heading in ("A", "B", "B / A", f"{CONFIDENCE:.0%} bounds", "pairs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in first:
+        if run.key in others:
+            table.add_row(*map(escape, ratio_cells(run, others[run.key])))
+    return table
+
+
+def ratio_cells(one: ReadRun, other: ReadRun) -> list[str]:
+    ratio = ratio_of(one, other)
+    mean = f"{ratio.mean:.3f}" if ratio else "-"
+    speeds = [f"{run.tokens_per_second:.2f}" for run in (one, other)]
+    name = f"{one.prompt_set}, T = {one.temperature:g}"
+    return [
+        name,
+        one.strategy,
+        *speeds,
+        mean,
+        bounds(ratio.bounds if ratio else None),
+        str(ratio.pairs if ratio else 0),
+    ]
+
+
+def ratio_of(one: ReadRun, other: ReadRun) -> Ratio | None:
+    """Over the requests (prompt and seed) that both ran, in pairs; None where there are none."""
+    before, after = one.speeds(), other.speeds()
+    return paired_ratio([after[key] / before[key] for key in before if key in after])
+
+
+def left_over(path: Path, one: BenchFile, other: BenchFile) -> str:
+    """Which runs of the first file the second lacks."""
+    lacking = {run.key for run in other.runs}
+    names = [
+        f"{prompts}, T = {t:g}: {strategy}"
+        for prompts, t, strategy in (run.key for run in one.runs if run.key not in lacking)
+    ]
+    return f"Only in {path}: {'; '.join(names)}" if names else ""

@@ -1,0 +1,95 @@
+"""The strategies that a bench compares, as written: ``pipedec[width=16,children=8],pipedec[width=64],static_tree``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from penstock.config import STRATEGY_OPTIONS, FieldError, SpeculativeConfig, nearest, parse, parse_speculative_for
+
+Named = tuple[str, SpeculativeConfig | None]
+"""An entry's own text, and what it comes to; None decodes plainly."""
+
+PLAIN = "autoregressive"
+
+
+def split_entries(text: str) -> tuple[str, ...]:
+    """The parts between commas that stand outside brackets, blanks around them removed, empty ones left out."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def strategy_of(label: str) -> str:
+    """The strategy that an entry names."""
+    return re.split(r"[][]", label, maxsplit=1)[0].strip()
+
+
+def parse_entries(entries: Sequence[str], common: Mapping[str, Any]) -> list[Named]:
+    """Each entry with the drafter and options of ``common`` and, on top, its own.
+
+    Raises FieldError naming the entry and its option, or what is wrong with ``common``: an option there has to belong
+    to at least one of the strategies.
+    """
+    own = {entry: own_options(entry) for entry in entries}
+    speculating = list(dict.fromkeys(name for name in map(strategy_of, entries) if name != PLAIN))
+    if common and not speculating:
+        raise FieldError("speculative_config", f"means nothing to strategy {PLAIN!r}; remove it")
+    shared = dict(zip(speculating, parse_speculative_for(common, speculating), strict=True)) if speculating else {}
+    return [(entry, with_own(entry, shared.get(strategy_of(entry)), own[entry])) for entry in entries]
+
+
+def with_own(entry: str, shared: SpeculativeConfig | None, own: Mapping[str, Any]) -> SpeculativeConfig | None:
+    if shared is None or not own:
+        return shared
+    try:
+        return parse(SpeculativeConfig, {**asdict(shared), **own})
+    except FieldError as error:
+        raise FieldError("strategies", f"entry {entry!r}: {error}") from None
+
+
+def own_options(entry: str) -> dict[str, Any]:
+    """What stands in an entry's brackets, by option. Raises FieldError for a name that is none, or is there twice."""
+    strategy = strategy_of(entry)
+    if strategy not in STRATEGY_OPTIONS:
+        raise FieldError(
+            "strategies", f"entry {entry!r}: strategy is {strategy!r}; {nearest(strategy, STRATEGY_OPTIONS)}"
+        )
+    options: dict[str, Any] = {}
+    for pair in split_entries(inside(entry)):
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if name not in STRATEGY_OPTIONS[strategy]:
+            known = nearest(name, STRATEGY_OPTIONS[strategy])
+            raise FieldError("strategies", f"entry {entry!r}: option {name!r} is unknown to {strategy!r}; {known}")
+        if not equals or not value:
+            raise FieldError("strategies", f"entry {entry!r}: option {name!r} has no value; write {name}=...")
+        if name in options:
+            raise FieldError("strategies", f"entry {entry!r}: option {name!r} is set twice; remove one")
+        options[name] = value_of(value)
+    return options
+
+
+def inside(entry: str) -> str:
+    """What an entry has between its brackets; nothing where it has none."""
+    _, bracket, rest = entry.partition("[")
+    if not bracket and "]" not in entry:
+        return ""
+    if not rest.endswith("]") or rest.count("[") != rest.count("]") - 1 or not rest[:-1].strip():
+        raise FieldError("strategies", f"entry {entry!r}: write the options as {strategy_of(entry)}[option=value,...]")
+    return rest[:-1]
+
+
+def value_of(text: str) -> Any:
+    """A value as JSON has it (numbers, true, lists), any other text as it stands."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,93 @@
+"""Everything that a bench asks: prompt sets x temperatures x seeds, in an order that spreads disturbances."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+from penstock.config import FieldError
+from penstock.core import SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM, Prompt
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What results are given for: one prompt set at one temperature."""
+
+    prompt_set: str
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.prompt_set}, T = {self.temperature:g}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request of a bench, put to every strategy. ``number`` is the prompt's in its set, from 0."""
+
+    setting: Setting
+    number: int
+    prompt: Prompt
+    params: SamplingParams
+
+    @property
+    def prompt_sha256(self) -> str:
+        """By which two bench files find the same prompt: 16 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
+
+
+def parse_temperatures(text: str) -> tuple[float, ...]:
+    """``0,0.6,1`` as numbers. Raises FieldError for what is none."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise FieldError("temperature", f"is {text!r}; it has to be a number, or several with commas") from None
+
+
+def questions_of(
+    sets: Mapping[str, Sequence[str]],
+    temperatures: Sequence[float],
+    seeds: int,
+    params: SamplingParams,
+    seeds_at_zero: int,
+) -> list[Question]:
+    """One question per prompt, temperature and seed; at temperature 0 with ``seeds_at_zero`` seeds.
+
+    The prompt ``number`` of a set has seed ``params.seed + number`` first and then one that no other prompt of the set
+    has had. Seeds come outermost and temperatures innermost, so that every setting is measured all along the bench.
+    """
+    assert params.seed is not None
+    longest = max(map(len, sets.values()))
+    found = []
+    for repetition, number, (name, prompts), temperature in product(
+        range(seeds), range(longest), sets.items(), temperatures
+    ):
+        if number < len(prompts) and (temperature > 0 or repetition < seeds_at_zero):
+            seed = params.seed + repetition * len(prompts) + number
+            one = replace(params, temperature=temperature, seed=seed)
+            found.append(Question(Setting(name, temperature), number, prompts[number], one))
+    return found
+
+
+def check_lengths(llm: LLM, questions: Sequence[Question]) -> None:
+    """Raise FieldError naming set and prompt where one would not fit, before the first is decoded."""
+    for question in questions:
+        if not fits(llm, question):
+            raise FieldError(
+                "prompts",
+                f"prompt {question.number + 1} of {question.setting.prompt_set} and max_tokens "
+                f"{question.params.max_tokens} exceed max_model_len {llm.setup.max_model_len}; shorten one",
+            )
+
+
+def fits(llm: LLM, question: Question) -> bool:
+    """Whether the model can hold prompt and output."""
+    assert isinstance(question.prompt, str)
+    length = len(llm.get_tokenizer().encode(question.prompt))
+    return length + question.params.max_tokens <= llm.setup.max_model_len

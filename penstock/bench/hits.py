@@ -1,0 +1,82 @@
+"""How often the target's token had been drafted, by how far below the root it stood."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from penstock.engine.commit import Advance
+from penstock.messages import Batch
+from penstock.tree import Node
+
+
+def drafted_rows(batch: Batch) -> list[int]:
+    """Indices of the rows that were drafted and not certain when they entered.
+
+    A batch announces the slots of its own certain rows (``requests.feed``): what it does not announce was a guess.
+    """
+    certain = {(one.request, slot) for one in batch.certain for slot in one.slots}
+    keys = zip(batch.rows.requests, batch.rows.slots, strict=True)
+    return [row for row, key in enumerate(keys) if key not in certain]
+
+
+class HitCounts:
+    """Watches the tree of one request through its batches and commits.
+
+    ``decided[d]`` counts the tokens of the output at whose position the tree held drafted rows while the root stood d
+    positions above; ``hit[d]`` those of them whose token was one of these rows, on the target's path. ``hit[1] /
+    decided[1]`` is PipeDec's prediction accuracy (sections 3.3.4 and 4.3): the target's token is in the tree's second
+    layer. At greater depths it is what vLLM reports per position, for a tree that moves.
+
+        root at 5:    5 - 6a - 7b        6a and 7b enter; the target says 6a, then 7c:
+                        \\ 6x            position 6: depth 1 hit
+        root at 6:        6a - 7b        position 7: depth 2 decided, no hit; depth 1 decided, no hit
+    """
+
+    def __init__(self) -> None:
+        self.entered = 0
+        """Drafted rows that were given to the stages."""
+        self.accepted = 0
+        """Those of them that became certain."""
+        self.decided: Counter[int] = Counter()
+        self.hit: Counter[int] = Counter()
+        self._root = 0
+        self._root_at_entry: dict[int, int] = {}
+        self._held: dict[int, set[int]] = {}
+        """By position: where the root stood while the tree held drafted rows there."""
+
+    def submitted(self, batch: Batch) -> None:
+        rows, drafted = batch.rows, drafted_rows(batch)
+        certain = set(range(len(rows))).difference(drafted)
+        self._root = max([self._root, *(rows.positions[row] for row in certain)])
+        self._root_at_entry.update((rows.nodes[row], self._root) for row in drafted)
+        self.entered += len(drafted)
+
+    def advanced(self, done: Advance) -> None:
+        for node in done.dead:
+            entry = self._root_at_entry.pop(node.id, None)
+            if entry is not None:
+                self._hold(node.position, range(entry, last_root(node) + 1))
+        for node in done.committed:
+            self._decide(node)
+
+    def _decide(self, node: Node) -> None:
+        entry = self._root_at_entry.pop(node.id, None)
+        if entry is not None:
+            self.accepted += 1
+            own = range(entry, node.position)
+            self._hold(node.position, own)
+            self.hit.update(node.position - root for root in own)
+        self.decided.update(node.position - root for root in self._held.pop(node.position, ()))
+        self._root = node.position
+
+    def _hold(self, position: int, roots: Sequence[int]) -> None:
+        self._held.setdefault(position, set()).update(roots)
+
+
+def last_root(dead: Node) -> int:
+    """The position of the root below which a node died: the end of its chain of parents."""
+    node = dead
+    while node.parent is not None:
+        node = node.parent
+    return node.position

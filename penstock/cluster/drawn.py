@@ -1,0 +1,138 @@
+"""Clusters drawn at random from a seed: any number of stages, unlike devices and links, numbers that real ones have.
+
+A cluster has a level for each number, drawn log-uniformly over the range that real devices span; its own devices and
+links lie within a factor of 4 of one another around it, since people join what they have, but seldom a data centre's
+GPU to an edge board. Numbers are rounded to three digits, so that no platform's arithmetic shows in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from penstock.cluster.prices import PRICES, ModelPrice, eagle, llama
+from penstock.config import check
+
+MIN_STAGES: Final = 2
+MAX_STAGES: Final = 128
+SPREAD: Final = 4.0
+"""Ratio of the highest number to the lowest that the devices, or the links, of one cluster may have."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """From the least to the most that real devices or links have."""
+
+    low: float
+    high: float
+
+    def draw(self, rng: Random) -> float:
+        """Log-uniform."""
+        return three_digits(self.low * (self.high / self.low) ** rng.random())
+
+    def part(self, rng: Random) -> Span:
+        """One cluster's part of the span, a factor of SPREAD wide and itself anywhere in it."""
+        low = Span(self.low, self.high / SPREAD).draw(rng)
+        return Span(low, low * SPREAD)
+
+
+LAYERS: Final = Span(16, 128)  # Llama-3.2-1B has 16, Llama-3.1-405B 126; up to 128, since a stage has at least one
+WEIGHT_BANDWIDTH_GB_S: Final = Span(20, 2680)  # 80% of a Jetson Nano's 25.6 and of an H100's 3350
+OPERATIONS_PER_BYTE: Final = Span(20, 200)  # compute over bandwidth: an RTX 3090 in fp32 has 24, an H100 in bf16 185
+OVERHEAD_MS: Final = Span(0.1, 4)  # a captured CUDA graph on a server; an edge board's Python and launches
+HOST_DEVICES: Final = Span(1, 8)  # an edge board; a server of eight GPUs
+LOCAL_GBIT_S: Final = Span(30, 2900)  # PCIe 3.0 x4; 80% of an H100's 450 GB/s of NVLink each way
+LOCAL_MS: Final = Span(0.005, 0.1)  # peer to peer; relayed through the host's memory by the CPU
+NETWORK_GBIT_S: Final = Span(0.09, 94)  # 94% of fast Ethernet, and of 100 Gbit/s
+NETWORK_MS: Final = Span(0.01, 5)  # RDMA through one switch; Wi-Fi, or another site in the same town
+HIDDEN_SIZES: Final = (2048, 3072, 4096, 5120, 6144, 8192)  # Llama's and Qwen's between 1B and 70B
+DRAFT_MODELS: Final = ("llama-160m-fp16", "tinyllama-1.1b-fp16", "llama-3.2-1b-fp32")
+
+
+def drawn_table(seed: int, stages: int | None = None) -> dict[str, Any]:
+    """A cluster file's table, the same for the same arguments everywhere. ``stages``: 2 to 128; None draws them too.
+
+    Raises FieldError for a number of stages out of range or a seed below 0.
+    """
+    check(seed >= 0, "seed", seed, "0 or above")
+    if stages is not None:
+        check(MIN_STAGES <= stages <= MAX_STAGES, "stages", stages, f"between {MIN_STAGES} and {MAX_STAGES}")
+    rng = Random(seed)
+    drawn = round(Span(MIN_STAGES, MAX_STAGES).draw(rng))
+    count = drawn if stages is None else stages
+    model = drawn_model(rng, count)
+    devices = drawn_devices(rng, count)
+    layers = split_by_speed(model.layers, [device["weight_bandwidth_gb_s"] for device in devices[:-1]])
+    return {
+        "name": f"random-{seed}" if stages is None else f"random-{seed}:{stages}",
+        "description": f"{count} unlike stages, drawn at random from seed {seed}",
+        "as_model": model,
+        "draft_as_model": rng.choice([eagle(model), *(PRICES[name] for name in DRAFT_MODELS)]),
+        "drafter": devices[-1]["name"],
+        "devices": devices,
+        "stages": [{"devices": [device["name"]], "layers": n} for device, n in zip(devices[:-1], layers, strict=True)],
+        "links": drawn_links(rng, list(dict.fromkeys(device["host"] for device in devices))),
+    }
+
+
+def drawn_model(rng: Random, stages: int) -> ModelPrice:
+    """A model of Llama-3's proportions (intermediate 3.5 x hidden, 8 key and value heads of 128)."""
+    hidden = rng.choice(HIDDEN_SIZES)
+    return llama(
+        layers=max(stages, round(LAYERS.draw(rng))),
+        hidden=hidden,
+        intermediate=7 * hidden // 2,
+        key_value=1024,
+        vocabulary=128256,
+        bits=rng.choice((4, 16, 32)),
+    )
+
+
+def drawn_devices(rng: Random, stages: int) -> list[dict[str, Any]]:
+    """One device per stage, several to a host, and the drafter on a host of its own as the last."""
+    per_host = round(HOST_DEVICES.draw(rng))
+    bandwidths, overheads = WEIGHT_BANDWIDTH_GB_S.part(rng), OVERHEAD_MS.part(rng)
+    places = [(f"device-{i + 1}", f"host-{i // per_host + 1}") for i in range(stages)]
+    return [drawn_device(rng, *place, bandwidths, overheads) for place in [*places, ("drafter", "draft-host")]]
+
+
+def drawn_device(rng: Random, name: str, host: str, bandwidths: Span, overheads: Span) -> dict[str, Any]:
+    bandwidth = bandwidths.draw(rng)
+    return {
+        "name": name,
+        "host": host,
+        "weight_bandwidth_gb_s": bandwidth,
+        "compute_tflops": three_digits(bandwidth * OPERATIONS_PER_BYTE.draw(rng) / 1e3),
+        "overhead_ms": overheads.draw(rng),
+    }
+
+
+def drawn_links(rng: Random, hosts: Sequence[str]) -> dict[str, Any]:
+    """Inside hosts alike; between hosts each its own, in a ring from the drafter's through the stages' and back."""
+    gbit_s, milliseconds = NETWORK_GBIT_S.part(rng), NETWORK_MS.part(rng)
+    ring = dict.fromkeys(tuple(sorted(pair)) for pair in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+    return {
+        "local": drawn_link(rng, LOCAL_GBIT_S, LOCAL_MS),
+        "between": [{"ends": pair, **drawn_link(rng, gbit_s, milliseconds)} for pair in ring],
+    }
+
+
+def drawn_link(rng: Random, gbit_s: Span, milliseconds: Span) -> dict[str, float]:
+    return {"bandwidth_gbit_s": gbit_s.draw(rng), "latency_ms": milliseconds.draw(rng)}
+
+
+def split_by_speed(layers: int, speeds: Sequence[float]) -> list[int]:
+    """Layers per stage, at least 1 each, such that the slowest stage is as fast as it can be.
+
+    One layer after another goes to the stage that would be done first with it: in proportion to speed but for rounding.
+    """
+    counts = [1] * len(speeds)
+    for _ in range(layers - len(speeds)):
+        counts[min(range(len(speeds)), key=lambda i: (counts[i] + 1) / speeds[i])] += 1
+    return counts
+
+
+def three_digits(number: float) -> float:
+    return float(f"{number:.3g}")

@@ -1,0 +1,1 @@
+"""The real engine on modelled devices under a virtual clock: same loop, scheduler, strategies, trees and stages."""

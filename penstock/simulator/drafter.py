@@ -1,0 +1,44 @@
+"""The scripted drafter: on the target's path what the script says, elsewhere a draft of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.drafters.base import Ask, Draft
+from penstock.drafters.instant import InstantDrafter
+from penstock.requests.request import Request
+from penstock.simulator.script import Script
+from penstock.tree import Node
+
+
+class ScriptedDrafter(InstantDrafter):
+    """Answers from a ``Script``; a wrapping ``EmulatedDrafter`` gives it its modelled time."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self._script = script
+        self._candidates = [tuple(enumerate(chances)) for chances in script.pool]
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        for ask in asks:
+            self._answers += [self._draft(ask.request, node, ask.count) for node in ask.nodes]
+        return len(self._answers) + sum(len(ask.request.prompt) for ask in asks if ask.request.produced == 0)
+
+    def _draft(self, request: Request, node: Node, count: int) -> Draft:
+        return Draft(node, self._candidates[self._index(request, node)][:count])
+
+    def _index(self, request: Request, node: Node) -> int:
+        """Which of the pool's drafts is this node's."""
+        if (key := self._off_path(request, node)) is not None:
+            return key % len(self._script.pool)
+        drafts, i = self._script.drafts[request.number], node.position + 1 - self._script.prompt
+        return drafts[i] if i < len(drafts) else 0
+
+    def _off_path(self, request: Request, node: Node) -> int | None:
+        """A hash of the tokens from the root down, or None if they are the target's own."""
+        tokens, right, current = [], True, node
+        while current is not request.tree.root and current.parent is not None:
+            tokens.append(current.token)
+            right = right and current.token == self._script.after(request.number, current.position - 1)
+            current = current.parent
+        return None if right else hash((request.number, current.position, *tokens))

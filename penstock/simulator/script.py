@@ -1,0 +1,69 @@
+"""What happens in a simulation, fixed beforehand: the target's tokens, and the drafter's candidates for each.
+
+Token ids are ranks: candidate k of every node is token k, best first, so that the target's token after a node on its
+path is the rank at which the drafter has it there, or ``MISSED``. A script is the same for every strategy.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from penstock.drafters.synthetic import CONCENTRATION, FLOOR, confidence
+
+MISSED = 1 << 20
+"""The target's token where no candidate of the drafter's carries it."""
+PROFILE_POOL = 4096
+"""Different confidences that a profile is drawn as."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """``picks[r][i]`` is request r's token i after the prompt; ``drafts[r][i]`` an index into ``pool`` for its draft.
+
+    ``pool`` holds lists of log chances, best first: what the drafter says of the candidates of one node. Off the
+    target's path a node's draft is any of the pool's, chosen by a hash of its path: drafts there are modelled as those
+    on the path, none of which the target follows.
+    """
+
+    prompt: int
+    picks: tuple[tuple[int, ...], ...]
+    drafts: tuple[tuple[int, ...], ...]
+    pool: tuple[tuple[float, ...], ...]
+    label: str
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(picks) for picks in self.picks)
+
+    def after(self, request: int, position: int) -> int:
+        """The target's token after ``position`` of a request's path; after its last one, any."""
+        i = position + 1 - self.prompt
+        picks = self.picks[request]
+        return picks[i] if 0 <= i < len(picks) else MISSED
+
+
+def profile_script(
+    accuracy: Sequence[float],
+    requests: int,
+    tokens: int,
+    seed: int,
+    prompt: int = 32,
+    concentration: float = CONCENTRATION,
+) -> Script:
+    """A script drawn from an accuracy profile (cumulative, as ``synthetic``'s): calibrated, confidence varies."""
+    rng = random.Random(seed)
+    pool = [confidence(accuracy, rng, concentration) for _ in range(PROFILE_POOL)]
+    sums = [list(accumulate(chances)) for chances in pool]
+    picks, drafts = [], []
+    for _ in range(requests):
+        drafted = [rng.randrange(PROFILE_POOL) for _ in range(tokens)]
+        ranks = [bisect_right(sums[i], rng.random()) for i in drafted]
+        picks.append(tuple(rank if rank < len(accuracy) else MISSED for rank in ranks))
+        drafts.append(tuple(drafted))
+    logs = tuple(tuple(math.log(max(p, FLOOR)) for p in chances) for chances in pool)
+    return Script(prompt, tuple(picks), tuple(drafts), logs, f"profile {', '.join(f'{a:g}' for a in accuracy)}")

@@ -1,0 +1,40 @@
+"""What a simulated stage computes: nothing but the target's answer, which the script knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.messages import Batch, Cancel, Candidates, Pick
+from penstock.simulator.script import Script
+from penstock.stage.cancels import Cancels
+from penstock.stage.visibility import ProtocolError
+
+
+class SimulatedCore:
+    """Stands where a ``StageCore`` stands in a ``StageDriver``: drops dead rows, and, last, picks from the script.
+
+    Off the target's path the script's pick means nothing, and nothing asks for it: only the root's pick is followed.
+    """
+
+    def __init__(self, script: Script, is_last: bool) -> None:
+        self.is_last = is_last
+        self._script = script
+        self._cancels = Cancels()
+
+    def cancel(self, message: Cancel) -> None:
+        self._cancels.add(message)
+
+    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
+        if batch.stream != self._cancels.next_stream:
+            raise ProtocolError(f"batch {batch.stream} arrived where {self._cancels.next_stream} was due")
+        rows = self._cancels.surviving(batch)
+        self._cancels.passed(batch.stream)
+        picks = []
+        if self.is_last:
+            columns, alive = batch.rows, set(rows)
+            picks = [
+                Pick(columns.nodes[row], self._script.after(columns.requests[row], columns.positions[row]))
+                for row in batch.wanted
+                if row in alive
+            ]
+        return rows, hidden, picks, []

@@ -1,0 +1,32 @@
+"""What a stage has been told of dead rows, beside the stream of batches."""
+
+from __future__ import annotations
+
+from penstock.messages import Batch, Cancel
+
+
+class Cancels:
+    """Dead nodes, each remembered until the stream number that its cancel precedes has passed.
+
+    A cancel may come late, early or twice: late ones are of batches that have passed and are not kept.
+    """
+
+    def __init__(self) -> None:
+        self.next_stream = 0
+        self._known: list[tuple[int, frozenset[int]]] = []
+
+    def add(self, message: Cancel) -> None:
+        if message.before > self.next_stream:
+            self._known.append((message.before, frozenset(message.nodes)))
+
+    def surviving(self, batch: Batch) -> list[int]:
+        """Indices of the batch's rows that are still to be computed."""
+        if not self._known:
+            return batch.alive
+        dead = frozenset().union(*(nodes for _, nodes in self._known))
+        return [row for row in batch.alive if batch.rows.nodes[row] not in dead]
+
+    def passed(self, stream: int) -> None:
+        """The batch with this number has been computed: forget what concerned it and its forerunners alone."""
+        self.next_stream = stream + 1
+        self._known = [(before, nodes) for before, nodes in self._known if before > self.next_stream]

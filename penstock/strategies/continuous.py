@@ -1,0 +1,105 @@
+"""Ours: the tree grown best-first and fed continuously, always with the best rows of all that have yet to enter."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from penstock.strategies.best_first import BestFirst
+from penstock.strategies.experience import Experience
+from penstock.tree import Node, TokenTree
+
+PATIENCE: Final = 0.5
+"""What it saves to have a row of the target's path in this batch and not in the next, in steps of the slowest stage.
+
+Found by simulation on six clusters: between 0.25 and 1 hardly any difference, at 2 a loss of up to a third where rows
+are dear."""
+FRESH: Final = 0.3
+"""Steps of the slowest stage that a batch waits for the root's result, which prunes the tree that it is chosen from.
+
+Between 0.15 and 0.5 hardly any difference; without it a batch may be composed just before a result that changes it."""
+
+
+class Continuous:
+    """Whenever the slowest stage can take a further batch, the best rows of the whole live tree enter.
+
+    Scores are the chance that the target picks the node given the shared noise, as the drafter sees it, corrected by
+    what became of earlier drafts. At most ``width`` rows enter at a time, fewer where a row's chance is worth less
+    than the time that it adds. Batches follow each other as fast as the slowest stage takes them and no faster, so that
+    none waits inside the pipeline and each is composed as late as it can be. Whenever the drafter is free it is asked
+    about as many of the best nodes as can enter in the time that takes, several times a step where it is faster than a
+    stage.
+    """
+
+    paced = True
+
+    def __init__(self, experience: Experience, width: int, children: int) -> None:
+        self.width = width
+        self.candidates = children
+        self._experience = experience
+        self._order = BestFirst(experience.calibration.chances)
+
+    def ask(self, tree: TokenTree) -> list[Node]:
+        self._order.look(tree)
+        nodes: list[Node] = []
+        floor = self._order.waterline(tree, self.width)  # children of what lies below it would not be next to enter
+        while tree.room > self.width and self._is_worth_asking(self._order.best_unasked(tree), floor, len(nodes)):
+            nodes.append(self._order.take_unasked(tree))
+        return nodes
+
+    def ready(self, tree: TokenTree) -> bool:
+        self._order.look(tree)
+        return self._order.best_unsent(tree) > -math.inf and not self._waits(tree)
+
+    def enter(self, tree: TokenTree) -> list[Node]:
+        rows = [self._order.take_unsent(tree)]
+        while len(rows) < self.width and self._is_worth_it(self._order.best_unsent(tree), len(rows)):
+            rows.append(self._order.take_unsent(tree))
+        return rows
+
+    def _is_worth_it(self, score: float, rows: int) -> bool:
+        """Whether a further row saves more time than it costs, beside so many others."""
+        if score == -math.inf:
+            return False
+        times = self._experience.pipeline
+        step, trip = times.step(rows), times.trip(rows)
+        added = times.step(rows + 1) - step
+        if trip:  # what it adds to the whole way delays one result in every trip, what it adds to a step every one
+            added += (times.trip(rows + 1) - trip) * step / trip
+        return math.exp(score) * PATIENCE * step >= added
+
+    def _is_worth_asking(self, score: float, floor: float, nodes: int) -> bool:
+        """Whether to ask about a further node now, rather than in the drafter's next pass."""
+        if score <= floor or nodes >= self.width:
+            return False
+        now, then = self._experience.drafter.seconds(nodes), self._experience.drafter.seconds(nodes + 1)
+        return math.exp(score) * PATIENCE * now >= then - now
+
+    def _waits(self, tree: TokenTree) -> bool:
+        """Whether the batch had better wait for what the drafter says next, or the time after that.
+
+        Waiting helps a path that ends with what the answer brings: else that would miss this batch, and with it a step
+        of the slowest stage. It delays a path that ends before, or leads through nodes that could enter now, and one
+        that goes on, if the drafter is fast enough for the stages to be what it waits for.
+        """
+        step, drafting = self._experience.pipeline.step(1), self._experience.drafter.seconds(1)
+        if tree.root.entered and tree.root.due - self._experience.now < FRESH * step:
+            return True
+        if self._experience.draft_due == math.inf:  # nothing is to come
+            return False
+        wait = max(0.0, self._experience.draft_due - self._experience.now)
+        awaited, unasked = self._order.mass_awaited(tree), self._order.mass_unasked(tree)
+        if self._is_worth_waiting(tree, awaited, wait, step):
+            return True
+        return self._is_worth_waiting(tree, awaited + unasked, wait + drafting, step)
+
+    def _is_worth_waiting(self, tree: TokenTree, coming: float, wait: float, step: float) -> bool:
+        """Whether to wait so many seconds for children of nodes that are on the path with this chance."""
+        ends = self._experience.miss_rate
+        gain = coming * ends * (step - wait)
+        if gain <= 0 or not tree.root.entered:
+            return gain > wait
+        goes_on = coming * (1 - ends) if self._experience.drafter.seconds(1) < step else 0.0
+        if gain <= (math.exp(self._order.best_unsent(tree)) + goes_on) * wait:
+            return False
+        return gain > (min(1.0, self._order.mass_unsent(tree, self.width)) + goes_on) * wait

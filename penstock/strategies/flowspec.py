@@ -1,0 +1,159 @@
+"""FlowSpec (Liu et al., 2025): score-ordered segments, pruned and expanded continuously (sections 3.2 to 3.4)."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+
+from penstock.strategies.static_tree import best_children
+from penstock.tree import Node, TokenTree
+
+
+class Growth(Enum):
+    """Why the base tree grows."""
+
+    ROUND = auto()
+    CONTEXT = auto()
+    SCORE = auto()
+
+
+class FlowSpec:
+    """A round drafts a base tree, sends its best nodes in segments, and keeps growing while the target's tokens hit.
+
+    Draft initialization (3.2): from the new token the base tree grows for ``tree_depth`` layers; the ``children`` best
+    nodes of each are drafted from, with as many candidates each. The ``tree_size`` best of all by cumulative score, the
+    root included, are sorted by it, ties by creation, and sent in stages + 1 equal segments of up to ``segment`` rows.
+
+    Continuous condition and pruning (3.3) are the engine's commit: a token that is in the tree becomes the root and the
+    other branches die, in the stages too; any other starts a new round.
+
+    Expansion (3.4). Context-aware: after accepted tokens a new base tree of ``expansion_depth`` layers grows from the
+    new root; those of its ``tree_size`` best nodes whose path is not in the tree follow as one segment (L_exp = -1).
+    Score-aware: when a step has accepted none, the kept base tree grows a layer deeper, and its best ``segment`` nodes
+    that are not in the tree follow. A step is a batch that the first stage can take; in the paper's lockstep one can
+    whenever a result comes out. The paper leaves depth and size of the score-aware expansion open; these are ours.
+
+    Ablations (Table 2): without ``expand`` it is Pruned PP; without ``score_order`` segments follow the layers.
+    """
+
+    paced = False
+
+    def __init__(
+        self,
+        stages: int,
+        tree_size: int,
+        tree_depth: int,
+        segment: int,
+        children: int,
+        expansion_depth: int,
+        expand: bool,
+        score_order: bool,
+    ) -> None:
+        self.size = tree_size
+        self.depth = tree_depth
+        self.segment = min(segment, -(-tree_size // (stages + 1)))
+        self.candidates = children
+        self.expansion_depth = expansion_depth
+        self.expand = expand
+        self.score_order = score_order
+        self._root: Node | None = None
+        self._segments: deque[list[Node]] = deque()
+        self._queued: set[int] = set()
+        self._layers: list[list[Node]] = []
+        self._missing = 0
+        self._growth: Growth | None = None
+
+    def ask(self, tree: TokenTree) -> list[Node]:
+        self._follow(tree)
+        if self._growth is None:
+            return []
+        return [node for node in self._layers[-1] if not node.asked]
+
+    def ready(self, tree: TokenTree) -> bool:
+        self._follow(tree)
+        return bool(self._segments)
+
+    def enter(self, tree: TokenTree) -> list[Node]:
+        segment = self._segments.popleft()
+        self._queued.difference_update(node.id for node in segment)
+        return segment
+
+    def _follow(self, tree: TokenTree) -> None:
+        """Take in what has happened: another root, pruned segments, the drafter's answers."""
+        self._drop()
+        if tree.root is not self._root:
+            self._root = tree.root
+            if not self._is_in_tree(tree.root):
+                self._grow_from(tree.root, self.depth, Growth.ROUND)
+            elif self.expand:
+                self._grow_from(tree.root, self.expansion_depth, Growth.CONTEXT)
+        while self._growth is not None or (not self._segments and self.expand and self._deepen(tree)):
+            if not self._grown(tree):
+                break
+            growth, self._growth = self._growth, None
+            self._choose(tree, growth)
+
+    def _is_in_tree(self, node: Node) -> bool:
+        """Whether a node was chosen for the paper's T. The base tree's others are nodes for the drafter alone."""
+        return node.entered or node.id in self._queued
+
+    def _drop(self) -> None:
+        """Forget queued nodes that have died, and a root that has entered with the prompt.
+
+        Empty segments are passed over: where the paper lets one travel, an expansion enters instead.
+        """
+        segments = [[node for node in segment if node.alive and not node.entered] for segment in self._segments]
+        self._segments = deque(segment for segment in segments if segment)
+        self._queued = {node.id for segment in self._segments for node in segment}
+
+    def _grow_from(self, root: Node, depth: int, growth: Growth) -> None:
+        self._layers, self._missing, self._growth = [[root]], depth, growth
+
+    def _deepen(self, tree: TokenTree) -> bool:
+        """Begin a score-aware expansion, if the base tree has a further layer."""
+        layer = best_children(tree, self._layers[-1], self.candidates)
+        if layer:
+            self._layers.append(layer)
+            self._missing, self._growth = 1, Growth.SCORE
+        return bool(layer)
+
+    def _grown(self, tree: TokenTree) -> bool:
+        """Grow the base tree by every layer that the drafter has answered for. Returns whether that was all."""
+        while all(node.candidates is not None for node in self._layers[-1]):
+            self._missing -= 1
+            layer = best_children(tree, self._layers[-1], self.candidates) if self._missing else []
+            if not layer:
+                return True
+            self._layers.append(layer)
+        return False
+
+    def _choose(self, tree: TokenTree, growth: Growth | None) -> None:
+        """Queue the best nodes of the base tree: a new round's in segments, an expansion's as one."""
+        # In the order of creation, so that equal scores leave parents before their children.
+        base = [
+            (node.score + chance, node, token, chance)
+            for layer in self._layers
+            for node in layer
+            for token, chance in node.candidates or ()
+        ]
+        if growth is Growth.SCORE:
+            base = [entry for entry in base if not self._holds(entry[1], entry[2])]
+        most = self.segment if growth is Growth.SCORE else self.size - 1
+        best = sorted(base, key=lambda entry: -entry[0])[:most]
+        if not self.score_order:
+            chosen = set(map(id, best))
+            best = [entry for entry in base if id(entry) in chosen]
+        nodes = [] if self._is_in_tree(tree.root) else [tree.root]
+        for _, parent, token, chance in best:
+            node = parent.children.get(token)
+            if node is None and tree.room > 0:
+                node = tree.extend(parent, token, chance)
+            if node is not None and not self._is_in_tree(node):
+                nodes.append(node)
+        length = self.segment if growth is Growth.ROUND else max(1, len(nodes))
+        self._segments.extend(nodes[i : i + length] for i in range(0, len(nodes), length))
+        self._queued.update(node.id for node in nodes)
+
+    def _holds(self, parent: Node, token: int) -> bool:
+        child = parent.children.get(token)
+        return child is not None and self._is_in_tree(child)

@@ -1,0 +1,198 @@
+"""Why a stage was idle: every instant between the first entry and the last commit in which it computes no row.
+
+An idle stage waits for its next batch with live rows. The cause is what that batch was waiting for itself:
+
+    cold start        the stage has not computed anything yet: the prompt is on its first way through
+    downstream busy   the stage holds a finished batch, and the next stage has not taken the one before it; or a batch
+                      could enter, but the slowest stage could not take it yet if it did: the strategy keeps its pace
+    link              the awaited batch is under way between two stages, or from the engine; or, before it could enter,
+                      the result that the engine waited for was; or the word that a buffer is free
+    drafter late      the first stage could take a batch, nothing was there to enter, and the drafter was at work: its
+                      answer let the batch in, or had not come when the batch entered
+    nothing to enter  the same without the drafter: plain decoding, or a strategy that waits for a result
+    refill            the awaited batch is on its way through stages before this one, after a miss or after batches that
+                      lost all their rows: what would have kept this stage busy was pruned
+    upstream busy     the awaited batch follows the one before it closely, but the stages before this one are slower
+    end               no batch with live rows comes to this stage any more
+
+While the awaited batch is on its way through earlier stages, a stage is idle because that batch entered late or because
+an earlier stage is slower. So that time is charged to the wait before its entry, as much as there was of it:
+
+    stage 0   [  17  ]wwww[  18  ]             w: idle, nothing was there to enter
+    stage 1           [  17  ]....[  18  ]     .: idle for as long as w, and for the same reason
+    stage 2                   [ 17 ]....,,[ 18 ]      ,: upstream busy, since stage 1 takes longer than stage 2
+
+Everything is computed in whole nanoseconds: the causes of a stage's gaps add up to its idle time exactly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise, takewhile
+
+from penstock.trace.reader import Trace
+
+
+class Cause(StrEnum):
+    COLD_START = "cold start"
+    REFILL = "refill after a miss"
+    DRAFTER_LATE = "drafter late"
+    NOTHING_TO_ENTER = "nothing to enter"
+    LINK = "link"
+    DOWNSTREAM_BUSY = "downstream busy"
+    UPSTREAM_BUSY = "upstream busy"
+    END = "end"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """From ``start`` up to ``end``, in nanoseconds, one cause."""
+
+    start: int
+    end: int
+    cause: Cause
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A stage computes nothing from ``start`` up to ``end``; ``causes`` are nanoseconds and add up to that."""
+
+    stage: int
+    start: int
+    end: int
+    causes: Counter[Cause]
+
+
+class Bubbles:
+    """Finds the gaps of a trace's stages and their causes."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._trips = trace.trips
+        self._arrivals = [trip.arrived for trip in trace.trips]
+        self._round_ends = [one.end for one in trace.rounds]
+        self._waits = [self._wait(index) for index in range(len(trace.trips))]
+
+    def gaps(self, stage: int) -> Iterator[Gap]:
+        """Idle stretches of a stage between the trace's begin and end, in order."""
+        end = self._trace.end
+        idle_since, before = self._trace.begin, -1
+        for index, trip in enumerate(self._trips):
+            visit = trip.visits[stage]
+            if visit.start >= end:
+                break
+            if not visit.rows:
+                continue
+            if idle_since < visit.start:
+                yield Gap(stage, idle_since, visit.start, self._causes(stage, before, index, idle_since))
+            idle_since, before = max(idle_since, visit.end), index
+        if idle_since < end:
+            yield Gap(stage, idle_since, end, Counter({Cause.END: end - idle_since}))
+
+    def _causes(self, stage: int, before: int, index: int, start: int) -> Counter[Cause]:
+        """What kept a stage idle from ``start`` on, between two batches with live rows (-1: there was none before)."""
+        end = self._trips[index].visits[stage].start
+        if before < 0:
+            return Counter({Cause.COLD_START: end - start})
+        known = [*self._held(stage, range(before, index)), *self._links(index, stage), *self._entrance(index)]
+        causes: Counter[Cause] = Counter()
+        for piece in pieces(start, end, known, Cause.UPSTREAM_BUSY):
+            causes[piece.cause] += piece.end - piece.start
+        on_its_way = causes.pop(Cause.UPSTREAM_BUSY, 0)
+        return causes + self._charge(on_its_way, stage, before, index, start)
+
+    def _charge(self, length: int, stage: int, before: int, index: int, start: int) -> Counter[Cause]:
+        """Why the batch at ``index`` was still in earlier stages, or behind them, for ``length`` of a gap."""
+        trip = self._trips[index]
+        if index > before + 1 or not self._trace.missed.isdisjoint(trip.nodes):
+            return Counter({Cause.REFILL: length})
+        causes: Counter[Cause] = Counter()
+        for wait in reversed(self._waits[index]):
+            share = max(0, min(length, min(wait.end, start) - wait.start))
+            causes[wait.cause] += share
+            length -= share
+        causes[Cause.UPSTREAM_BUSY] = length
+        return causes
+
+    def _held(self, stage: int, indices: Iterable[int]) -> Iterator[Stretch]:
+        """When the stage held a finished batch because the next one had not taken the batch before it."""
+        for index in indices:
+            done = self._trips[index].visits[stage].end
+            yield Stretch(done, self._sent(index, stage), Cause.DOWNSTREAM_BUSY)
+
+    def _sent(self, index: int, stage: int) -> int:
+        """When the next stage's buffer was free for a batch that the stage had finished."""
+        done = self._trips[index].visits[stage].end
+        if index == 0 or stage + 1 == len(self._trace.stages):
+            return done
+        return max(done, self._trips[index - 1].visits[stage + 1].start)
+
+    def _links(self, index: int, last: int) -> Iterator[Stretch]:
+        """When a batch was under way to each stage up to ``last``, where it found nothing in its way any more."""
+        visits = self._trips[index].visits
+        left = self._trips[index].submitted
+        for stage in range(last):
+            yield Stretch(left, visits[stage].received, Cause.LINK)
+            left = self._sent(index, stage)
+        yield Stretch(left, visits[last].start, Cause.LINK)
+
+    def _entrance(self, index: int) -> list[Stretch]:
+        """While a batch had not entered, though the first stage was idle: first the word of that was under way."""
+        if index == 0:
+            return []
+        return [Stretch(self._sent(index - 1, 0), self._free_from(index), Cause.LINK), *self._waits[index]]
+
+    def _free_from(self, index: int) -> int:
+        """When the engine could have had a batch enter: Ready comes back the way on which the batch before it came."""
+        taken = self._trips[index - 1]
+        ready = taken.visits[0].start + taken.visits[0].received - taken.submitted
+        return min(self._trips[index].submitted, ready)
+
+    def _wait(self, index: int) -> list[Stretch]:
+        """What kept a batch from entering while it could have, and the first stage was idle."""
+        if index == 0:
+            return []
+        trip = self._trips[index]
+        start, end = max(self._free_from(index), self._sent(index - 1, 0)), trip.submitted
+        if trip.after == "ready":
+            return pieces(start, end, [self._paced(index, start)], Cause.LINK)
+        heard = self._arrivals[bisect_right(self._arrivals, end) - 1] if trip.after == "result" else start
+        known = [self._paced(index, heard), *self._late(index, start), *self._result_links(end)]
+        return pieces(start, end, known, Cause.NOTHING_TO_ENTER)
+
+    def _paced(self, index: int, start: int) -> Stretch:
+        """From ``start`` until the slowest stage could take the next batch after the one before it."""
+        taken = self._trips[index - 1]
+        slowest = max(visit.end - visit.start for visit in taken.visits)
+        return Stretch(start, taken.submitted + slowest, Cause.DOWNSTREAM_BUSY)
+
+    def _late(self, index: int, start: int) -> Iterator[Stretch]:
+        """When the drafter was at work on what let the batch in, or on what had not come when it entered."""
+        trip = self._trips[index]
+        rounds = self._trace.rounds[bisect_right(self._round_ends, start) :]
+        for one in takewhile(lambda one: one.start < trip.submitted, rounds):
+            if trip.after == "draft" or one.end > trip.submitted:
+                yield Stretch(one.start, one.end, Cause.DRAFTER_LATE)
+
+    def _result_links(self, moment: int) -> Iterator[Stretch]:
+        """When the batch whose result the engine had last by then was under way, the result's own way included."""
+        index = bisect_right(self._arrivals, moment) - 1
+        if index >= 0:
+            last = len(self._trace.stages) - 1
+            yield from self._links(index, last)
+            yield Stretch(self._trips[index].visits[last].end, self._trips[index].arrived, Cause.LINK)
+
+
+def pieces(start: int, end: int, known: Iterable[Stretch], otherwise: Cause) -> list[Stretch]:
+    """Cut ``start`` to ``end`` into stretches of one cause each: the first known one that covers it, else another."""
+    inside = [one for one in known if one.start < end and one.end > start]
+    cuts = {cut for one in inside for cut in (one.start, one.end) if start < cut < end}
+    edges = sorted({start, *cuts, end}) if start < end else []
+    return [
+        Stretch(a, b, next((one.cause for one in inside if one.start <= a < one.end), otherwise))
+        for a, b in pairwise(edges)
+    ]

@@ -1,0 +1,253 @@
+"""From a trace file back to what happened: every batch's way through the stages, draft rounds, commits, misses.
+
+Times are whole nanoseconds from the trace's first event: what the file holds, so that sums over them are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from penstock.core import ConfigError
+from penstock.trace.writer import FORMAT
+
+REMEDY: Final = "write one with penstock generate --trace FILE"
+
+# --------------------------------------------------------------------------------------------------- the file's shape
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Microseconds = Annotated[float, msgspec.Meta(ge=0)]
+Heard = Literal["request", "result", "draft", "ready"]
+"""What the engine had heard last when a batch entered."""
+
+
+class EnterArgs(msgspec.Struct):
+    stream: Count
+    nodes: list[int]
+    after: Heard
+
+
+class ResultArgs(msgspec.Struct):
+    stream: Count
+
+
+class BatchArgs(msgspec.Struct):
+    stream: Count
+    stage: Count
+    rows: Count
+    dropped_rows: Count
+    waited_ms: float
+
+
+class DraftArgs(msgspec.Struct):
+    rows: Count
+
+
+class CommitArgs(msgspec.Struct):
+    tokens: list[int]
+    drafted: Count
+
+
+class MissArgs(msgspec.Struct):
+    node: int
+
+
+class EnterEvent(msgspec.Struct, tag_field="cat", tag="enter"):
+    ts: Microseconds
+    args: EnterArgs
+
+
+class ResultEvent(msgspec.Struct, tag_field="cat", tag="result"):
+    ts: Microseconds
+    args: ResultArgs
+
+
+class BatchEvent(msgspec.Struct, tag_field="cat", tag="batch"):
+    ts: Microseconds
+    dur: Microseconds
+    args: BatchArgs
+
+
+class DraftEvent(msgspec.Struct, tag_field="cat", tag="draft"):
+    ts: Microseconds
+    dur: Microseconds
+    args: DraftArgs
+
+
+class CommitEvent(msgspec.Struct, tag_field="cat", tag="commit"):
+    ts: Microseconds
+    args: CommitArgs
+
+
+class MissEvent(msgspec.Struct, tag_field="cat", tag="miss"):
+    ts: Microseconds
+    args: MissArgs
+
+
+class NameEvent(msgspec.Struct, tag_field="cat", tag="name"):
+    pass
+
+
+AnyEvent = EnterEvent | ResultEvent | BatchEvent | DraftEvent | CommitEvent | MissEvent | NameEvent
+
+
+class Origin(msgspec.Struct):
+    """Who wrote the file. Read before any event, so that another program's trace is called that."""
+
+    penstock_trace: int
+    title: str
+    stages: Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+class Envelope(msgspec.Struct):
+    otherData: Origin
+    traceEvents: msgspec.Raw
+
+
+# --------------------------------------------------------------------------------------------------- what happened
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A batch on one stage, in nanoseconds. ``rows`` were computed; ``dropped`` ones had died before."""
+
+    received: int
+    start: int
+    end: int
+    rows: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A batch's way from its submission through every stage to the arrival of its result, in nanoseconds."""
+
+    stream: int
+    submitted: int
+    nodes: list[int]
+    after: Heard
+    visits: list[Visit]
+    arrived: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One question to the drafter, until the last of its answers, in nanoseconds."""
+
+    start: int
+    end: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """So many tokens became certain, ``hits`` of which had been drafted."""
+
+    at: int
+    tokens: int
+    hits: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A run. ``trips`` are in stream order and complete: what was still on its way at the end is left out.
+
+    ``missed`` are the nodes of tokens that no draft had foreseen, each the root of a new tree.
+    """
+
+    title: str
+    stages: list[str]
+    trips: list[Trip]
+    rounds: list[Round]
+    commits: list[Commit]
+    missed: frozenset[int]
+
+    @property
+    def begin(self) -> int:
+        """When the first batch entered."""
+        return self.trips[0].submitted
+
+    @property
+    def end(self) -> int:
+        """The last commit; in a run without any, the last result."""
+        return self.commits[-1].at if self.commits else self.trips[-1].arrived
+
+
+def read_trace(path: Path) -> Trace:
+    """Read what a ``TraceWriter`` wrote. Raises ConfigError naming the file and the field."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    envelope = decoded(path, text, Envelope)
+    if envelope.otherData.penstock_trace != FORMAT:
+        found = envelope.otherData.penstock_trace
+        raise ConfigError(f"{path}: otherData.penstock_trace is {found}; this Penstock reads {FORMAT}; {REMEDY}")
+    events = decoded(path, envelope.traceEvents, list[AnyEvent], "traceEvents")
+    try:
+        return assemble(envelope.otherData, events)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; {REMEDY}") from None
+
+
+def decoded(path: Path, text: bytes | msgspec.Raw, kind: Any, where: str = "") -> Any:
+    """JSON of the shape ``kind``, the value of the field ``where``. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$")
+        field = (where + place.rstrip("`")).lstrip(".") or "the file"
+        raise ConfigError(f"{path}: {field} is not a trace of Penstock's: {problem}; {REMEDY}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not JSON: {error}; {REMEDY}") from error
+
+
+def assemble(origin: Origin, events: Sequence[AnyEvent]) -> Trace:
+    """Put a trace's events together. Raises ConfigError where a batch's way has holes, or nothing came through."""
+    arrived = {event.args.stream: nanoseconds(event.ts) for event in events if isinstance(event, ResultEvent)}
+    visits: dict[int, dict[int, Visit]] = {stream: {} for stream in arrived}
+    for event in events:
+        if isinstance(event, BatchEvent):
+            visits.setdefault(event.args.stream, {})[event.args.stage] = visit_of(event)
+    entered = [event for event in events if isinstance(event, EnterEvent) and event.args.stream in arrived]
+    entered.sort(key=lambda event: event.args.stream)
+    if not entered:
+        raise ConfigError("traceEvents: no batch came through the stages: there is nothing to tell of")
+    return Trace(
+        title=origin.title,
+        stages=origin.stages,
+        trips=[trip_of(event, visits[event.args.stream], arrived, len(origin.stages)) for event in entered],
+        rounds=[round_of(event) for event in events if isinstance(event, DraftEvent)],
+        commits=[commit_of(event) for event in events if isinstance(event, CommitEvent)],
+        missed=frozenset(event.args.node for event in events if isinstance(event, MissEvent)),
+    )
+
+
+def trip_of(event: EnterEvent, visits: Mapping[int, Visit], arrived: Mapping[int, int], stages: int) -> Trip:
+    args = event.args
+    if sorted(visits) != list(range(stages)):
+        raise ConfigError(f"traceEvents: batch {args.stream} was on stages {sorted(visits)} of {stages}")
+    way = [visits[stage] for stage in range(stages)]
+    return Trip(args.stream, nanoseconds(event.ts), args.nodes, args.after, way, arrived[args.stream])
+
+
+def visit_of(event: BatchEvent) -> Visit:
+    args, start = event.args, nanoseconds(event.ts)
+    received = start - nanoseconds(args.waited_ms * 1e3)
+    return Visit(received, start, nanoseconds(event.ts + event.dur), args.rows, args.dropped_rows)
+
+
+def round_of(event: DraftEvent) -> Round:
+    return Round(nanoseconds(event.ts), nanoseconds(event.ts + event.dur), event.args.rows)
+
+
+def commit_of(event: CommitEvent) -> Commit:
+    return Commit(nanoseconds(event.ts), len(event.args.tokens), event.args.drafted)
+
+
+def nanoseconds(microseconds: float) -> int:
+    return round(microseconds * 1e3)

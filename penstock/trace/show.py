@@ -1,0 +1,75 @@
+"""``penstock trace``: a trace file as two tables and a sentence, or as one JSON object."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.trace.reader import read_trace
+from penstock.trace.summary import Summary, summarise
+
+
+def show_trace(file: Path, as_json: bool, console: Console | None = None) -> None:
+    """Print what a trace comes to. Raises ConfigError naming file and field."""
+    summary = summarise(read_trace(file))
+    if as_json:
+        print(json.dumps(summary.as_dict()))
+        return
+    console = console or Console(highlight=False)
+    console.print(summary.title, style="bold", markup=False)
+    console.print(sentence_of(summary))
+    console.print(stage_table(summary))
+    console.print(cause_table(summary))
+    console.print(summary.advice)
+
+
+def sentence_of(summary: Summary) -> str:
+    """For example: ``48 tokens in 5.1 s, 10.1 tokens/s · first token after 0.4 s · 31 drafted, 12 misses``."""
+    parts = [f"{summary.tokens} token{'s' * (summary.tokens != 1)} in {summary.seconds:.2f} s"]
+    if summary.tokens_per_second is not None:
+        parts[0] += f", {summary.tokens_per_second:.1f} tokens/s"
+    if summary.first_token_seconds is not None:
+        parts.append(f"first token after {summary.first_token_seconds:.2f} s")
+    if summary.draft_rounds:
+        parts.append(f"{summary.accepted} had been drafted, {summary.misses} misses")
+        parts.append(f"drafter busy {summary.drafter_busy:.0%}, {summary.draft_rounds} rounds")
+    return " · ".join(parts)
+
+
+def stage_table(summary: Summary) -> Table:
+    table = new_table("stage", "busy", "batches", "rows", "dropped", "idle, s")
+    table.add_column("mostly", no_wrap=True)
+    for stage in summary.stages:
+        table.add_row(
+            Text(stage.name),
+            f"{stage.busy:.0%}",
+            str(stage.batches),
+            str(stage.rows),
+            str(stage.rows_dropped),
+            f"{sum(stage.idle.values()):.2f}",
+            max(stage.idle, key=lambda cause: stage.idle[cause], default="-"),
+        )
+    return table
+
+
+def cause_table(summary: Summary) -> Table:
+    """Idle time of all stages together, by cause."""
+    table = new_table("idle, all stages", "s", "share")
+    total = sum(summary.idle.values())
+    for cause, seconds in summary.idle.items():
+        table.add_row(cause, f"{seconds:.2f}", f"{seconds / total:.1%}")
+    return table
+
+
+def new_table(name: str, *figures: str) -> Table:
+    """A table with a column of names and one of each kind of figures. Narrow: six fit 80 columns."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(name, no_wrap=True)
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,156 @@
+"""What a trace comes to: how busy every stage was, why it was idle, and what a user can do about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.trace.bubbles import Bubbles, Cause
+from penstock.trace.reader import Trace, Visit
+
+SECOND: Final = 1e9
+"""Nanoseconds."""
+
+ADVICE: Final[dict[Cause, str]] = {
+    Cause.COLD_START: "the prompt had to come through for the first time; a longer output makes up for that",
+    Cause.REFILL: "the target's token had not been drafted, and the pipeline had to fill anew; draft more (a wider "
+    "tree, more children) or better (a draft model that agrees more with the target)",
+    Cause.DRAFTER_LATE: "the first stage waited for drafts; give the drafter a faster device or a smaller model, or "
+    "ask less of it (fewer children, a narrower tree)",
+    Cause.NOTHING_TO_ENTER: "the strategy waited for a result before anything more could enter; allow it a deeper or "
+    "wider tree, or choose a strategy that lets drafts enter at every step",
+    Cause.LINK: "batches and results were under way between devices; use faster links, or fewer stages",
+    Cause.DOWNSTREAM_BUSY: "batches waited for a slower stage behind; give the slowest stage fewer layers, or let "
+    "fewer rows enter at a time",
+    Cause.UPSTREAM_BUSY: "stages waited for a slower one before them; give the slowest stage fewer layers, or let "
+    "fewer rows enter at a time",
+    Cause.END: "the stages ran empty before the last token was certain; a longer output makes up for that",
+}
+PLAIN_ADVICE: Final = (
+    "nothing was drafted, so a token could enter only once the one before it had come out; use a strategy that "
+    "speculates"
+)
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """One stage between the first entry and the last commit; its batches and rows are those of the whole trace.
+
+    ``busy`` is the share of time (0 to 1) in which it computed rows; ``idle`` are seconds by cause, which add up to
+    the rest. ``empty_batches`` are those that came without a live row.
+    """
+
+    name: str
+    busy: float
+    batches: int
+    empty_batches: int
+    rows: int
+    rows_dropped: int
+    idle: dict[Cause, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run: ``seconds`` from the first entry to the last commit; tokens per second count from the first commit on."""
+
+    title: str
+    seconds: float
+    first_token_seconds: float | None
+    tokens: int
+    tokens_per_second: float | None
+    accepted: int
+    misses: int
+    draft_rounds: int
+    draft_rows: int
+    drafter_busy: float
+    stages: list[StageSummary]
+
+    @property
+    def idle(self) -> dict[Cause, float]:
+        """Seconds by cause, over all stages, most first."""
+        total: Counter[Cause] = Counter()
+        for stage in self.stages:
+            total.update(stage.idle)  # type: ignore[arg-type]
+        return dict(total.most_common())
+
+    @property
+    def largest(self) -> Cause | None:
+        """The cause of most idle time; None where no stage was ever idle."""
+        return next(iter(self.idle), None)
+
+    @property
+    def advice(self) -> str:
+        """The largest cause in a plain sentence, and what can be done about it."""
+        if self.largest is None:
+            return "No stage was ever idle."
+        share = self.idle[self.largest] / sum(self.idle.values())
+        plain = self.largest is Cause.NOTHING_TO_ENTER and not self.draft_rounds
+        text = PLAIN_ADVICE if plain else ADVICE[self.largest]
+        return f"The largest part of the idle time, {share:.0%}, is {self.largest}: {text}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """What ``penstock trace --json`` prints. Times in seconds, shares from 0 to 1."""
+        idle = sum(self.idle.values())
+        return {
+            "title": self.title,
+            "seconds": self.seconds,
+            "first_token_seconds": self.first_token_seconds,
+            "tokens": self.tokens,
+            "tokens_per_second": self.tokens_per_second,
+            "accepted": self.accepted,
+            "misses": self.misses,
+            "drafter": {"rounds": self.draft_rounds, "rows": self.draft_rows, "busy": self.drafter_busy},
+            "stages": [vars(stage) for stage in self.stages],
+            "idle_seconds": idle,
+            "idle": {cause: {"seconds": spent, "share": spent / idle} for cause, spent in self.idle.items()},
+            "largest_cause": self.largest,
+            "advice": self.advice,
+        }
+
+
+def summarise(trace: Trace) -> Summary:
+    bubbles, length = Bubbles(trace), trace.end - trace.begin
+    tokens = sum(commit.tokens for commit in trace.commits)
+    first = trace.commits[0].at if trace.commits else None
+    drafting = sum(overlap(one.start, one.end, trace) for one in trace.rounds)
+    return Summary(
+        title=trace.title,
+        seconds=length / SECOND,
+        first_token_seconds=None if first is None else (first - trace.begin) / SECOND,
+        tokens=tokens,
+        tokens_per_second=None if first is None or first == trace.end else (tokens - 1) * SECOND / (trace.end - first),
+        accepted=sum(commit.hits for commit in trace.commits),
+        misses=len(trace.missed),
+        draft_rounds=len(trace.rounds),
+        draft_rows=sum(one.rows for one in trace.rounds),
+        drafter_busy=drafting / length if length else 0.0,
+        stages=[stage_summary(trace, bubbles, stage) for stage in range(len(trace.stages))],
+    )
+
+
+def stage_summary(trace: Trace, bubbles: Bubbles, stage: int) -> StageSummary:
+    visits = [trip.visits[stage] for trip in trace.trips]
+    length, busy = trace.end - trace.begin, busy_time(trace, visits)
+    idle: Counter[Cause] = Counter()
+    for gap in bubbles.gaps(stage):
+        idle.update(gap.causes)
+    return StageSummary(
+        name=trace.stages[stage],
+        busy=busy / length if length else 0.0,
+        batches=len(visits),
+        empty_batches=sum(not visit.rows for visit in visits),
+        rows=sum(visit.rows for visit in visits),
+        rows_dropped=sum(visit.dropped for visit in visits),
+        idle={cause: idle[cause] / SECOND for cause in Cause if idle[cause]},
+    )
+
+
+def busy_time(trace: Trace, visits: list[Visit]) -> int:
+    """Nanoseconds in which a stage computed rows between the trace's begin and end."""
+    return sum(overlap(visit.start, visit.end, trace) for visit in visits if visit.rows)
+
+
+def overlap(start: int, end: int, trace: Trace) -> int:
+    """Nanoseconds of a stretch that lie between the trace's begin and end."""
+    return max(0, min(end, trace.end) - max(start, trace.begin))

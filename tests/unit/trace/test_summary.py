@@ -1,0 +1,114 @@
+"""What a trace comes to: figures that agree with the run, the largest cause, tables that fit, and JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from penstock import cli
+from penstock.trace.bubbles import Cause
+from penstock.trace.reader import read_trace
+from penstock.trace.show import show_trace
+from penstock.trace.summary import ADVICE, Summary, summarise
+from tests.unit.trace.runs import Run, drawn, trip
+
+
+@pytest.fixture(scope="module", params=[1, 5, 9])
+def run(request: pytest.FixtureRequest) -> Run:
+    return Run(request.param)
+
+
+@pytest.fixture
+def file(tmp_path: Path, run: Run) -> Path:
+    path = tmp_path / "trace.json"
+    path.write_text(run.text)
+    return path
+
+
+def test_the_figures_are_those_of_the_run(run: Run, file: Path) -> None:
+    summary = summarise(read_trace(file))
+    requests = run.history.requests
+    assert summary.tokens == sum(len(request.output.tokens) for request in requests)
+    assert summary.accepted == sum(request.metrics.accepted for request in requests)
+    assert summary.misses == sum(request.metrics.misses for request in requests)
+    for stage in summary.stages:
+        assert stage.batches == run.streams
+        assert stage.rows + stage.rows_dropped == sum(request.metrics.rows_entered for request in requests)
+        assert stage.busy * summary.seconds + sum(stage.idle.values()) == pytest.approx(summary.seconds)
+
+
+def test_tokens_per_second_count_from_the_first_commit() -> None:
+    trace = drawn(trip(0, (0, 0, 10**9), arrived=10**9, after="request"), end=4 * 10**9)
+    (last,) = trace.commits
+    first = type(last)(at=2 * 10**9, tokens=1, hits=0)
+    trace.commits[:] = [first, type(last)(at=last.at, tokens=4, hits=3)]
+    summary = summarise(trace)
+    assert summary.first_token_seconds == 2.0
+    assert summary.tokens_per_second == 2.0
+    assert summary.accepted == 3
+
+
+def late_drafter() -> Summary:
+    trips = (trip(0, (0, 0, 10), arrived=10, after="request"), trip(60, (60, 60, 70), arrived=75, after="draft"))
+    return summarise(drawn(*trips, rounds=[(10, 60)]))
+
+
+def test_the_largest_cause_is_named_with_a_remedy() -> None:
+    summary = late_drafter()
+    assert summary.largest is Cause.DRAFTER_LATE
+    assert "91%, is drafter late" in summary.advice
+    assert "fewer children" in summary.advice
+    assert summary.drafter_busy == pytest.approx(50 / 75)
+
+
+def test_plain_decoding_is_told_to_speculate() -> None:
+    batches = (trip(0, (0, 0, 10), arrived=10, after="request"), trip(60, (60, 60, 70), arrived=70))
+    plain, speculating = summarise(drawn(*batches)), summarise(drawn(*batches, rounds=[(0, 5)]))
+    assert plain.largest is speculating.largest is Cause.NOTHING_TO_ENTER
+    assert "use a strategy that speculates" in plain.advice
+    assert "use a strategy that speculates" not in speculating.advice
+
+
+def test_a_run_without_a_gap_says_so() -> None:
+    summary = summarise(drawn(trip(0, (0, 0, 10), arrived=10, after="request")))
+    assert (summary.largest, summary.advice) == (None, "No stage was ever idle.")
+    assert summary.as_dict()["idle"] == {}
+
+
+def test_every_cause_has_its_advice() -> None:
+    assert set(ADVICE) == set(Cause)
+
+
+def test_the_command_prints_two_tables_and_a_sentence_within_eighty_columns(file: Path) -> None:
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    show_trace(file, as_json=False, console=console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "…" not in text
+    for word in ("a run", "tokens/s", "stage 0", "dropped", "idle, all stages", "The largest part of the idle time"):
+        assert word in text
+
+
+def test_json_is_one_object_whose_shares_add_up(file: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["trace", str(file), "--json"])
+    assert result.exit_code == 0, result.output
+    table = json.loads(result.stdout)
+    assert sum(cause["share"] for cause in table["idle"].values()) == pytest.approx(1.0)
+    assert table["idle_seconds"] == pytest.approx(sum(sum(stage["idle"].values()) for stage in table["stages"]))
+    assert table["largest_cause"] == max(table["idle"], key=lambda cause: table["idle"][cause]["seconds"])
+    assert table["largest_cause"] in table["advice"]
+
+
+def test_a_bad_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"traceEvents": []}')
+    result = CliRunner().invoke(cli.app, ["trace", str(other)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"penstock: error: {other}: the file is not a trace of Penstock's")
+    assert result.stderr.count("\n") == 1
+    assert not result.stdout
