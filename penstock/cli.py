@@ -325,6 +325,102 @@ def bench(
 
 
 @app.command()
+def simulate(
+    cluster: Annotated[
+        list[str],
+        typer.Option(
+            help="Preset, random-SEED[:STAGES], or a file ending in .toml. May be repeated.",
+            rich_help_panel=PIPELINE,
+            show_default=False,
+        ),
+    ],
+    strategies: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B[option=value,...],...",
+            help=f"{', '.join(STRATEGY_OPTIONS)}; each with options of its own in brackets.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = "static_tree,pipedec,auto",
+    accuracy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="P,P,...",
+            help="Chance that the target's token is among the drafter's first 1, 2, ... candidates.",
+            rich_help_panel=SPECULATION,
+            show_default="the demo pair's at T = 1",
+        ),
+    ] = None,
+    recording: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.safetensors",
+            help="Take tokens and drafts from what penstock bench --record wrote. May be repeated.",
+            rich_help_panel=SPECULATION,
+            show_default=False,
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens per strategy, of all requests.", rich_help_panel=SAMPLING)] = 2000,
+    tokens_per_request: Annotated[
+        int, typer.Option(help="Most tokens of one request.", rich_help_panel=SAMPLING)
+    ] = 100,
+    seed: Annotated[int, typer.Option(help="Decides which drafts are right.", rich_help_panel=SAMPLING)] = 0,
+    bandwidth_gbit_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Rate of every link between the cluster's hosts, in 1e9 bits/s of payload.",
+            rich_help_panel=PIPELINE,
+            show_default="the cluster's",
+        ),
+    ] = None,
+    sweep: Annotated[
+        str,
+        typer.Option(
+            metavar="AXIS=FIRST..LAST,...",
+            help="Go through values that double, for example stages=2..64,width=8..128.",
+            rich_help_panel=PIPELINE,
+            show_default=False,
+        ),
+    ] = "",
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write settings and figures.", rich_help_panel=OUTPUT, show_default=False
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write report.md with tables and plots, and all figures as JSON.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Compare strategies on modelled devices in virtual time: no model needed, thousands of tokens in seconds."""
+    with reported():
+        from penstock.bench.entries import split_entries
+        from penstock.bench.simulate import SimulateOptions, parse_accuracy, run_simulate
+        from penstock.bench.sweep import parse_sweep
+
+        options = SimulateOptions(
+            clusters=tuple(cluster),
+            strategies=split_entries(strategies),
+            accuracy=None if accuracy is None else parse_accuracy(accuracy),
+            recordings=tuple(recording or ()),
+            tokens=tokens,
+            tokens_per_request=tokens_per_request,
+            seed=seed,
+            bandwidth_gbit_s=bandwidth_gbit_s,
+            sweep=parse_sweep(sweep),
+            json=json_file,
+            report=report,
+        )
+        run_simulate(options)
+
+
+@app.command()
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A.json", help="What 'penstock bench --json' or --report wrote.")],
     second: Annotated[Path, typer.Argument(metavar="B.json", help="The same of another bench.")],

@@ -62,6 +62,7 @@ class TokenTree:
         self.size = 1
         self._source = source
         self._frontier: list[Node] | None = None
+        """The whole of a level that was the deepest once: only what lies below it has to be walked."""
 
     @property
     def room(self) -> int:
@@ -74,12 +75,11 @@ class TokenTree:
 
     def frontier(self) -> list[Node]:
         """The deepest live nodes. The caller leaves the list as it is."""
-        if self._frontier is None:
-            level = [self.root]
-            while below := [child for node in level for child in node.children.values()]:
-                level = below
-            self._frontier = level
-        return self._frontier
+        level = self._frontier or [self.root]
+        while below := [child for node in level for child in node.children.values()]:
+            level = below
+        self._frontier = level
+        return level
 
     def extend(self, parent: Node, token: int, chance: float) -> Node:
         """A new leaf below ``parent``, which must be alive and have no child with this token."""
@@ -89,7 +89,8 @@ class TokenTree:
         node.parent, node.chance, node.score = parent, chance, parent.score + chance
         parent.children[token] = node
         self.size += 1
-        self._frontier = None
+        if self._frontier and self._frontier[0].position == node.position:
+            self._frontier = None
         return node
 
     def commit(self, token: int) -> tuple[Node | None, list[Node]]:
@@ -98,13 +99,14 @@ class TokenTree:
         Returns that child, now the root, and the nodes that died with the other branches; or, on a miss, None and
         every node below the root: the caller restarts the tree from the target's token.
         """
-        live = self.size
+        live, level = self.size, self._frontier or []
         hit = self.root.children.pop(token, None)
         dead = self.discard()
         if hit is not None:
             hit.parent = None
             self.root = hit
             self.size = live - len(dead) - 1
+            self._frontier = [node for node in level if node.alive and node.position >= hit.position] or None
         return hit, dead
 
     def restart(self, root: Node) -> None:

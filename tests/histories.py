@@ -1,6 +1,7 @@
 """Random histories on the hash model: random stages, links, delays, late, early and doubled cancels, requests.
 
-python -m tests.histories 10000      # that many, from seed 0
+python -m tests.histories 10000           # that many, from seed 0
+python -m tests.histories 10000 50000     # from seed 50000
 """
 
 from __future__ import annotations
@@ -225,4 +226,4 @@ def run_many(count: int, first_seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    run_many(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    run_many(*map(int, sys.argv[1:] or ["1000"]))

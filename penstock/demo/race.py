@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.requests.request import Request
 
 PLAIN: Final = "autoregressive"
-PENSTOCK: Final = "pipedec"
+PENSTOCK: Final = "auto"
 TITLES: Final = {PLAIN: "plain pipeline", PENSTOCK: "Penstock"}
 STYLES: Final = {PLAIN: "yellow", PENSTOCK: "green"}
 PAUSE: Final = 1.5

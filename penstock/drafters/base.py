@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.requests.request import Request
 from penstock.tree import Node
@@ -19,8 +19,7 @@ class Ask:
     count: int
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """Candidates for one node, best first, as (token, log of the chance that the target picks it)."""
 
     node: Node

@@ -178,8 +178,9 @@ class EngineLoop:
         drafts = self.drafter.poll()
         for draft in drafts:
             draft.node.candidates = draft.candidates
-        if self._asked_rows and not self.drafter.busy:
-            self.experience.drafter.learn(self._asked_rows, self.clock.now() - self._asked_at)
+        if not self.drafter.busy:
+            if self._asked_rows:
+                self.experience.drafter.learn(self._asked_rows, self.clock.now() - self._asked_at)
             self.experience.draft_due = math.inf
             self._asked_rows = 0
         if drafts:

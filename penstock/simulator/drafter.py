@@ -18,27 +18,34 @@ class ScriptedDrafter(InstantDrafter):
         super().__init__()
         self._script = script
         self._candidates = [tuple(enumerate(chances)) for chances in script.pool]
+        self._off_path: dict[int, int] = {}
+        """By id the nodes that have been asked about and are not on the target's path: a hash of the way there."""
 
     def ask(self, asks: Sequence[Ask]) -> int:
         for ask in asks:
             self._answers += [self._draft(ask.request, node, ask.count) for node in ask.nodes]
         return len(self._answers) + sum(len(ask.request.prompt) for ask in asks if ask.request.produced == 0)
 
+    def forget(self, request: Request) -> None:
+        self._off_path.clear()
+
     def _draft(self, request: Request, node: Node, count: int) -> Draft:
         return Draft(node, self._candidates[self._index(request, node)][:count])
 
     def _index(self, request: Request, node: Node) -> int:
         """Which of the pool's drafts is this node's."""
-        if (key := self._off_path(request, node)) is not None:
+        if (key := self._key(request, node)) is not None:
             return key % len(self._script.pool)
-        drafts, i = self._script.drafts[request.number], node.position + 1 - self._script.prompt
+        drafts, i = self._script.drafts[request.number], node.position + 1 - self._script.prompts[request.number]
         return drafts[i] if i < len(drafts) else 0
 
-    def _off_path(self, request: Request, node: Node) -> int | None:
-        """A hash of the tokens from the root down, or None if they are the target's own."""
-        tokens, right, current = [], True, node
-        while current is not request.tree.root and current.parent is not None:
-            tokens.append(current.token)
-            right = right and current.token == self._script.after(request.number, current.position - 1)
-            current = current.parent
-        return None if right else hash((request.number, current.position, *tokens))
+    def _key(self, request: Request, node: Node) -> int | None:
+        """A hash of the tokens since the target's path was left, None on it: the same whoever asks, and when."""
+        if node.parent is None:
+            return None
+        above = self._off_path.get(node.parent.id)
+        if above is None and node.token == self._script.after(request.number, node.parent.position):
+            return None
+        key = hash((request.number if above is None else above, node.position, node.token))
+        self._off_path[node.id] = key
+        return key

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.cluster import draft_link, draft_timing, link_timings, stage_timings
 from penstock.cluster.spec import Cluster
 from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason, SpeculationMetrics
+from penstock.drafters.base import Draft
 from penstock.drafters.emulated import EmulatedDrafter
+from penstock.engine.commit import Advance
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Pick, Sampling
+from penstock.messages import Batch, Pick, Result, Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
@@ -21,18 +24,27 @@ from penstock.simulator.script import Script
 from penstock.simulator.stage import SimulatedCore
 from penstock.stage.driver import Line, StageDriver
 from penstock.strategies import make_strategy
+from penstock.strategies.base import Strategy
 
 CHUNK = 128
 SPECULATIVE_SLOTS = 4096
+"""At least; a wide tree over many stages has as many as it fills."""
 
 
 @dataclass
 class Simulated:
-    """One request under one strategy: seconds of virtual time per decoded token, and what it took."""
+    """One request under one strategy.
+
+    ``seconds`` of virtual time are those from the first of its ``tokens`` to the last; busy shares are over the same
+    time: the stages' mean, and the drafter's. ``rows`` entered besides those of the prompt.
+    """
 
     tokens: int
     seconds: float
     first_token_seconds: float
+    stages_busy: float
+    drafter_busy: float
+    rows: int
     metrics: SpeculationMetrics
 
 
@@ -50,25 +62,68 @@ class Timed:
         pass
 
 
+class Watch:
+    """An ``Observer``: when the stages and the drafter worked, as (start, end)."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[float, float]] = []
+        self.drafter: list[tuple[float, float]] = []
+
+    def submitted(self, batch: Batch, at: float) -> None:
+        pass
+
+    def arrived(self, result: Result, at: float) -> None:
+        self.stages += [(span.start, span.end) for span in result.spans]
+
+    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        self.drafter.append((asked_at, at))
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        pass
+
+
 def simulate(cluster: Cluster, script: Script, speculation: SpeculativeConfig | None) -> list[Simulated]:
-    """Every request of the script alone, one after the other, with one strategy."""
-    loop = make_loop(cluster, script, drafting=speculation is not None)
+    """Every request of the script alone, one after the other, with one strategy; None decodes plainly.
+
+    The cluster has to be emulated and, unless decoding is plain, to name a drafter.
+    """
+    loop = make_loop(cluster, script, speculation)
     done = []
-    for number, picks in enumerate(script.picks):
-        timed = Timed()
+    for number in range(len(script.picks)):
         strategy = make_strategy(speculation, len(cluster.stages), loop.experience)
-        started = loop.clock.now()
-        request = Request(number, [0] * script.prompt, Sampling(), len(picks), frozenset(), strategy, timed)
-        loop.add(request)
-        while loop.busy:
-            loop.step()
-        loop.drain()
-        first = timed.moments[0]
-        done.append(Simulated(len(picks), timed.moments[-1] - first, first - started, request.metrics))
+        done.append(simulate_one(loop, script, number, strategy))
     return done
 
 
-def make_loop(cluster: Cluster, script: Script, drafting: bool) -> EngineLoop:
+def simulate_one(loop: EngineLoop, script: Script, number: int, strategy: Strategy) -> Simulated:
+    """One request of the script, until nothing of it is in flight any more."""
+    timed, watch, started = Timed(), Watch(), loop.clock.now()
+    loop.observers = [watch]
+    prompt, tokens = script.prompts[number], len(script.picks[number])
+    request = Request(number, [0] * prompt, Sampling(), tokens, frozenset(), strategy, timed)
+    loop.add(request)
+    while loop.busy:
+        loop.step()
+    loop.drain()
+    first, last = timed.moments[0], timed.moments[-1]
+    return Simulated(
+        tokens=tokens,
+        seconds=last - first,
+        first_token_seconds=first - started,
+        stages_busy=busy_share(watch.stages, first, last) / loop.pipeline.stages,
+        drafter_busy=busy_share(watch.drafter, first, last),
+        rows=request.metrics.rows_entered - prompt,
+        metrics=request.metrics,
+    )
+
+
+def busy_share(spans: Sequence[tuple[float, float]], first: float, last: float) -> float:
+    """How much of the time from ``first`` to ``last`` the spans cover, each counted for itself; 0 of no time."""
+    covered = sum(max(0.0, min(end, last) - max(start, first)) for start, end in spans)
+    return covered / (last - first) if last > first else 0.0
+
+
+def make_loop(cluster: Cluster, script: Script, speculation: SpeculativeConfig | None) -> EngineLoop:
     """An engine on modelled devices."""
     clock = VirtualClock()
     timings, links = stage_timings(cluster), link_timings(cluster)
@@ -79,10 +134,11 @@ def make_loop(cluster: Cluster, script: Script, drafting: bool) -> EngineLoop:
     ]
     pipeline = InProcessPipeline(drivers, clock, Line(links[0]))
     drafter = None
-    if drafting:
+    if speculation is not None:
         timing = draft_timing(cluster)
         assert timing is not None
         drafter = EmulatedDrafter(ScriptedDrafter(script), timing, draft_link(cluster), clock)
-    longest = script.prompt + max(map(len, script.picks))
-    pool = SlotPool(longest, SPECULATIVE_SLOTS)
+    longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
+    width = speculation.width if speculation is not None and speculation.width is not None else 0
+    pool = SlotPool(longest, max(SPECULATIVE_SLOTS, width * len(timings)))
     return EngineLoop(pipeline, drafter, Scheduler(pool, len(timings), CHUNK, 1, longest), clock)

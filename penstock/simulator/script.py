@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from penstock.drafters.synthetic import CONCENTRATION, FLOOR, confidence
+from penstock.recording import NO_TOKEN, Recording
 
 MISSED = 1 << 20
 """The target's token where no candidate of the drafter's carries it."""
@@ -25,12 +26,13 @@ PROFILE_POOL = 4096
 class Script:
     """``picks[r][i]`` is request r's token i after the prompt; ``drafts[r][i]`` an index into ``pool`` for its draft.
 
+    ``prompts[r]`` is how many tokens request r's prompt has.
     ``pool`` holds lists of log chances, best first: what the drafter says of the candidates of one node. Off the
     target's path a node's draft is any of the pool's, chosen by a hash of its path: drafts there are modelled as those
     on the path, none of which the target follows.
     """
 
-    prompt: int
+    prompts: tuple[int, ...]
     picks: tuple[tuple[int, ...], ...]
     drafts: tuple[tuple[int, ...], ...]
     pool: tuple[tuple[float, ...], ...]
@@ -42,7 +44,7 @@ class Script:
 
     def after(self, request: int, position: int) -> int:
         """The target's token after ``position`` of a request's path; after its last one, any."""
-        i = position + 1 - self.prompt
+        i = position + 1 - self.prompts[request]
         picks = self.picks[request]
         return picks[i] if 0 <= i < len(picks) else MISSED
 
@@ -66,4 +68,34 @@ def profile_script(
         picks.append(tuple(rank if rank < len(accuracy) else MISSED for rank in ranks))
         drafts.append(tuple(drafted))
     logs = tuple(tuple(math.log(max(p, FLOOR)) for p in chances) for chances in pool)
-    return Script(prompt, tuple(picks), tuple(drafts), logs, f"profile {', '.join(f'{a:g}' for a in accuracy)}")
+    label = f"profile {', '.join(f'{a:g}' for a in accuracy)}"
+    return Script((prompt,) * requests, tuple(picks), tuple(drafts), logs, label)
+
+
+def recording_script(chosen: Sequence[tuple[Recording, int]], tokens: int, label: str) -> Script:
+    """The first ``tokens`` tokens of these requests, each the number of one in its recording, as they were recorded.
+
+    On the path the candidates have their recorded chances, and the target's token the rank that it had among them.
+    Off the path a node's draft is that of any of these tokens.
+    """
+    picks: list[tuple[int, ...]] = []
+    drafts: list[tuple[int, ...]] = []
+    pool: list[tuple[float, ...]] = []
+    for recording, request in chosen:
+        first = recording.rows(request).start
+        rows = range(first, min(first + tokens, recording.rows(request).stop))
+        picks.append(tuple(rank_of(int(recording.tokens[row]), recording.candidates[row].tolist()) for row in rows))
+        drafts.append(tuple(range(len(pool), len(pool) + len(rows))))
+        pool += [chances_of(recording, row) for row in rows]
+    prompts = tuple(int(recording.prompt_lengths[request]) for recording, request in chosen)
+    return Script(prompts, tuple(picks), tuple(drafts), tuple(pool), label)
+
+
+def rank_of(token: int, candidates: Sequence[int]) -> int:
+    return candidates.index(token) if token in candidates else MISSED
+
+
+def chances_of(recording: Recording, row: int) -> tuple[float, ...]:
+    """Log chances of a row's candidates, without the filling behind them."""
+    count = int((recording.candidates[row] != NO_TOKEN).sum())
+    return tuple(recording.chances[row, :count].tolist())

@@ -23,10 +23,13 @@ class Cancels:
         """Indices of the batch's rows that are still to be computed."""
         if not self._known:
             return batch.alive
-        dead = frozenset().union(*(nodes for _, nodes in self._known))
-        return [row for row in batch.alive if batch.rows.nodes[row] not in dead]
+        nodes, alive = batch.rows.nodes, batch.alive
+        for _, dead in self._known:
+            alive = [row for row in alive if nodes[row] not in dead]
+        return alive
 
     def passed(self, stream: int) -> None:
         """The batch with this number has been computed: forget what concerned it and its forerunners alone."""
         self.next_stream = stream + 1
-        self._known = [(before, nodes) for before, nodes in self._known if before > self.next_stream]
+        if self._known:
+            self._known = [(before, nodes) for before, nodes in self._known if before > self.next_stream]

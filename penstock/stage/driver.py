@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -26,8 +25,7 @@ SECRET_SIZED = "0" * 32
 """Stands in for the session's secret where only a message's size counts."""
 
 
-@dataclass(frozen=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A message and its tensor for one neighbour: upstream or downstream."""
 
     message: Message

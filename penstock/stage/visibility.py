@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,33 +49,42 @@ class BatchView:
 
 
 class _RequestSlots:
-    """One request on one stage: its certain slots in position order, and the parent of every other slot."""
+    """One request on one stage: its certain slots in position order, and parent and position of every other slot."""
 
     def __init__(self) -> None:
-        self.certain: list[int] = []
+        self.certain = array("q")
         self.is_certain: set[int] = set()
-        self.parent: dict[int, int] = {}
-        self.position: dict[int, int] = {}
+        self.rows: dict[int, tuple[int, int]] = {}
 
     def certify(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self.parent.pop(slot, None)
-            self.position.pop(slot, None)
+            self.rows.pop(slot, None)
             self.certain.append(slot)
             self.is_certain.add(slot)
 
-    def speculative_ancestors(self, slot: int) -> list[int]:
-        """``slot`` and its ancestors up to, not including, the first certain one; one position higher each."""
+    def ancestors(self, slot: int, seen: dict[int, int]) -> int:
+        """What ``slot`` sees above the certain prefix, itself included, as a set of bits.
+
+        ``seen`` holds, slot by slot, what is known of this batch already; a slot's bit is its place in it. Only the
+        part of the path that is not in it yet is walked, each parent one position higher, and put there.
+        """
         path: list[int] = []
-        position = self.position.get(slot)
-        while slot != NO_SLOT and slot not in self.is_certain:
-            if slot not in self.parent:
-                raise ProtocolError(f"slot {slot} is named as a parent but holds no row")
-            if self.position[slot] != position:
+        position = self.rows[slot][1] if slot in self.rows else 0
+        while (row := self.rows.get(slot)) is not None:
+            if row[1] != position:
                 raise ProtocolError(f"slot {slot} is named as a parent at position {position}, its row has another")
+            if slot in seen:
+                break
             path.append(slot)
-            slot, position = self.parent[slot], position - 1
-        return path
+            slot, position = row[0], position - 1
+        else:
+            if slot != NO_SLOT and slot not in self.is_certain:
+                raise ProtocolError(f"slot {slot} is named as a parent but holds no row")
+        bits = seen.get(slot, 0)
+        for below in reversed(path):
+            bits |= 1 << len(seen)
+            seen[below] = bits
+        return bits
 
 
 class Visibility:
@@ -118,8 +128,7 @@ class Visibility:
             self._check_slot(slot, batch.stream)
             table = self._of(request, batch.stream)
             if slot not in table.is_certain:
-                table.parent[slot] = rows.parents[row]
-                table.position[slot] = rows.positions[row]
+                table.rows[slot] = rows.parents[row], rows.positions[row]
             by_request.setdefault(request, []).append(i)
 
         def column(values: Sequence[int]) -> np.ndarray:
@@ -149,16 +158,19 @@ class Visibility:
         table = self._requests[request]
         rows = np.asarray(indices, dtype=np.int64)
         seen_certain = min(len(table.certain), int(positions[rows].max()) + 1)
-        column_of: dict[int, int] = {}
-        paths = []
-        for i in indices:
-            path = table.speculative_ancestors(int(slots[i]))
-            paths.append([column_of.setdefault(slot, seen_certain + len(column_of)) for slot in path])
-        all_slots = np.asarray(table.certain[:seen_certain] + list(column_of), dtype=np.int64)
+        seen: dict[int, int] = {}
+        sets = [table.ancestors(int(slots[i]), seen) for i in indices]
+        all_slots = np.asarray(table.certain[:seen_certain] + array("q", seen), dtype=np.int64)
         slot_positions = np.arange(len(all_slots), dtype=np.int64)
-        slot_positions[seen_certain:] = [table.position[slot] for slot in column_of]
+        slot_positions[seen_certain:] = [table.rows[slot][1] for slot in seen]
         mask = np.zeros((len(rows), len(all_slots)), dtype=bool)
         mask[:, :seen_certain] = slot_positions[None, :seen_certain] <= positions[rows, None]
-        for i, path in enumerate(paths):
-            mask[i, path] = True
+        mask[:, seen_certain:] = unpack(sets, len(seen))
         return RequestView(request, rows, all_slots, slot_positions, mask)
+
+
+def unpack(sets: Sequence[int], size: int) -> np.ndarray:
+    """Sets of bits below ``size`` as rows of zeros and ones, [len(sets), size]."""
+    octets = size // 8 + 1
+    packed = np.frombuffer(b"".join(bits.to_bytes(octets, "little") for bits in sets), dtype=np.uint8)
+    return np.unpackbits(packed.reshape(len(sets), octets), axis=1, count=size, bitorder="little")

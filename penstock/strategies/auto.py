@@ -12,9 +12,9 @@ class Auto(Continuous):
     """Feeds the pipeline as ``Continuous`` does, but only with batches that are worth their place.
 
     A row of the target's path that has entered saves a trip through the stages. What a batch costs is the chance to be
-    in the way: after a miss, which plain decoding has once a trip, the next root waits until the first stage is free,
-    half a step on average. With a drafter that is always wrong the corrected scores fall until nothing is worth that.
-    The drafter is asked all the same, so that a better time is noticed.
+    in the way: after a miss, which plain decoding has once a trip, the next root waits for a step of the slowest stage
+    at worst, wherever on the way that is. With a drafter that is always wrong the corrected scores fall until nothing
+    is worth that. The drafter is asked all the same, so that a better time is noticed.
     """
 
     def ready(self, tree: TokenTree) -> bool:
@@ -23,6 +23,6 @@ class Auto(Continuous):
         if not tree.root.entered:
             return True
         step, trip = self._experience.pipeline.step(1), self._experience.pipeline.trip(1)
-        worth = step * step / (2 * trip * trip) if trip else 0.0
+        worth = (step / trip) ** 2 if trip else 0.0
         best = math.exp(self._order.best_unsent(tree))
         return best >= worth or self._order.mass_unsent(tree, self.width) >= worth

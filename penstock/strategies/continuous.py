@@ -96,6 +96,7 @@ class Continuous:
     def _is_worth_waiting(self, tree: TokenTree, coming: float, wait: float, step: float) -> bool:
         """Whether to wait so many seconds for children of nodes that are on the path with this chance."""
         ends = self._experience.miss_rate
+        coming *= 1 - ends
         gain = coming * ends * (step - wait)
         if gain <= 0 or not tree.root.entered:
             return gain > wait

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -12,13 +12,14 @@ import numpy as np
 
 from penstock.messages import Span
 
-TRUST: Final = 16.0
+TRUST: Final = 4.0
 """How many decisions the drafter's own word is worth against what was seen of drafts with the same confidence."""
 MEMORY: Final = 2000.0
 """Decisions after which old ones fade: text changes, and with it how well a drafter does."""
 BINS_PER_NAT: Final = 2
 LOWEST: Final = -12.0
 """Log chances below this share one bin."""
+LAST_BIN: Final = int(-LOWEST * BINS_PER_NAT)
 
 
 class Calibration:
@@ -29,15 +30,18 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        bins = int(-LOWEST * BINS_PER_NAT) + 1
+        bins = LAST_BIN + 1
         self._seen = [0.0] * bins
         self._claimed = [0.0] * bins
         self._right = [0.0] * bins
+        self._corrections: list[float] | None = None
+        """By bin, since the last decision; a new list after each."""
         self.decisions = 0
 
     def learn(self, candidates: Sequence[tuple[int, float]], picked: int) -> None:
         """The target picked this token where the drafter had these candidates."""
         self.decisions += 1
+        self._corrections = None
         for token, chance in candidates:
             place = bin_of(chance)
             self._seen[place] += 1
@@ -47,13 +51,11 @@ class Calibration:
         if self.decisions % 100 == 0:
             self._fade(1 - 100 / MEMORY)
 
-    def chances(self, candidates: Sequence[tuple[int, float]]) -> list[float]:
-        """Log chances of the candidates, best first; they never rise with rank."""
-        found: list[float] = []
-        for _, chance in candidates:
-            corrected = chance + self._correction(bin_of(chance))
-            found.append(min(corrected, found[-1]) if found else min(corrected, 0.0))
-        return found
+    def chances(self, candidates: Sequence[tuple[int, float]]) -> Iterator[float]:
+        """Log chances of the candidates as of now, best first; they never rise with rank."""
+        if self._corrections is None:
+            self._corrections = [self._correction(place) for place in range(len(self._seen))]
+        return corrected(candidates, self._corrections)
 
     def _correction(self, place: int) -> float:
         """Log of (observed / claimed) in a bin, both with the prior's weight."""
@@ -68,8 +70,18 @@ class Calibration:
             counts[:] = [count * factor for count in counts]
 
 
+def corrected(candidates: Sequence[tuple[int, float]], corrections: Sequence[float]) -> Iterator[float]:
+    """The candidates' log chances with their bins' corrections on top, each at most the one before it."""
+    last = 0.0
+    for _, chance in candidates:
+        better = chance + corrections[bin_of(chance)]
+        if better < last:
+            last = better
+        yield last
+
+
 def bin_of(chance: float) -> int:
-    return int(-max(chance, LOWEST) * BINS_PER_NAT)
+    return int(-chance * BINS_PER_NAT) if chance > LOWEST else LAST_BIN
 
 
 WEIGHT: Final = 0.1
@@ -82,8 +94,8 @@ class Times:
     """How long a batch takes by its number of rows, as it has been seen.
 
     Means are kept for the sizes above. A size between those seen is taken to be as fast as they allow, since the only
-    way to find out is to send it: no faster than a smaller one, nor in time per row than a larger one. Beyond them it
-    is taken to be like the nearest.
+    way to find out is to send it: no faster than a smaller one, nor in time per row than a larger one. Above
+    them it is taken to be no slower, below them to be half as slow by the row and half whatever its size.
     """
 
     def __init__(self) -> None:
@@ -111,14 +123,35 @@ class Times:
     def _tabulate(self) -> list[float]:
         """Straight lines between all sizes, the unknown ones at their lower bound."""
         known = sorted(self._means)
-        times = [self._means[known[0]]]
-        for size in SIZES[1:]:
+        times: list[float] = []
+        for size in SIZES:
             after = bisect_left(known, size)
-            is_between = 0 < after < len(known)
-            times.append(max(times[-1], self._means[known[after]] * size / known[after] if is_between else 0.0))
-            if size in self._means:
-                times[-1] = max(times[-2], self._means[size])
+            least = times[-1] if times else 0.0
+            if after < len(known):
+                share = size / known[after]
+                least = max(least, self._means[known[after]] * (share if after else (1 + share) / 2))
+            times.append(least)
         return [float(seconds) for seconds in np.interp(range(SIZES[-1] + 1), SIZES, times)]
+
+
+class LinkTimes:
+    """How long rows take between two stages: no less than the least time, and the least time per row, that was seen.
+
+    What is seen may hold waiting for the next stage's buffer, too, so that a mean would say nothing.
+    """
+
+    def __init__(self) -> None:
+        self._latency = self._per_row = math.inf
+
+    def learn(self, rows: int, seconds: float) -> bool:
+        """Take one batch in. Returns whether it was quicker than all before."""
+        latency, per_row = min(self._latency, seconds), min(self._per_row, seconds / rows)
+        changed = (latency, per_row) != (self._latency, self._per_row)
+        self._latency, self._per_row = latency, per_row
+        return changed
+
+    def seconds(self, rows: int) -> float:
+        return max(self._latency, self._per_row * min(rows, SIZES[-1]))
 
 
 class PipelineTimes:
@@ -126,9 +159,9 @@ class PipelineTimes:
 
     def __init__(self) -> None:
         self._stages: dict[int, Times] = {}
-        self._links: dict[int, Times] = {}
-        self._slowest: list[float] = [0.0] * (SIZES[-1] + 1)
-        self._way: list[float] = [0.0] * (SIZES[-1] + 1)
+        self._links: dict[int, LinkTimes] = {}
+        self._known: dict[int, tuple[float, float]] = {}
+        """Step and trip by number of rows, as far as they have been asked for since the times last changed."""
 
     def learn(self, spans: Sequence[Span]) -> None:
         """What the stages report of a batch that has come out."""
@@ -138,19 +171,23 @@ class PipelineTimes:
                 changed |= self._stages.setdefault(span.stage, Times()).learn(span.rows, span.end - span.start)
         for one, other in pairwise(spans):
             if one.rows:
-                changed |= self._links.setdefault(one.stage, Times()).learn(one.rows, other.received - one.end)
+                changed |= self._links.setdefault(one.stage, LinkTimes()).learn(one.rows, other.received - one.end)
         if changed:
-            tables = [times.table for times in (*self._stages.values(), *self._links.values())]
-            self._slowest = [max(times) for times in zip(*tables, strict=True)]
-            self._way = [sum(times) for times in zip(*tables, strict=True)]
+            self._known.clear()
 
     def step(self, rows: int) -> float:
         """Seconds between batches of so many rows at the slowest stage or link; 0 while nothing is known."""
-        return self._slowest[min(rows, SIZES[-1])]
+        return (self._known.get(rows) or self._look_up(rows))[0]
 
     def trip(self, rows: int) -> float:
         """Seconds through all stages and the links between them; 0 while nothing is known."""
-        return self._way[min(rows, SIZES[-1])]
+        return (self._known.get(rows) or self._look_up(rows))[1]
+
+    def _look_up(self, rows: int) -> tuple[float, float]:
+        seconds = [times.seconds(rows) for times in self._stages.values()]
+        seconds += [times.seconds(rows) for times in self._links.values()]
+        self._known[rows] = found = max(seconds, default=0.0), sum(seconds)
+        return found
 
 
 class Experience:

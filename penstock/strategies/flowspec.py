@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum, auto
+from heapq import heappop, heappush
+from itertools import pairwise
+from operator import itemgetter
 
 from penstock.strategies.static_tree import best_children
 from penstock.tree import Node, TokenTree
+
+_Entry = tuple[float, int, Node, int, float]
+"""A node of the base tree: score with its sign turned, place in the order of creation, parent, token and chance."""
 
 
 class Growth(Enum):
@@ -22,7 +28,8 @@ class FlowSpec:
 
     Draft initialization (3.2): from the new token the base tree grows for ``tree_depth`` layers; the ``children`` best
     nodes of each are drafted from, with as many candidates each. The ``tree_size`` best of all by cumulative score, the
-    root included, are sorted by it, ties by creation, and sent in stages + 1 equal segments of up to ``segment`` rows.
+    root included, are sorted by it, ties by creation, and sent in stages + 1 segments of equal length, give or take a
+    row; in more of them where they would be longer than ``segment``.
 
     Continuous condition and pruning (3.3) are the engine's commit: a token that is in the tree becomes the root and the
     other branches die, in the stages too; any other starts a new round.
@@ -49,6 +56,7 @@ class FlowSpec:
         expand: bool,
         score_order: bool,
     ) -> None:
+        self.stages = stages
         self.size = tree_size
         self.depth = tree_depth
         self.segment = min(segment, -(-tree_size // (stages + 1)))
@@ -62,6 +70,9 @@ class FlowSpec:
         self._layers: list[list[Node]] = []
         self._missing = 0
         self._growth: Growth | None = None
+        self._made = 0
+        self._drafted: list[_Entry] = []
+        self._left: list[_Entry] = []
 
     def ask(self, tree: TokenTree) -> list[Node]:
         self._follow(tree)
@@ -80,9 +91,10 @@ class FlowSpec:
 
     def _follow(self, tree: TokenTree) -> None:
         """Take in what has happened: another root, pruned segments, the drafter's answers."""
-        self._drop()
-        if tree.root is not self._root:
-            self._root = tree.root
+        moved, self._root = tree.root is not self._root, tree.root
+        if moved or (self._segments and self._segments[0][0].entered):
+            self._drop()
+        if moved:
             if not self._is_in_tree(tree.root):
                 self._grow_from(tree.root, self.depth, Growth.ROUND)
             elif self.expand:
@@ -108,6 +120,7 @@ class FlowSpec:
 
     def _grow_from(self, root: Node, depth: int, growth: Growth) -> None:
         self._layers, self._missing, self._growth = [[root]], depth, growth
+        self._drafted, self._left = [], []
 
     def _deepen(self, tree: TokenTree) -> bool:
         """Begin a score-aware expansion, if the base tree has a further layer."""
@@ -121,38 +134,57 @@ class FlowSpec:
         """Grow the base tree by every layer that the drafter has answered for. Returns whether that was all."""
         while all(node.candidates is not None for node in self._layers[-1]):
             self._missing -= 1
+            self._note(self._layers[-1])
             layer = best_children(tree, self._layers[-1], self.candidates) if self._missing else []
             if not layer:
                 return True
             self._layers.append(layer)
         return False
 
+    def _note(self, layer: list[Node]) -> None:
+        """Take in a layer's candidates, in the order of creation: equal scores leave parents before their children."""
+        for node in layer:
+            for token, chance in node.candidates or ():
+                self._drafted.append((-(node.score + chance), self._made, node, token, chance))
+                self._made += 1
+
     def _choose(self, tree: TokenTree, growth: Growth | None) -> None:
         """Queue the best nodes of the base tree: a new round's in segments, an expansion's as one."""
-        # In the order of creation, so that equal scores leave parents before their children.
-        base = [
-            (node.score + chance, node, token, chance)
-            for layer in self._layers
-            for node in layer
-            for token, chance in node.candidates or ()
-        ]
-        if growth is Growth.SCORE:
-            base = [entry for entry in base if not self._holds(entry[1], entry[2])]
-        most = self.segment if growth is Growth.SCORE else self.size - 1
-        best = sorted(base, key=lambda entry: -entry[0])[:most]
+        chosen = self._best_left() if growth is Growth.SCORE else self._best_drafted()
         if not self.score_order:
-            chosen = set(map(id, best))
-            best = [entry for entry in base if id(entry) in chosen]
+            chosen.sort(key=itemgetter(1))
         nodes = [] if self._is_in_tree(tree.root) else [tree.root]
-        for _, parent, token, chance in best:
+        for entry in chosen:
+            _, _, parent, token, chance = entry
             node = parent.children.get(token)
             if node is None and tree.room > 0:
                 node = tree.extend(parent, token, chance)
-            if node is not None and not self._is_in_tree(node):
+            if node is None:
+                heappush(self._left, entry)
+            elif not self._is_in_tree(node):
                 nodes.append(node)
-        length = self.segment if growth is Growth.ROUND else max(1, len(nodes))
-        self._segments.extend(nodes[i : i + length] for i in range(0, len(nodes), length))
+        count = max(self.stages + 1, -(-len(nodes) // self.segment)) if growth is Growth.ROUND else 1
+        bounds = [len(nodes) * i // count for i in range(count + 1)]
+        self._segments.extend(nodes[first:end] for first, end in pairwise(bounds) if first < end)
         self._queued.update(node.id for node in nodes)
+
+    def _best_drafted(self) -> list[_Entry]:
+        """The best of a new base tree, as many as T has beside its root. The others are left, in order: a heap."""
+        ranked, self._drafted = sorted(self._drafted, key=itemgetter(0)), []
+        self._left = ranked[self.size - 1 :]
+        return ranked[: self.size - 1]
+
+    def _best_left(self) -> list[_Entry]:
+        """A segment of the best that are left and not in the tree, those of the new layer among them."""
+        for entry in self._drafted:
+            heappush(self._left, entry)
+        self._drafted = []
+        chosen: list[_Entry] = []
+        while self._left and len(chosen) < self.segment:
+            entry = heappop(self._left)
+            if not self._holds(entry[2], entry[3]):
+                chosen.append(entry)
+        return chosen
 
     def _holds(self, parent: Node, token: int) -> bool:
         child = parent.children.get(token)

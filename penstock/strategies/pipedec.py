@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+from operator import itemgetter
 
 from penstock.tree import Node, TokenTree
 
@@ -51,11 +51,11 @@ def best_candidates(parents: list[Node], count: int) -> list[tuple[Node, int, fl
 
     Ties go to the earlier parent and the better-ranked candidate.
     """
-    found = (
+    found = [
         (parent.score + chance, parent, token, chance)
         for parent in parents
         for token, chance in parent.candidates or ()
         if token not in parent.children
-    )
-    best = heapq.nlargest(count, found, key=lambda entry: entry[0])
-    return [(parent, token, chance) for _, parent, token, chance in best]
+    ]
+    found.sort(key=itemgetter(0), reverse=True)  # stable, and sooner done than picking the best from a heap
+    return [(parent, token, chance) for _, parent, token, chance in found[:count]]

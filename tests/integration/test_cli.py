@@ -161,6 +161,27 @@ def test_bench_reports_and_compares(pair: Path, tmp_path: Path) -> None:
     assert "Only in" not in same.stdout
 
 
+def test_simulate_reports(tmp_path: Path) -> None:
+    """A sweep over stages and width on two clusters, one of them drawn at random."""
+    result = run(
+        *("simulate", "--cluster", "demo", "--cluster", "random-3", "--strategies", "pipedec,static_tree"),
+        *("--sweep", "stages=2..8,width=4..8", "--tokens", "60", "--tokens-per-request", "20"),
+        *("--report", str(tmp_path / "report")),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "demo, 8 stages, simulated" in result.stderr
+    assert "(the demo pair's at T = 1)" in " ".join(result.stderr.split())
+    saved = json.loads((tmp_path / "report" / "simulate.json").read_text())
+    assert saved["simulated"]
+    assert len(saved["runs"]) == 2 * 3 * 4
+    assert all(run["speedup"] > 1 for run in saved["runs"] if run["strategy"] != "autoregressive")
+    report = (tmp_path / "report" / "report.md").read_text()
+    for cluster in ("demo", "random-3"):
+        for name in (f"speedup-stages-{cluster}.png", f"stages-width-pipedec-{cluster}.png"):
+            assert f"]({name})" in report
+            assert min(png_size(tmp_path / "report" / name)) > 100
+
+
 SETTINGS = {(name, temperature) for name in ("question", "prompts") for temperature in (0.0, 1.0)}
 
 

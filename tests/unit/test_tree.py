@@ -84,6 +84,21 @@ def test_frontier_is_the_deepest_level() -> None:
     assert tree.frontier() == [tree.root]
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=4)), max_size=25))
+def test_frontier_is_the_deepest_level_whatever_has_been_asked_before(steps: list[tuple[int, list[int]]]) -> None:
+    """In the order of a walk from the root, by which strategies break ties."""
+    tree = make_tree()
+    for kind, path in steps:
+        if kind:
+            grow(tree, tuple(path))
+        elif tree.commit(path[0])[0] is None:
+            tree.restart(Node(1000, path[0], tree.root.position + 1, 0))
+        if kind < 3:
+            nodes = list(tree.nodes())
+            deepest = max(node.position for node in nodes)
+            assert tree.frontier() == [node for node in nodes if node.position == deepest]
+
+
 def test_siblings_are_unique_and_the_dead_do_not_grow() -> None:
     tree = make_tree()
     grow(tree, (1,))

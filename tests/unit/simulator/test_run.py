@@ -1,0 +1,128 @@
+"""Simulations whose outcome can be said beforehand, and the same one beside the engine over a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.cluster import Cluster, load_cluster, plain_step_seconds, random_cluster, stage_timings
+from penstock.config import SpeculativeConfig
+from penstock.core import FinishReason
+from penstock.drafters.base import Draft
+from penstock.drafters.emulated import EmulatedDrafter
+from penstock.messages import Sampling
+from penstock.requests.request import Request
+from penstock.simulator.drafter import ScriptedDrafter
+from penstock.simulator.run import Timed, busy_share, make_loop, simulate
+from penstock.simulator.script import Script, profile_script
+from penstock.strategies import make_strategy
+from penstock.tree import Node
+
+ALWAYS = (1.0,)
+
+
+def chain(**options: int) -> SpeculativeConfig:
+    return SpeculativeConfig(strategy="pipedec", width=1, children=1, **options)
+
+
+def with_swift_drafter(cluster: Cluster) -> Cluster:
+    """The same with a drafter that answers in next to no time."""
+    devices = tuple(
+        replace(device, weight_bandwidth_gb_s=1e9, compute_tflops=1e9, overhead_ms=0.0, pass_ms=None)
+        if device.name == cluster.drafter
+        else device
+        for device in cluster.devices
+    )
+    return replace(cluster, devices=devices)
+
+
+@pytest.mark.parametrize("name", ["demo", "pipedec-14x3090", "spd-8"])
+def test_plain_decoding_takes_a_trip_per_token(name: str) -> None:
+    cluster = load_cluster(name)
+    (found,) = simulate(cluster, profile_script(ALWAYS, 1, 6, seed=0), None)
+    # Headers grow by the bytes of their numbers, which the price of a row rounds up.
+    assert found.seconds / 5 == pytest.approx(plain_step_seconds(cluster), rel=0.01)
+    assert found.stages_busy == pytest.approx(1 / len(cluster.stages), rel=0.05)
+    assert (found.rows, found.drafter_busy) == (5, 0.0)
+
+
+def test_a_drafter_that_is_always_right_brings_a_token_in_every_step() -> None:
+    cluster = with_swift_drafter(load_cluster("spd-8"))
+    tokens = 200
+    (found,) = simulate(cluster, profile_script(ALWAYS, 1, tokens, seed=0), chain())
+    step = max(timing.seconds(1) for timing in stage_timings(cluster))
+    assert found.metrics.misses == 0
+    assert found.seconds >= (tokens - 1 - len(cluster.stages)) * step
+    assert found.seconds == pytest.approx(tokens * step, rel=0.1)
+
+
+def test_a_drafter_that_is_always_wrong_leaves_a_trip_per_token() -> None:
+    cluster = load_cluster("spd-4")
+    script = profile_script((0.0, 0.0), 1, 20, seed=0)
+    (found,) = simulate(cluster, script, SpeculativeConfig(strategy="pipedec"))
+    assert found.metrics.accepted == 0
+    assert found.seconds >= 19 * plain_step_seconds(cluster) * 0.99
+
+
+@pytest.mark.parametrize("strategy", ["auto", "continuous", "flowspec", "pipedec", "static_tree"])
+def test_the_same_seed_gives_the_same_simulation(strategy: str) -> None:
+    cluster, config = random_cluster(5, 6), SpeculativeConfig(strategy=strategy)  # type: ignore[arg-type]
+    one, other = (simulate(cluster, profile_script((0.6, 0.8), 2, 30, seed=3), config) for _ in range(2))
+    assert one == other
+    assert [found.tokens for found in one] == [30, 30]
+    assert all(0 < found.stages_busy < 1 and 0 < found.drafter_busy <= 1 for found in one)
+
+
+def test_prompts_may_differ() -> None:
+    script = profile_script((0.6, 0.8), 2, 20, seed=0)
+    unlike = replace(script, prompts=(3, 300))
+    one, other = simulate(load_cluster("spd-4"), unlike, SpeculativeConfig(strategy="pipedec"))
+    assert other.first_token_seconds > one.first_token_seconds
+    assert [found.tokens for found in (one, other)] == [20, 20]
+
+
+def test_a_wide_tree_over_many_stages_has_a_slot_for_every_node() -> None:
+    script = profile_script(ALWAYS, 1, 2, seed=0)
+    loop = make_loop(random_cluster(0, 64), script, SpeculativeConfig(strategy="pipedec", width=128))
+    assert loop.pool.speculative_quota >= 64 * 128
+
+
+def test_off_the_path_a_draft_is_the_same_whoever_asks_and_when() -> None:
+    """Two strategies that come to the same wrong node are told the same of it."""
+    script = profile_script((0.5, 0.7, 0.8), 1, 40, seed=0, prompt=1)
+    seen: list[dict[tuple[int, ...], object]] = []
+    for config in (chain(), SpeculativeConfig(strategy="static_tree"), SpeculativeConfig(strategy="continuous")):
+        seen.append(drafts_by_path(script, config))
+    shared = seen[0].keys() & seen[1].keys() & seen[2].keys()
+    assert len(shared) > 20
+    assert all(seen[0][path] == seen[1][path] == seen[2][path] for path in shared)
+
+
+def drafts_by_path(script: Script, config: SpeculativeConfig) -> dict[tuple[int, ...], object]:
+    """What the drafter said first of every node, by its tokens from the prompt on."""
+    loop = make_loop(load_cluster("spd-4"), script, config)
+    assert isinstance(loop.drafter, EmulatedDrafter)
+    assert isinstance(loop.drafter.inner, ScriptedDrafter)
+    inner = loop.drafter.inner
+    said: dict[tuple[int, ...], object] = {}
+    draft = inner._draft
+
+    def remember(request: Request, node: Node, count: int) -> Draft:
+        answer = draft(request, node, count)
+        said[tuple(request.path(node))] = answer.candidates[0]
+        return answer
+
+    inner._draft = remember  # type: ignore[method-assign]
+    strategy = make_strategy(config, 4, loop.experience)
+    request = Request(0, [0], Sampling(), len(script.picks[0]), frozenset(), strategy, Timed())
+    loop.add(request)
+    while loop.busy:
+        loop.step()
+    assert request.finished is FinishReason.LENGTH
+    return said
+
+
+def test_shares_are_of_the_time_that_counts() -> None:
+    assert busy_share([(0.0, 2.0), (3.0, 4.0), (9.0, 12.0)], 1.0, 11.0) == pytest.approx(0.4)
+    assert busy_share([(0.0, 2.0)], 1.0, 1.0) == 0.0

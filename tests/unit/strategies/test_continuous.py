@@ -1,0 +1,232 @@
+"""Which rows the continuous strategies take, when they wait, and that they never wait for nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.messages import Span
+from penstock.strategies.auto import Auto
+from penstock.strategies.continuous import FRESH, Continuous
+from penstock.strategies.experience import SIZES, Experience
+from penstock.tree import Node, TokenTree
+from tests.unit.test_tree import make_tree
+
+STEP = 0.010
+STAGES = 8
+
+
+def experienced(seconds: Callable[[int], float], stages: int = STAGES) -> Experience:
+    """Has seen stages that take so many seconds for so many rows, without links between them."""
+    experience = Experience()
+    for rows in SIZES:
+        ends = [seconds(rows) * i for i in range(stages + 1)]
+        spans = [Span(i, ends[i], ends[i], ends[i + 1], 0.0, 0.0, rows) for i in range(stages)]
+        experience.pipeline.learn(spans)
+    return experience
+
+
+def flat(rows: int) -> float:
+    return STEP
+
+
+def roofline(rows: int) -> float:
+    return STEP * max(1.0, rows / 16)
+
+
+def linear(rows: int) -> float:
+    return STEP * rows
+
+
+def answer(nodes: Sequence[Node], chances: Sequence[float]) -> None:
+    for node in nodes:
+        node.asked, node.candidates = True, [(token, math.log(chance)) for token, chance in enumerate(chances)]
+
+
+def enter(strategy: Continuous, tree: TokenTree, due: float = math.inf) -> list[Node]:
+    assert strategy.ready(tree)
+    rows = strategy.enter(tree)
+    for node in rows:
+        node.entered, node.due = True, due
+    return rows
+
+
+def drafted(strategy: Continuous, chances: Sequence[float], passes: int = 1) -> TokenTree:
+    """A tree whose root has entered and been drafted from; then the best of what came of it, pass by pass."""
+    tree = make_tree()
+    answer(strategy.ask(tree), chances)
+    enter_root(strategy, tree)
+    for _ in range(passes - 1):
+        answer(strategy.ask(tree), chances)
+    return tree
+
+
+def enter_root(strategy: Continuous, tree: TokenTree) -> None:
+    width, strategy.width = strategy.width, 1
+    assert enter(strategy, tree) == [tree.root]
+    strategy.width = width
+
+
+def test_the_best_rows_of_the_whole_tree_enter_first() -> None:
+    strategy = Continuous(experienced(flat), width=4, children=3)
+    tree = drafted(strategy, [0.6, 0.3, 0.05], passes=2)
+    first, second = enter(strategy, tree), enter(strategy, tree)
+    assert [round(math.exp(node.score), 4) for node in first] == [0.6, 0.36, 0.3, 0.18]
+    assert max(node.score for node in second) <= min(node.score for node in first)
+
+
+def test_a_batch_has_at_most_width_rows_where_rows_cost_nothing() -> None:
+    strategy = Continuous(experienced(flat), width=12, children=20)
+    assert len(enter(strategy, drafted(strategy, [0.04] * 20))) == 12
+
+
+def test_rows_enter_up_to_the_knee_where_further_ones_are_not_worth_their_time() -> None:
+    strategy = Continuous(experienced(roofline), width=64, children=40)
+    assert len(enter(strategy, drafted(strategy, [0.02] * 40))) == 16
+
+
+def test_rows_that_are_likely_enter_beyond_the_knee() -> None:
+    strategy = Continuous(experienced(roofline), width=64, children=1)
+    assert len(enter(strategy, drafted(strategy, [0.99], passes=31))) > 16
+
+
+def test_where_every_row_costs_as_much_as_the_first_only_one_enters() -> None:
+    strategy = Continuous(experienced(linear), width=64, children=4)
+    assert len(enter(strategy, drafted(strategy, [0.4, 0.3, 0.1, 0.1]))) == 1
+
+
+def test_a_batch_waits_for_a_roots_result_that_is_due() -> None:
+    experience = experienced(flat)
+    strategy = Continuous(experience, width=4, children=3)
+    tree = drafted(strategy, [0.6, 0.3, 0.05])
+    for early, waits in ((2 * FRESH, False), (FRESH / 2, True), (-3.0, True)):
+        tree.root.due = experience.now + early * STEP
+        assert strategy.ready(tree) is not waits
+
+
+def test_nothing_is_drafted_where_the_answer_would_find_no_room() -> None:
+    strategy = Continuous(experienced(flat), width=8, children=3)
+    tree = make_tree()
+    tree._source.room = 8  # type: ignore[attr-defined]
+    assert strategy.ask(tree) == []
+    tree._source.room = 9  # type: ignore[attr-defined]
+    assert strategy.ask(tree) == [tree.root]
+
+
+def test_the_drafter_is_asked_about_the_best_first() -> None:
+    strategy = Continuous(experienced(flat), width=3, children=4)
+    tree = drafted(strategy, [0.5, 0.3, 0.1, 0.05])
+    assert [math.exp(node.score) for node in strategy.ask(tree)][:1] == pytest.approx([0.5])
+
+
+def always_wrong(experience: Experience) -> Experience:
+    for _ in range(1500):
+        experience.calibration.learn([(0, math.log(0.6)), (1, math.log(0.3))], picked=9)
+        experience.decided(hits=0, tokens=1)
+    return experience
+
+
+def test_auto_refuses_batches_that_are_worthless() -> None:
+    for strategy, refuses in (
+        (Auto(always_wrong(experienced(flat)), width=8, children=2), True),
+        (Continuous(always_wrong(experienced(flat)), width=8, children=2), False),
+        (Auto(experienced(flat), width=8, children=2), False),
+    ):
+        tree = drafted(strategy, [0.6, 0.3])
+        assert strategy.ready(tree) is not refuses
+
+
+def test_auto_sends_the_root_whatever_drafts_are_worth() -> None:
+    strategy = Auto(always_wrong(experienced(flat)), width=8, children=2)
+    tree = make_tree()
+    assert strategy.ready(tree)
+    assert strategy.enter(tree)[0] is tree.root
+
+
+def test_auto_goes_on_asking_so_that_a_better_time_is_noticed() -> None:
+    strategy = Auto(always_wrong(experienced(flat)), width=8, children=2)
+    tree = make_tree()
+    assert strategy.ask(tree) == [tree.root]
+
+
+class World:
+    """A tree, and an experience that is drawn anew before every decision: any cluster, any moment."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        kind = rng.choice([Continuous, Auto])
+        stage, knee = rng.choice([0.001, 0.1]), rng.choice([1, 8, 64])
+        known = rng.random() < 0.8
+        self.experience = experienced(lambda rows: stage * max(1.0, rows / knee)) if known else Experience()
+        for rows in (1, 4, 16):
+            self.experience.drafter.learn(rows, rng.choice([0.0001, 0.02, 1.0]) * rows)
+        self.strategy = kind(self.experience, rng.randint(1, 6), 3)
+        self.tree = make_tree()
+        self.asked: list[Node] = []
+
+    def step(self) -> None:
+        rng, tree = self.rng, self.tree
+        self.experience.now += rng.choice([0.0, 0.001, 0.05])
+        self.experience.miss_rate = rng.random()
+        tree._source.room = rng.choice([0, 2, 1000, 1000])  # type: ignore[attr-defined]
+        if not self.asked:
+            self.experience.draft_due = math.inf
+            for node in self.strategy.ask(tree):
+                node.asked = True
+                self.asked.append(node)
+                self.experience.draft_due = self.experience.now + rng.choice([-0.01, 0.0, 0.01, 1.0])
+        self.decide()
+        if rng.random() < 0.4:
+            self.answer()
+        elif tree.root.entered and rng.random() < 0.5:
+            self.commit()
+
+    def decide(self) -> None:
+        tree, something = self.tree, self.something_unsent
+        if self.strategy.ready(tree):
+            assert something
+            for node in self.strategy.enter(tree):
+                assert node.parent is None or node.parent.entered
+                node.entered, node.due = True, self.experience.now + self.rng.choice([-0.1, 0.01, 1.0])
+        elif something:
+            is_drafting = bool(self.asked) and self.experience.draft_due < math.inf
+            assert is_drafting or tree.root.entered, "nothing is to come that this could wait for"
+
+    @property
+    def something_unsent(self) -> bool:
+        nodes = list(self.tree.nodes())
+        is_candidate = any(token not in node.children for node in nodes for token, _ in node.candidates or ())
+        return any(not node.entered for node in nodes) or (is_candidate and self.tree.room > 0)
+
+    def answer(self) -> None:
+        for node in self.asked:
+            chances = sorted((self.rng.random() for _ in range(self.rng.randint(0, 3))), reverse=True)
+            node.candidates = [(token, math.log(chance + 1e-6) - 1) for token, chance in enumerate(chances)]
+        self.asked = []
+
+    def commit(self) -> None:
+        token = self.rng.randrange(4)
+        hit, _ = self.tree.commit(token)
+        if hit is None:
+            self.tree.restart(Node(self.rng.getrandbits(40), token, self.tree.root.position + 1, 0))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_it_never_waits_for_nothing(rng: random.Random) -> None:
+    """Whenever it refuses although something is unsent, the drafter is due or the root's result is: no deadlock."""
+    world = World(rng)
+    for _ in range(50):
+        world.step()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_never_waits_for_nothing_in_long_runs(seed: int) -> None:
+    world = World(random.Random(seed))
+    for _ in range(400):
+        world.step()

@@ -1,0 +1,221 @@
+"""What an engine learns: calibration against drafters of known honesty, times against known devices."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.messages import Span
+from penstock.strategies.experience import LOWEST, SIZES, TRUST, Calibration, Experience, PipelineTimes, Times
+
+CLAIMED = [0.6, 0.25, 0.1]
+
+
+def candidates(chances: list[float]) -> list[tuple[int, float]]:
+    return [(token, math.log(chance)) for token, chance in enumerate(chances)]
+
+
+def taught(right: list[float], decisions: int = 4000, seed: int = 0) -> Calibration:
+    """Has seen a drafter that claims ``CLAIMED`` where its candidates are right in these shares."""
+    rng, calibration = random.Random(seed), Calibration()
+    for _ in range(decisions):
+        picked = rng.choices([0, 1, 2, 9], [*right, 1 - sum(right)])[0]
+        calibration.learn(candidates(CLAIMED), picked)
+    return calibration
+
+
+def corrected(calibration: Calibration, chances: list[float] = CLAIMED) -> list[float]:
+    return [math.exp(chance) for chance in calibration.chances(candidates(chances))]
+
+
+def test_without_experience_the_drafters_word_stands() -> None:
+    assert corrected(Calibration()) == pytest.approx(CLAIMED)
+
+
+def test_a_calibrated_drafter_stays_as_it_is() -> None:
+    assert corrected(taught(CLAIMED)) == pytest.approx(CLAIMED, rel=0.12)
+
+
+@pytest.mark.parametrize("right", [[0.3, 0.2, 0.1], [0.8, 0.1, 0.05]])
+def test_an_over_or_underconfident_one_is_corrected_to_the_observed_share(right: list[float]) -> None:
+    assert corrected(taught(right)) == pytest.approx(right, rel=0.15)
+
+
+def test_an_always_wrong_drafters_scores_fall_with_every_hundred_decisions() -> None:
+    shares = [corrected(taught([0.0, 0.0, 0.0], decisions))[0] for decisions in (0, 20, 100, 400, 1500)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.02
+
+
+def test_the_drafters_own_word_weighs_as_much_as_a_few_decisions() -> None:
+    for wrong in (1, round(TRUST)):
+        assert corrected(taught([0.0, 0.0, 0.0], wrong))[0] == pytest.approx(CLAIMED[0] * TRUST / (TRUST + wrong))
+
+
+def test_old_decisions_fade() -> None:
+    calibration = taught([0.0, 0.0, 0.0], 2000)
+    for _ in range(6000):
+        calibration.learn(candidates(CLAIMED), 0)
+    assert corrected(calibration)[0] > 0.85
+
+
+chance_lists = st.lists(st.floats(LOWEST - 5, 0.0), min_size=1, max_size=8).map(lambda found: sorted(found)[::-1])
+
+
+@given(st.lists(st.tuples(chance_lists, st.integers(0, 9)), max_size=30), chance_lists)
+def test_chances_never_rise_with_rank_and_never_exceed_one(
+    seen: list[tuple[list[float], int]], asked: list[float]
+) -> None:
+    calibration = Calibration()
+    for chances, picked in seen:
+        calibration.learn(list(enumerate(chances)), picked)
+    found = list(calibration.chances(list(enumerate(asked))))
+    assert len(found) == len(asked)
+    assert found[0] <= 0.0
+    assert all(math.isfinite(chance) for chance in found)
+    assert found == sorted(found, reverse=True)
+
+
+def roofline(rows: int) -> float:
+    """A device that reads its weights in 10 ms and computes 16 rows meanwhile."""
+    return 0.010 * max(1.0, rows / 16)
+
+
+def flat(rows: int) -> float:
+    return 0.004
+
+
+@pytest.mark.parametrize("device", [roofline, flat])
+def test_times_of_sizes_that_were_seen_are_the_devices(device: object) -> None:
+    assert callable(device)
+    times = Times()
+    for rows in SIZES:
+        times.learn(rows, device(rows))
+    assert [times.seconds(rows) for rows in range(1, SIZES[-1] + 1)] == pytest.approx(
+        [device(rows) for rows in range(1, SIZES[-1] + 1)]
+    )
+    assert times.seconds(10 * SIZES[-1]) == times.seconds(SIZES[-1]), "beyond what is kept apart, like the largest"
+
+
+def test_nothing_is_known_at_first() -> None:
+    times = Times()
+    assert not times.known
+    assert times.seconds(1) == times.seconds(1000) == 0.0
+    times.learn(3, 1.0)
+    assert times.known
+
+
+def test_sizes_between_those_seen_are_no_faster_than_those_allow() -> None:
+    times = Times()
+    times.learn(1, 0.010)
+    times.learn(64, 0.040)
+    for rows in SIZES:
+        if 1 < rows < 64:
+            assert times.seconds(rows) == pytest.approx(max(0.010, 0.040 * rows / 64))
+    assert times.seconds(128) == pytest.approx(0.040), "above the largest, no slower"
+
+
+def test_sizes_below_the_smallest_seen_are_faster_but_not_by_the_row() -> None:
+    times = Times()
+    times.learn(64, 0.040)
+    assert 0.040 / 64 < times.seconds(1) < 0.040
+    assert times.seconds(64) == pytest.approx(0.040)
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.floats(1e-5, 10.0)), min_size=1, max_size=30))
+def test_more_rows_never_take_less_time(seen: list[tuple[int, float]]) -> None:
+    times = Times()
+    for rows, seconds in seen:
+        times.learn(rows, seconds)
+    assert times.table == sorted(times.table)
+    assert times.table[0] > 0
+
+
+def test_times_follow_a_device_that_slows_down() -> None:
+    times = Times()
+    times.learn(8, 0.010)
+    for _ in range(100):
+        times.learn(8, 0.030)
+    assert times.seconds(8) == pytest.approx(0.030, rel=0.02)
+
+
+def spans(start: float, stages: list[float], link: float, rows: int = 1) -> list[Span]:
+    """A batch's way through stages of so many seconds each."""
+    found, at = [], start
+    for stage, seconds in enumerate(stages):
+        found.append(Span(stage, at, at, at + seconds, seconds, seconds, rows))
+        at += seconds + link
+    return found
+
+
+def learn_all_sizes(times: PipelineTimes, stages: list[float], link: float) -> None:
+    for rows in SIZES:
+        times.learn(spans(0.0, stages, link, rows))
+
+
+def test_a_step_is_the_slowest_stages_and_a_trip_is_the_whole_way() -> None:
+    times = PipelineTimes()
+    assert times.step(1) == times.trip(1) == 0.0
+    learn_all_sizes(times, [0.01, 0.03, 0.02], link=0.005)
+    assert times.step(1) == pytest.approx(0.03)
+    assert times.trip(1) == pytest.approx(0.07, rel=0.01)
+
+
+def test_a_link_may_be_the_slowest() -> None:
+    times = PipelineTimes()
+    learn_all_sizes(times, [0.01, 0.01], link=0.5)
+    assert times.step(1) == pytest.approx(0.5, rel=0.01)
+    assert times.trip(1) == pytest.approx(0.52, rel=0.01)
+
+
+def test_a_batch_without_surviving_rows_says_nothing_of_the_stages_time() -> None:
+    times = PipelineTimes()
+    learn_all_sizes(times, [0.01, 0.03], link=0.0)
+    times.learn(spans(1.0, [0.0, 0.0], link=0.0, rows=0))
+    assert times.step(1) == pytest.approx(0.03)
+    assert times.trip(1) == pytest.approx(0.04)
+
+
+def test_results_are_expected_after_the_trip() -> None:
+    experience = Experience()
+    learn_all_sizes(experience.pipeline, [0.01, 0.01], link=0.0)
+    experience.now = 5.0
+    assert experience.result_due(1) == pytest.approx(5.02)
+
+
+def test_the_lag_settles_where_results_come_when_they_are_due() -> None:
+    """And never below 0: a result that is early once does not make the next ones due before their trip."""
+    experience = Experience()
+    experience.arrived(due=1.0)
+    assert experience.result_due(1) == 0.0
+    for _ in range(300):
+        due = experience.result_due(1)
+        experience.now += 0.003
+        experience.arrived(due)
+    assert experience.result_due(1) - experience.now == pytest.approx(0.003)
+
+
+def test_the_miss_rate_follows_the_share_of_tokens_that_nobody_drafted() -> None:
+    experience, rng = Experience(), random.Random(1)
+    assert experience.miss_rate == 0.5
+    for _ in range(300):
+        experience.decided(hits=3, tokens=3)
+    assert experience.miss_rate < 1e-6
+    rates = []
+    for _ in range(3000):
+        hit = rng.random() < 0.75
+        experience.decided(hits=int(hit), tokens=1)
+        rates.append(experience.miss_rate)
+    assert sum(rates[100:]) / len(rates[100:]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_last_of_several_tokens_is_the_one_that_missed() -> None:
+    one, other = Experience(), Experience()
+    one.decided(hits=2, tokens=3)
+    for hits in (1, 1, 0):
+        other.decided(hits, 1)
+    assert one.miss_rate == other.miss_rate

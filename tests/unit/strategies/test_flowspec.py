@@ -1,0 +1,367 @@
+"""FlowSpec against the paper's text: trees are computed here as sets of paths, without nodes or segments in between."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from penstock.strategies.flowspec import FlowSpec
+from penstock.tree import Node, TokenTree
+from tests.unit.test_tree import Numbered
+
+Path = tuple[int, ...]
+Scored = tuple[float, Path]
+
+STAGES, SIZE, DEPTH, SEGMENT, CHILDREN, EXPANSION = 3, 14, 3, 5, 3, 2
+
+
+class Drafts:
+    """A drafter's candidates as a function of the path alone, drawn at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def after(self, path: Path) -> list[tuple[int, float]]:
+        rng = random.Random(repr((self.seed, path)))
+        weights = sorted((rng.random() + 0.05 for _ in range(CHILDREN)), reverse=True)
+        tokens = rng.sample(range(50), CHILDREN)
+        return [(token, math.log(w / sum(weights) / 1.1)) for token, w in zip(tokens, weights, strict=True)]
+
+
+class Equal(Drafts):
+    """Candidates that tie with each other and, where the chance is 1, with their parent."""
+
+    def after(self, path: Path) -> list[tuple[int, float]]:
+        return [(token, 0.0 if len(path) == 2 else -1.0) for token in range(CHILDREN)]
+
+
+class Chain(Drafts):
+    """One candidate each."""
+
+    def after(self, path: Path) -> list[tuple[int, float]]:
+        return super().after(path)[:1]
+
+
+def base_tree(drafts: Drafts, root: Path, depth: int) -> list[Scored]:
+    """Section 3.2, T_base without its root in the order of creation: k candidates of the k best nodes of each layer."""
+    selected: list[Scored] = [(0.0, root)]
+    found: list[Scored] = []
+    for _ in range(depth):
+        layer = [(score + chance, (*path, token)) for score, path in selected for token, chance in drafts.after(path)]
+        found += layer
+        selected = by_score(layer)[:CHILDREN]
+    return found
+
+
+def by_score(nodes: list[Scored]) -> list[Scored]:
+    """Python's sort is stable: ties stay in the order of creation."""
+    return sorted(nodes, key=lambda node: -node[0])
+
+
+def best(drafts: Drafts, root: Path, depth: int, size: int = SIZE) -> list[Path]:
+    """The refined tree T of ``size`` nodes in score order, its root first."""
+    return [root, *(path for _, path in by_score(base_tree(drafts, root, depth))[: size - 1])]
+
+
+class Round:
+    """One request under FlowSpec with a drafter that answers at once; rows are reported as paths."""
+
+    def __init__(self, drafts: Drafts, room: int = 1000, **options: Any) -> None:
+        settings = {"tree_size": SIZE, "tree_depth": DEPTH, "segment": SEGMENT, "children": CHILDREN}
+        switches = {"expansion_depth": EXPANSION, "expand": True, "score_order": True}
+        self.strategy = FlowSpec(STAGES, **{**settings, **switches, **options})
+        self.drafts = drafts
+        self.source = Counted(room)
+        self.certain: Path = (7,)
+        self.tree = TokenTree(Node(0, 7, 0, 0), self.source)
+        self.sent: set[Path] = set()
+
+    def path(self, node: Node) -> Path:
+        above: list[int] = []
+        while node is not self.tree.root:
+            above.append(node.token)
+            assert node.parent is not None
+            node = node.parent
+        return (*self.certain, *reversed(above))
+
+    def draft(self) -> None:
+        while nodes := self.strategy.ask(self.tree):
+            for node in nodes:
+                node.asked, node.candidates = True, self.drafts.after(self.path(node))
+
+    def enter(self) -> list[Path]:
+        """The next batch."""
+        self.draft()
+        assert self.strategy.ready(self.tree)
+        nodes = self.strategy.enter(self.tree)
+        assert nodes, "no batch is empty"
+        rows = []
+        for node in nodes:
+            assert node.alive
+            assert not node.entered
+            assert node.parent is None or node.parent.entered, "parents enter first"
+            node.entered = True
+            rows.append(self.path(node))
+        self.sent.update(rows)
+        return rows
+
+    def enter_round(self) -> list[list[Path]]:
+        return [self.enter() for _ in range(STAGES + 1)]
+
+    @property
+    def ready(self) -> bool:
+        self.draft()
+        return self.strategy.ready(self.tree)
+
+    def commit(self, token: int) -> None:
+        """The target has picked this token after the root."""
+        assert self.tree.root.entered
+        hit, _ = self.tree.commit(token)
+        self.certain = (*self.certain, token)
+        if hit is None:
+            self.tree.restart(self.source.speculative(token, len(self.certain) - 1))
+
+
+class Counted(Numbered):
+    """A node source with so much room."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def speculative(self, token: int, position: int) -> Node:
+        self.room -= 1
+        return super().speculative(token, position)
+
+
+def within(path: Path, root: Path) -> bool:
+    return path[: len(root)] == root
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_round_sends_the_best_nodes_of_the_base_tree_in_score_order(seed: int) -> None:
+    run = Round(Drafts(seed))
+    segments = run.enter_round()
+    assert [path for segment in segments for path in segment] == best(run.drafts, (7,), DEPTH)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_score_order_the_same_nodes_follow_the_layers(seed: int) -> None:
+    run = Round(Drafts(seed), score_order=False)
+    sent = [path for segment in run.enter_round() for path in segment]
+    chosen = set(best(run.drafts, (7,), DEPTH))
+    assert sent == [(7,), *(path for _, path in base_tree(run.drafts, (7,), DEPTH) if path in chosen)]
+    assert [len(path) for path in sent] == sorted(len(path) for path in sent)
+
+
+def test_ties_go_to_the_node_created_first_so_that_parents_precede_their_children() -> None:
+    run = Round(Equal(0))
+    sent = [path for segment in run.enter_round() for path in segment]  # ``enter`` checks that parents come first
+    assert sent == best(run.drafts, (7,), DEPTH)
+    assert sent[:4] == [(7,), (7, 0), (7, 1), (7, 2)]
+    assert sent[4:7] == [(7, 0, 0), (7, 0, 1), (7, 0, 2)], "certain children tie with nodes of the layer above"
+
+
+@pytest.mark.parametrize(
+    ("size", "segment", "lengths"),
+    [
+        (16, 16, [4, 4, 4, 4]),  # N + 1 equal segments
+        (14, 16, [3, 4, 3, 4]),  # equal but for a row
+        (3, 16, [1, 1, 1]),  # not as many nodes as segments
+        (16, 3, [2, 3, 3, 2, 3, 3]),  # L_max is the stronger bound
+    ],
+)
+def test_segments_are_n_plus_one_and_at_most_l_max(size: int, segment: int, lengths: list[int]) -> None:
+    run = Round(Drafts(1), tree_size=size, segment=segment, expand=False)
+    found = []
+    while run.ready:
+        found.append(run.enter())
+    assert [len(rows) for rows in found] == lengths
+    assert [path for rows in found for path in rows] == best(run.drafts, (7,), DEPTH, size)
+
+
+def test_nothing_enters_before_the_base_tree_is_drafted() -> None:
+    run = Round(Drafts(2))
+    for layer in range(DEPTH):
+        assert not run.strategy.ready(run.tree)
+        nodes = run.strategy.ask(run.tree)
+        assert len(nodes) == (CHILDREN if layer else 1), "the k best of a layer are drafted from"
+        for node in nodes:
+            node.asked, node.candidates = True, run.drafts.after(run.path(node))
+    assert run.strategy.ask(run.tree) == []
+    assert run.strategy.ready(run.tree)
+
+
+def test_the_prompts_last_token_does_not_enter_again() -> None:
+    run = Round(Drafts(3))
+    run.draft()
+    run.tree.root.entered = True  # with the prompt, while its tree was drafted
+    sent = []
+    while len(sent) < SIZE - 1:
+        sent += run.enter()
+    assert sent == best(run.drafts, (7,), DEPTH)[1:]
+
+
+def test_a_miss_begins_a_new_round() -> None:
+    run = Round(Drafts(4))
+    run.enter()
+    run.commit(99)
+    segments = run.enter_round()
+    assert [path for segment in segments for path in segment] == best(run.drafts, (7, 99), DEPTH)
+
+
+def test_a_hit_on_a_node_that_was_not_chosen_begins_a_new_round() -> None:
+    """The continuous condition asks for a node of T; the base tree's others were never sent."""
+    run = Round(Drafts(5), tree_size=3)
+    for _ in range(3):
+        run.enter()
+    left = next(path for _, path in base_tree(run.drafts, (7,), 1) if path not in run.sent)
+    assert left[-1] in run.tree.root.children, "a node, for the drafter alone"
+    run.commit(left[-1])
+    assert [path for _ in range(3) for path in run.enter()] == best(run.drafts, left, DEPTH, 3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("sent", [1, 2, STAGES + 1])
+def test_context_aware_expansion_appends_what_is_new_as_one_segment(seed: int, sent: int) -> None:
+    """A new tree from the new root, merged by path: first come the pruned segments, then the rest in its own order."""
+    run = Round(Drafts(seed))
+    plan = best(run.drafts, (7,), DEPTH)
+    first = [run.enter() for _ in range(sent)]
+    root = first[0][1]
+    run.commit(root[-1])
+    kept = [path for path in plan if within(path, root)]
+    expansion = [path for path in best(run.drafts, root, EXPANSION) if path not in kept]
+    waiting = [path for path in kept if path not in run.sent]
+    found = []
+    while len(found) < len(waiting):
+        found += run.enter()
+    assert found == waiting
+    assert run.enter() == expansion
+
+
+def test_the_tree_is_expanded_again_after_every_hit() -> None:
+    run = Round(Drafts(6))
+    run.enter_round()
+    chosen = set(run.sent)
+    for _ in range(4):
+        root = next(path for path in best(run.drafts, run.certain, 1) if path in chosen and path != run.certain)
+        run.commit(root[-1])
+        chosen = {path for path in chosen if within(path, root)}
+        new = [path for path in best(run.drafts, root, EXPANSION) if path not in chosen]
+        assert run.enter() == new
+        chosen.update(new)
+
+
+def test_a_new_root_ends_the_expansion_that_was_being_drafted() -> None:
+    run = Round(Drafts(7))
+    run.enter_round()
+    one = run.tree.root.children[best(run.drafts, (7,), 1)[1][-1]]
+    two = max(one.children.values(), key=lambda node: node.score)
+    run.commit(one.token)
+    assert run.strategy.ask(run.tree), "layers of the expansion from the first new root"
+    run.commit(two.token)
+    root = run.certain
+    kept = {path for path in run.sent if within(path, root)}
+    assert run.enter() == [path for path in best(run.drafts, root, EXPANSION) if path not in kept]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_score_aware_expansion_deepens_the_kept_base_tree(seed: int) -> None:
+    """While no token is accepted: a layer more, and the best nodes that are not in the tree, a segment of them."""
+    run = Round(Drafts(seed))
+    chosen = {path for segment in run.enter_round() for path in segment}
+    for deeper in range(1, 4):
+        base = by_score(base_tree(run.drafts, (7,), DEPTH + deeper))
+        expected = [path for _, path in base if path not in chosen][: run.strategy.segment]
+        assert run.enter() == expected
+        chosen.update(expected)
+
+
+def test_score_aware_expansion_adds_one_layer_at_a_time() -> None:
+    run = Round(Chain(0), children=1)
+    sent = [run.enter() for _ in range(DEPTH + 4)]
+    assert [len(rows) for rows in sent] == [1] * (DEPTH + 4), "a chain: the root, the layers, then a node a step"
+
+
+def test_score_aware_expansion_passes_over_what_an_earlier_one_sent() -> None:
+    """After several expansions the pruned tree holds more than the new one's best: those are not sent again."""
+    found = 0
+    for seed in range(20):
+        run = Round(Drafts(seed), tree_size=5, expansion_depth=4)
+        for _ in range(12):
+            run.enter()
+        root = best(run.drafts, (7,), 1)[1]
+        run.commit(root[-1])
+        held = {path for path in run.sent if within(path, root)}
+        new = set(best(run.drafts, root, 4, 5)) - held
+        if new:
+            assert set(run.enter()) == new
+        chosen, depth = held | new, 5
+        expected: list[Path] = []
+        while not expected:  # a layer that brings nothing new is followed by the next
+            base = by_score(base_tree(run.drafts, root, depth))
+            expected = [path for _, path in base if path not in chosen][: run.strategy.segment]
+            depth += 1
+        assert run.enter() == expected
+        left = {path for _, path in base_tree(run.drafts, root, 4)} & held
+        found += len(left) > len(best(run.drafts, root, 4, 5))
+    assert found > 0, "none of these trees showed it"
+
+
+def test_score_aware_expansion_goes_on_from_the_base_tree_of_the_last_new_root() -> None:
+    run = Round(Drafts(8))
+    run.enter_round()
+    root = best(run.drafts, (7,), DEPTH)[1]
+    run.commit(root[-1])
+    run.enter()
+    chosen = {path for path in run.sent if within(path, root)}
+    base = by_score(base_tree(run.drafts, root, EXPANSION + 1))
+    assert run.enter() == [path for _, path in base if path not in chosen][: run.strategy.segment]
+
+
+def test_pruned_segments_are_passed_over_and_keep_their_order() -> None:
+    run = Round(Drafts(9), expand=False, segment=1)  # one node a segment, so that whole segments die
+    plan = best(run.drafts, (7,), DEPTH)
+    first = [run.enter() for _ in range(3)]
+    root = first[-1][0]
+    assert len(root) == 2, "the second best child of the root"
+    run.commit(root[-1])
+    left = [path for path in plan if within(path, root) and path not in run.sent]
+    assert len(left) < len(plan) - 3, "some have died"
+    found = []
+    while run.ready:
+        found += run.enter()
+    assert found == left
+
+
+def test_pruned_pp_drafts_nothing_until_the_round_is_over() -> None:
+    run = Round(Drafts(10), expand=False)
+    segments = run.enter_round()
+    assert not run.ready
+    run.commit(segments[0][1][-1])
+    assert run.strategy.ask(run.tree) == []
+    assert not run.ready
+    run.commit(99)
+    assert run.enter()[0] == run.certain
+
+
+def test_without_room_the_root_enters_alone() -> None:
+    run = Round(Drafts(11), room=0)
+    assert run.enter() == [(7,)]
+    assert not run.ready
+    run.commit(99)
+    assert run.enter() == [(7, 99)]
+
+
+@pytest.mark.parametrize("room", range(1, 12))
+def test_a_round_stays_within_the_trees_room(room: int) -> None:
+    run = Round(Drafts(12), room=room)
+    for _ in range(6):
+        if run.ready:
+            run.enter()  # checks parents
+    assert run.source.room >= 0
+    assert run.tree.size <= room + 1
