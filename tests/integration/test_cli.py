@@ -131,7 +131,7 @@ def test_demo_prints_one_json_object(
     result = json.loads(out)
     assert result["identical"] is True
     assert result["speedup"] > 0
-    assert [run["strategy"] for run in result["runs"]] == ["autoregressive", "pipedec"]
+    assert [run["strategy"] for run in result["runs"]] == ["autoregressive", "auto"]
     assert all(run["emulated"] for run in result["runs"])
     assert "Emulated" in err
 
