@@ -50,11 +50,11 @@ def draw(axes: Axes, timeline: Timeline, title: str, colour: str) -> None:
 
 def main() -> None:
     prompt = read_prompts(DEFAULT_PROMPTS, 6)[5]
-    pipedec = SpeculativeConfig(method="draft_model", model="demo", strategy="pipedec")
-    with LLM("demo", cluster="demo", speculative_config=pipedec) as llm:
+    speculation = SpeculativeConfig(method="draft_model", model="demo")
+    with LLM("demo", cluster="demo", speculative_config=speculation) as llm:
         run(llm, prompt, None)
         plain, plain_output = run(llm, prompt, None)
-        fed, fed_output = run(llm, prompt, pipedec)
+        fed, fed_output = run(llm, prompt, speculation)
     assert plain_output.outputs[0].token_ids == fed_output.outputs[0].token_ids
     figure, (above, below) = plt.subplots(2, 1, figsize=(9, 4.2), sharex=True, layout="constrained")
     draw(above, plain, "plain pipeline", PLAIN_COLOUR)
