@@ -77,6 +77,29 @@ Stages = Annotated[
         show_default="as the cluster or the split says, else 1",
     ),
 ]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option(
+        help="Rate of every link between the emulated cluster's hosts, in 1e9 bits/s of payload.",
+        rich_help_panel=PIPELINE,
+        show_default="the cluster's",
+    ),
+]
+FiguresFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write settings and figures.", rich_help_panel=OUTPUT, show_default=False
+    ),
+]
+ReportFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Write report.md with tables and plots, and all figures as JSON.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=MODEL)]
 
 
@@ -132,9 +155,9 @@ def generate(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="Which drafted tokens enter the pipeline: pipedec, static_tree, or autoregressive for none.",
+            help=f"Which drafted tokens enter the pipeline: {', '.join(STRATEGY_OPTIONS)} (none).",
             rich_help_panel=SPECULATION,
-            show_default="pipedec",
+            show_default="auto",
         ),
     ] = None,
     draft_model: DraftModel = None,
@@ -228,14 +251,7 @@ def bench(
             show_default="the cluster's",
         ),
     ] = None,
-    bandwidth_gbit_s: Annotated[
-        float | None,
-        typer.Option(
-            help="Rate of every link between the emulated cluster's hosts, in 1e9 bits/s of payload.",
-            rich_help_panel=PIPELINE,
-            show_default="the cluster's",
-        ),
-    ] = None,
+    bandwidth_gbit_s: Bandwidth = None,
     draft_model: DraftModel = None,
     speculative_config: SpeculativeJson = None,
     speculative_slots: Annotated[
@@ -266,21 +282,8 @@ def bench(
     seeds: Annotated[
         int, typer.Option(help="How often to run each prompt, each time with another seed.", rich_help_panel=SAMPLING)
     ] = 1,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", metavar="FILE", help="Write settings and figures.", rich_help_panel=OUTPUT, show_default=False
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write report.md with tables and plots, and all figures as JSON.",
-            rich_help_panel=OUTPUT,
-            show_default=False,
-        ),
-    ] = None,
+    json_file: FiguresFile = None,
+    report: ReportFolder = None,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -365,14 +368,7 @@ def simulate(
         int, typer.Option(help="Most tokens of one request.", rich_help_panel=SAMPLING)
     ] = 100,
     seed: Annotated[int, typer.Option(help="Decides which drafts are right.", rich_help_panel=SAMPLING)] = 0,
-    bandwidth_gbit_s: Annotated[
-        float | None,
-        typer.Option(
-            help="Rate of every link between the cluster's hosts, in 1e9 bits/s of payload.",
-            rich_help_panel=PIPELINE,
-            show_default="the cluster's",
-        ),
-    ] = None,
+    bandwidth_gbit_s: Bandwidth = None,
     sweep: Annotated[
         str,
         typer.Option(
@@ -382,21 +378,8 @@ def simulate(
             show_default=False,
         ),
     ] = "",
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", metavar="FILE", help="Write settings and figures.", rich_help_panel=OUTPUT, show_default=False
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write report.md with tables and plots, and all figures as JSON.",
-            rich_help_panel=OUTPUT,
-            show_default=False,
-        ),
-    ] = None,
+    json_file: FiguresFile = None,
+    report: ReportFolder = None,
 ) -> None:
     """Compare strategies on modelled devices in virtual time: no model needed, thousands of tokens in seconds."""
     with reported():
