@@ -68,11 +68,14 @@ class Scheduler:
         yet to enter.
         """
         ready = [request for request in self.running if self._is_ready(request, held)]
-        served = ready[: -(-len(ready) // self.stages)]
-        for request in served:
+        entries: list[tuple[Request, list[Node]]] = []
+        for request in ready[: -(-len(ready) // self.stages)]:
+            if entries and not self._is_ready(request, held):
+                continue  # those before it have taken the last speculative slots
             self.running.remove(request)
             self.running.append(request)
-        return [(request, self._rows(request)) for request in served]
+            entries.append((request, self._rows(request)))
+        return entries
 
     def _is_ready(self, request: Request, held: bool) -> bool:
         if request.prefilling:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from penstock.core import RequestError
@@ -10,6 +12,9 @@ from penstock.messages import Sampling
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
 from penstock.strategies.base import Strategy
+from penstock.strategies.continuous import Continuous
+from penstock.strategies.experience import Experience
+from penstock.strategies.pipedec import PipeDec
 from penstock.tree import Node, TokenTree
 from tests.histories import Collected
 
@@ -77,6 +82,21 @@ def test_requests_take_turns_and_spread_over_the_stages() -> None:
     scheduler = running(*[Willing(paced=False)] * 5, stages=2)
     assert served(scheduler) == [0, 1, 2]
     assert served(scheduler) == [3, 4, 0]
+
+
+@pytest.mark.parametrize("make", [lambda: PipeDec(4, 2, 2), lambda: Continuous(Experience(), 2, 2)])
+def test_the_last_speculative_slot_goes_to_the_first_in_turn(make: Callable[[], Strategy]) -> None:
+    """Both requests could grow a child when the batch is begun, and only one of them when it is composed."""
+    scheduler = running(make(), make())
+    for request in scheduler.running:
+        request.strategy.ask(request.tree)
+        request.tree.root.candidates = [(7, -0.1)]
+    while scheduler.pool.room > 1:
+        scheduler.pool.take_speculative()
+    assert [(request.number, len(nodes)) for request, nodes in scheduler.compose()] == [(0, 1)]
+    assert scheduler.pool.room == 0
+    assert [request.number for request in scheduler.running] == [1, 0]
+    assert scheduler.compose() == []
 
 
 def test_a_held_request_keeps_its_place_in_the_queue() -> None:
