@@ -36,15 +36,19 @@ def report(run: StrategyRun, modelled: float) -> str:
 
 def main() -> None:
     cluster = load_cluster(str(CLUSTER))
-    pipedec = SpeculativeConfig(method="synthetic", accuracy=(1.0,), width=1, children=1)
+    kinds = {
+        name: SpeculativeConfig(method="synthetic", strategy=name, accuracy=(1.0,), width=1, children=1)
+        for name in ("pipedec", "auto")
+    }
     prompts = read_prompts(DEFAULT_PROMPTS, 3)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=100, ignore_eos=True) for i in range(3)]
     for part in ("draft", "target"):
-        with LLM(DEMO / part, cluster=cluster, speculative_config=pipedec) as llm:
+        with LLM(DEMO / part, cluster=cluster, speculative_config=kinds["auto"]) as llm:
             print(f"{llm.setup.checkpoint.num_layers} layers over {llm.setup.stages} stages")
-            plain, full = measure(llm, prompts, params, [("autoregressive", None), ("pipedec", pipedec)])
+            plain, *full = measure(llm, prompts, params, [("autoregressive", None), *kinds.items()])
         print(report(plain, plain_step_seconds(cluster)))
-        print(report(full, max(timing.seconds(1) for timing in stage_timings(cluster))))
+        for run in full:
+            print(report(run, max(timing.seconds(1) for timing in stage_timings(cluster))))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from penstock.core import FinishReason, PipelineError
 from penstock.drafters.base import Ask, Draft, Drafter
 from penstock.engine.commit import Advance, advance
 from penstock.engine.inflight import InFlight
+from penstock.engine.pace import Pace
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Batch, Result
 from penstock.pipeline.base import Clock, Pipeline
@@ -59,7 +60,7 @@ class EngineLoop:
         self._owner: dict[int, Request] = {}
         self._asked_at = 0.0
         self._asked_rows = 0
-        self._paced_until = 0.0
+        self.pace = Pace(self.experience, pipeline.stages)
         self._changed = False
         """Whether any request or tree is other than when rows and asks were last composed: else none are due."""
         self._free_at_last: tuple[bool, bool, bool] | None = None
@@ -98,8 +99,9 @@ class EngineLoop:
         try:
             self._take_results()
             self._take_drafts()
-            if self._changed or self._free != self._free_at_last:
+            if self._changed or self._free != self._free_at_last or self.clock.now() >= self.experience.look_again:
                 self._changed = False
+                self.experience.look_again = math.inf
                 self._start_requests()
                 self._ask()  # first: what enters may better wait for the answer
                 self._submit()
@@ -116,7 +118,7 @@ class EngineLoop:
 
     @property
     def _held(self) -> bool:
-        return self.clock.now() < self._paced_until
+        return self.pace.holds(self.clock.now(), len(self.inflight))
 
     def drain(self) -> None:
         """Step until nothing is in flight any more, neither in the stages nor in the drafter."""
@@ -127,17 +129,17 @@ class EngineLoop:
         if self.scheduler.waiting and not self.scheduler.running:
             return self.clock.now()
         moments = [self.pipeline.due, self.drafter.due if self.drafter else None]
-        if self._held:
-            moments.append(self._paced_until)
+        if self.pace.until > self.clock.now():
+            moments.append(self.pace.until)
+        if self.experience.look_again < math.inf:
+            moments.append(self.experience.look_again)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _take_results(self) -> None:
         for result in self.pipeline.poll():
             self._changed = True
-            self.experience.pipeline.learn(result.spans)
             out = self.inflight.out(result.stream)
-            if result.picks:
-                self.experience.arrived(out[result.picks[0].node].due)
+            self.experience.arrived(result)
             touched: dict[int, Request] = {}
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
@@ -196,19 +198,21 @@ class EngineLoop:
         while self.pipeline.ready and (entries := self.scheduler.compose(self._held)):
             wanted: set[int] = set()
             entering: list[Node] = []
-            due = self.experience.result_due(sum(len(nodes) for _, nodes in entries))
             for request, nodes in entries:
                 request.metrics.rows_entered += len(nodes)
                 for node in nodes:
-                    node.entered, node.due = True, due
+                    node.entered = True
                     self._owner[node.id] = request
                     if node.position >= request.tree.root.position:
                         wanted.add(node.id)
                 entering.extend(nodes)
             batch = self.feed.batch(entries, wanted)
             self.inflight.entered(batch.stream, entering)
+            due = self.experience.entered(batch.stream, len(entering))
+            for node in entering:
+                node.due = due
             self.pipeline.submit(batch)
-            self._paced_until = self.clock.now() + self.experience.pipeline.step(len(batch.rows))
+            self.pace.entered(self.clock.now(), len(batch.rows))
             for observer in self.observers:
                 observer.submitted(batch, self.clock.now())
 

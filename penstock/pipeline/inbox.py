@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -33,18 +33,14 @@ class Inbox:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.bind(bind)
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
         self._watched: dict[int, Callable[[], None]] = {}
         self._readable: list[int] = []
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Also wake for a file descriptor; ``on_readable`` is called from ``take``."""
-        self._poller.register(fd, zmq.POLLIN)
         self._watched[fd] = on_readable
 
     def unwatch(self, fd: int) -> None:
-        self._poller.unregister(fd)
         del self._watched[fd]
 
     def wait(self, until: float | None) -> None:
@@ -52,23 +48,19 @@ class Inbox:
 
         Takes nothing in: an interrupt while it waits loses nothing.
         """
-        self._readable = [source for source, _ in self._poll(until) if source in self._watched]
-
-    def _poll(self, until: float | None) -> list[tuple[Any, int]]:
-        if until is None:
-            return self._poller.poll()
-        left = until - time.monotonic()
-        # zmq counts whole milliseconds: poll for those, sleep the rest, look once more.
-        events = self._poller.poll(max(0, math.floor(left * 1e3)))
-        if not events and (left := until - time.monotonic()) > 0:
-            time.sleep(left)
-            events = self._poller.poll(0)
-        return events
+        # zmq's own poll counts whole milliseconds; its descriptor says when to look at the socket's events again.
+        left = None
+        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            left = 0.0
+        elif until is not None:
+            left = max(0.0, until - time.monotonic())
+        self._readable = select.select([self._socket.fileno(), *self._watched], [], [], left)[0]
 
     def take(self) -> list[list[bytes]]:
         """Every message that has arrived, as its frames."""
         for fd in self._readable:
-            self._watched[fd]()
+            if fd in self._watched:
+                self._watched[fd]()
         self._readable = []
         messages: list[list[bytes]] = []
         with contextlib.suppress(zmq.Again):

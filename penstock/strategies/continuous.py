@@ -38,6 +38,7 @@ class Continuous:
         self.candidates = children
         self._experience = experience
         self._order = BestFirst(experience.calibration.chances)
+        self._willing_since: float | None = None
 
     def ask(self, tree: TokenTree) -> list[Node]:
         self._order.look(tree)
@@ -52,6 +53,7 @@ class Continuous:
         return self._order.best_unsent(tree) > -math.inf and not self._waits(tree)
 
     def enter(self, tree: TokenTree) -> list[Node]:
+        self._willing_since = None
         rows = [self._order.take_unsent(tree)]
         while len(rows) < self.width and self._is_worth_it(self._order.best_unsent(tree), len(rows)):
             rows.append(self._order.take_unsent(tree))
@@ -63,9 +65,11 @@ class Continuous:
             return False
         times = self._experience.pipeline
         step, trip = times.step(rows), times.trip(rows)
+        if not trip:  # nothing is known of what rows cost
+            return False
         added = times.step(rows + 1) - step
-        if trip:  # what it adds to the whole way delays one result in every trip, what it adds to a step every one
-            added += (times.trip(rows + 1) - trip) * step / trip
+        # what it adds to the whole way delays one result in every trip, what it adds to a step every one
+        added += (times.trip(rows + 1) - trip) * step / trip
         return math.exp(score) * PATIENCE * step >= added
 
     def _is_worth_asking(self, score: float, floor: float, nodes: int) -> bool:
@@ -82,16 +86,34 @@ class Continuous:
         of the slowest stage. It delays a path that ends before, or leads through nodes that could enter now, and one
         that goes on, if the drafter is fast enough for the stages to be what it waits for.
         """
-        step, drafting = self._experience.pipeline.step(1), self._experience.drafter.seconds(1)
-        if tree.root.entered and tree.root.due - self._experience.now < FRESH * step:
+        step = self._experience.pipeline.step(1)
+        if self._waits_for_draft(tree, step):
             return True
+        return tree.root.entered and self._waits_for_result(tree.root.due, FRESH * step)
+
+    def _waits_for_draft(self, tree: TokenTree, step: float) -> bool:
         if self._experience.draft_due == math.inf:  # nothing is to come
             return False
+        drafting = self._experience.drafter.seconds(1)
         wait = max(0.0, self._experience.draft_due - self._experience.now)
         awaited, unasked = self._order.mass_awaited(tree), self._order.mass_unasked(tree)
         if self._is_worth_waiting(tree, awaited, wait, step):
             return True
         return self._is_worth_waiting(tree, awaited + unasked, wait + drafting, step)
+
+    def _waits_for_result(self, due: float, patience: float) -> bool:
+        """Whether the root's result is about to come: expected, and not overdue, before patience is at its end.
+
+        Patience begins when the batch might first have entered. A result that comes later than it was expected, or
+        sooner than the one after it, must not hold up every batch in turn until the stages are empty.
+        """
+        if self._willing_since is None:
+            self._willing_since = self._experience.now
+        end = self._willing_since + patience
+        if self._experience.now >= end or due >= end:
+            return False
+        self._experience.look_again = min(self._experience.look_again, end)
+        return True
 
     def _is_worth_waiting(self, tree: TokenTree, coming: float, wait: float, step: float) -> bool:
         """Whether to wait so many seconds for children of nodes that are on the path with this chance."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.messages import Span
+from penstock.messages import Result, Span
 
 TRUST: Final = 4.0
 """How many decisions the drafter's own word is worth against what was seen of drafts with the same confidence."""
@@ -93,21 +93,27 @@ SIZES: Final = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112,
 class Times:
     """How long a batch takes by its number of rows, as it has been seen.
 
-    Means are kept for the sizes above. A size between those seen is taken to be as fast as they allow, since the only
-    way to find out is to send it: no faster than a smaller one, nor in time per row than a larger one. Above
-    them it is taken to be no slower, below them to be half as slow by the row and half whatever its size.
+    Means are kept for the sizes above, each of the medians of three batches: one that was late by itself says nothing,
+    and the slowest of many stages would always seem slower than it is. A size between those seen is taken to be as
+    fast as they allow, since the only way to find out is to send it: no faster than a smaller one, nor in time per row
+    than a larger one. Above them it is taken to be no slower, below them to be half as slow by the row and half
+    whatever its size.
     """
 
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
+        self._last: dict[int, tuple[float, float]] = {}
         self.table: list[float] = [0.0] * (SIZES[-1] + 1)
         """Seconds by number of rows, 0 throughout while nothing is known."""
 
     def learn(self, rows: int, seconds: float) -> bool:
         """Take one batch in. Returns whether that changed the table by more than a hundredth."""
         size = SIZES[min(bisect_left(SIZES, rows), len(SIZES) - 1)]
+        older, newer = self._last.get(size, (seconds, seconds))
+        self._last[size] = newer, seconds
+        typical = sorted((older, newer, seconds))[1]
         before = self._means.get(size)
-        mean = self._means[size] = seconds if before is None else before + WEIGHT * (seconds - before)
+        mean = self._means[size] = typical if before is None else before + WEIGHT * (typical - before)
         if abs(mean - self.table[size]) <= 0.01 * mean:
             return False
         self.table = self._tabulate()
@@ -153,6 +159,10 @@ class LinkTimes:
     def seconds(self, rows: int) -> float:
         return max(self._latency, self._per_row * min(rows, SIZES[-1]))
 
+    def there_and_back(self, rows: int) -> float:
+        """Seconds until the next batch can follow: the other stage's word that it has taken this one travels back."""
+        return self.seconds(rows) + self._latency
+
 
 class PipelineTimes:
     """How long a batch occupies the slowest stage or link, and how long its whole way is."""
@@ -184,9 +194,10 @@ class PipelineTimes:
         return (self._known.get(rows) or self._look_up(rows))[1]
 
     def _look_up(self, rows: int) -> tuple[float, float]:
-        seconds = [times.seconds(rows) for times in self._stages.values()]
-        seconds += [times.seconds(rows) for times in self._links.values()]
-        self._known[rows] = found = max(seconds, default=0.0), sum(seconds)
+        stages = [times.seconds(rows) for times in self._stages.values()]
+        links = [times.seconds(rows) for times in self._links.values()]
+        hops = [times.there_and_back(rows) for times in self._links.values()]
+        self._known[rows] = found = max(stages + hops, default=0.0), sum(stages + links)
         return found
 
 
@@ -203,15 +214,36 @@ class Experience:
         """The moment at which strategies are asked; on the same clock as the next one and every node's ``due``."""
         self.draft_due = math.inf
         """When the drafter is expected to answer; infinite while it has not been asked."""
+        self.look_again = math.inf
+        """When strategies that wait are to be asked again, whatever happens until then; they lower it."""
         self._lag = 0.0
+        self._waiting = 0.0
+        """Seconds that a batch waits in the stages' buffers; a running mean. The lag holds them, too."""
+        self._expected: dict[int, float] = {}
+        """When each batch in flight would be out, took nothing time but the stages and the links between them."""
 
-    def result_due(self, rows: int) -> float:
-        """When the result of a batch of so many rows that enters now is expected."""
-        return self.now + self.pipeline.trip(rows) + self._lag
+    def entered(self, stream: int, rows: int) -> float:
+        """A batch of so many rows enters now. Returns when its result is expected."""
+        self._expected[stream] = expected = self.now + self.pipeline.trip(rows)
+        return expected + self._lag
 
-    def arrived(self, due: float) -> None:
-        """A result has come now that was due then: links to and from the engine, and waiting, are in the difference."""
-        self._lag = max(0.0, self._lag + WEIGHT * (self.now - due))
+    def arrived(self, result: Result) -> None:
+        """A batch has come out, now.
+
+        What it took beyond its trip, links to and from the engine and waiting, is held against the trip alone: against
+        the whole of what was expected, a lag known now would be corrected once more by every batch that had entered
+        before, and swing where many are in flight.
+        """
+        self.pipeline.learn(result.spans)
+        expected = self._expected.pop(result.stream)
+        waits = [span.start - span.received for span in result.spans]
+        if result.picks:  # and not because every row of it had died
+            self._lag = max(0.0, self._lag + WEIGHT * (self.now - expected - self._lag))
+            self._waiting = max(0.0, self._waiting + WEIGHT * (sum(waits) - self._waiting))
+
+    def way(self, rows: int) -> float:
+        """Seconds from the engine through all stages and back, if the batch waits for no other."""
+        return self.pipeline.trip(rows) + max(0.0, self._lag - self._waiting)
 
     def decided(self, hits: int, tokens: int) -> None:
         """So many tokens have become certain, of which so many had been drafted."""

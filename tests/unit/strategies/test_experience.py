@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
+from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messages import Span
+from penstock.messages import Pick, Result, Span
 from penstock.strategies.experience import LOWEST, SIZES, TRUST, Calibration, Experience, PipelineTimes, Times
 
 CLAIMED = [0.6, 0.25, 0.1]
@@ -166,9 +169,10 @@ def test_a_step_is_the_slowest_stages_and_a_trip_is_the_whole_way() -> None:
 
 
 def test_a_link_may_be_the_slowest() -> None:
+    """There, and with the word that the batch was taken back again."""
     times = PipelineTimes()
     learn_all_sizes(times, [0.01, 0.01], link=0.5)
-    assert times.step(1) == pytest.approx(0.5, rel=0.01)
+    assert times.step(1) == pytest.approx(1.0, rel=0.01)
     assert times.trip(1) == pytest.approx(0.52, rel=0.01)
 
 
@@ -180,23 +184,72 @@ def test_a_batch_without_surviving_rows_says_nothing_of_the_stages_time() -> Non
     assert times.trip(1) == pytest.approx(0.04)
 
 
+def test_one_late_batch_changes_no_time() -> None:
+    times = Times()
+    for seconds in (0.01, 0.01, 0.5, 0.01, 0.01, 0.4, 0.01):
+        times.learn(4, seconds)
+    assert times.seconds(4) == pytest.approx(0.01)
+    for _ in range(100):
+        times.learn(4, 0.02)
+    assert times.seconds(4) == pytest.approx(0.02, rel=0.02)
+
+
+class Conveyor:
+    """Two stages of 10 ms; a batch enters every 10 ms and comes out ``late`` seconds after its trip."""
+
+    def __init__(self, late: float, waited: float = 0.0) -> None:
+        self.experience = Experience()
+        learn_all_sizes(self.experience.pipeline, [0.01, 0.01], link=0.0)
+        self._late, self._waited = late, waited
+        self._stream = 0
+
+    def run(self, batches: int, in_flight: int) -> list[float]:
+        """How much later than it came each result was expected."""
+        entered: deque[tuple[float, float]] = deque()
+        errors = []
+        for _ in range(batches):
+            self.experience.now += 0.01
+            entered.append((self.experience.now, self.experience.entered(self._stream, 1)))
+            self._stream += 1
+            if len(entered) > in_flight:
+                at, due = entered.popleft()
+                now, self.experience.now = self.experience.now, at + 0.02 + self._late
+                errors.append(due - self.experience.now)
+                first, second = spans(at, [0.01, 0.01], 0.0, 1)
+                waited = msgspec.structs.replace(
+                    second, start=second.start + self._waited, end=second.end + self._waited
+                )
+                stream = self._stream - in_flight - 1
+                self.experience.arrived(Result(stream=stream, picks=[Pick(1, 1)], spans=[first, waited]))
+                self.experience.now = now
+        return errors
+
+
 def test_results_are_expected_after_the_trip() -> None:
-    experience = Experience()
-    learn_all_sizes(experience.pipeline, [0.01, 0.01], link=0.0)
+    experience = Conveyor(late=0.0).experience
     experience.now = 5.0
-    assert experience.result_due(1) == pytest.approx(5.02)
+    assert experience.entered(0, 1) == pytest.approx(5.02)
 
 
-def test_the_lag_settles_where_results_come_when_they_are_due() -> None:
-    """And never below 0: a result that is early once does not make the next ones due before their trip."""
-    experience = Experience()
-    experience.arrived(due=1.0)
-    assert experience.result_due(1) == 0.0
-    for _ in range(300):
-        due = experience.result_due(1)
-        experience.now += 0.003
-        experience.arrived(due)
-    assert experience.result_due(1) - experience.now == pytest.approx(0.003)
+@pytest.mark.parametrize("in_flight", [0, 14, 100])
+def test_what_results_come_late_by_is_learned_without_swinging(in_flight: int) -> None:
+    """Expected too early at first, later and later, and never later than they come, however many are in flight."""
+    errors = Conveyor(late=0.003).run(400, in_flight)
+    assert errors[0] == pytest.approx(-0.003)
+    assert errors[-1] == pytest.approx(0.0, abs=1e-6)
+    assert all(before <= after + 1e-12 and after <= 1e-12 for before, after in pairwise(errors))
+
+
+def test_what_is_early_once_is_not_expected_before_its_trip() -> None:
+    conveyor = Conveyor(late=-0.005)
+    conveyor.run(50, 3)
+    assert conveyor.experience.entered(1000, 1) == pytest.approx(conveyor.experience.now + 0.02)
+
+
+def test_the_way_leaves_out_what_batches_waited_for_others() -> None:
+    conveyor = Conveyor(late=0.005, waited=0.004)
+    conveyor.run(300, 3)
+    assert conveyor.experience.way(1) == pytest.approx(0.021, abs=1e-5)
 
 
 def test_the_miss_rate_follows_the_share_of_tokens_that_nobody_drafted() -> None:

@@ -1,0 +1,40 @@
+"""How fast batches follow each other: as the slowest stage takes them, so that none waits inside the pipeline."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from penstock.strategies.experience import Experience
+
+WAKING: Final = 0.1
+"""Of a step: a batch no later than this entered as soon as it might, give or take a process's waking up."""
+SPARE: Final = 1
+"""Batches in flight beyond those that the stages and links can work on at once: what lies ready for the slowest."""
+
+
+class Pace:
+    """Holds a batch until the slowest stage can take it, and while as many are in flight as stages and links can hold.
+
+    The first keeps a batch from being chosen earlier than it need be; the second bounds what waits inside where the
+    slowest stage turns out to be slower than was thought. At first, while nothing is known, one for each stage.
+    """
+
+    def __init__(self, experience: Experience, stages: int) -> None:
+        self.until = 0.0
+        self._most = stages
+        self._experience = experience
+
+    def holds(self, now: float, in_flight: int) -> bool:
+        return now < self.until or in_flight >= self._most
+
+    def entered(self, now: float, rows: int) -> None:
+        """A batch of so many rows has entered.
+
+        The next follows the moment at which this one could have entered, unless it was held back for longer than a
+        process takes to wake: delays of that kind would add up from batch to batch.
+        """
+        step = self._experience.pipeline.step(rows)
+        self.until = (self.until if now - self.until < WAKING * step else now) + step
+        if step:
+            self._most = math.ceil(self._experience.way(rows) / step) + SPARE

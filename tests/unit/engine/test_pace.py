@@ -1,0 +1,57 @@
+"""When batches may follow each other: at the slowest stage's rate, without adding up delays, and never too many."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine.pace import SPARE, WAKING, Pace
+from penstock.messages import Span
+from penstock.strategies.experience import Experience
+
+STEP = 0.010
+STAGES = 4
+
+
+def experienced() -> Experience:
+    experience = Experience()
+    ends = [STEP * i for i in range(STAGES + 1)]
+    experience.pipeline.learn([Span(i, ends[i], ends[i], ends[i + 1], 0.0, 0.0, 1) for i in range(STAGES)])
+    return experience
+
+
+def test_a_batch_is_held_for_a_step() -> None:
+    pace = Pace(experienced(), STAGES)
+    pace.entered(1.0, 1)
+    assert pace.until == pytest.approx(1.0 + STEP)
+    assert pace.holds(1.0 + STEP / 2, 0)
+    assert not pace.holds(1.0 + STEP, 0)
+
+
+def test_waking_up_late_does_not_add_up() -> None:
+    pace, now = Pace(experienced(), STAGES), 1.0
+    pace.entered(now, 1)
+    for _ in range(100):
+        now = pace.until + WAKING / 2 * STEP
+        pace.entered(now, 1)
+    assert now - 1.0 == pytest.approx(100 * STEP, rel=0.01)
+
+
+def test_after_a_longer_wait_the_step_is_counted_from_then() -> None:
+    pace = Pace(experienced(), STAGES)
+    pace.entered(1.0, 1)
+    pace.entered(1.0 + 1.5 * STEP, 1)
+    assert pace.until == pytest.approx(1.0 + 2.5 * STEP)
+
+
+def test_no_more_are_in_flight_than_stages_can_work_on_and_one() -> None:
+    pace = Pace(experienced(), STAGES)
+    pace.entered(1.0, 1)
+    assert not pace.holds(2.0, STAGES)
+    assert pace.holds(2.0, STAGES + SPARE)
+
+
+def test_while_nothing_is_known_one_for_each_stage_is_in_flight() -> None:
+    pace = Pace(Experience(), STAGES)
+    pace.entered(1.0, 1)
+    assert not pace.holds(1.0, STAGES - 1)
+    assert pace.holds(1.0, STAGES)
