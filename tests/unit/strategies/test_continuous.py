@@ -120,7 +120,7 @@ def test_it_does_not_wait_for_a_result_longer_than_that() -> None:
     assert experience.look_again == pytest.approx(began + FRESH * STEP)
     experience.now, tree.root.due = began + 0.9 * FRESH * STEP, began + 1.1 * FRESH * STEP
     assert strategy.ready(tree)
-    experience.now, tree.root.due = began + FRESH * STEP, began
+    experience.now, tree.root.due = began + 1.01 * FRESH * STEP, began
     assert len(enter(strategy, tree)) == 4
     tree.root.due = experience.now + FRESH / 2 * STEP
     assert not strategy.ready(tree), "another batch, and its own patience"
