@@ -112,7 +112,7 @@ def test_a_batch_waits_for_a_roots_result_that_is_due() -> None:
 def test_it_does_not_wait_for_a_result_longer_than_that() -> None:
     """Nor for the one after it: else results that come late in turn would hold up every batch until none is left."""
     experience = experienced(flat)
-    strategy = Continuous(experience, width=4, children=3)
+    strategy = Continuous(experience, width=2, children=3)
     tree = drafted(strategy, [0.6, 0.3, 0.05])
     began = experience.now
     tree.root.due = began + FRESH / 2 * STEP
@@ -121,9 +121,11 @@ def test_it_does_not_wait_for_a_result_longer_than_that() -> None:
     experience.now, tree.root.due = began + 0.9 * FRESH * STEP, began + 1.1 * FRESH * STEP
     assert strategy.ready(tree)
     experience.now, tree.root.due = began + 1.01 * FRESH * STEP, began
-    assert len(enter(strategy, tree)) == 4
+    assert len(enter(strategy, tree)) == 2
     tree.root.due = experience.now + FRESH / 2 * STEP
     assert not strategy.ready(tree), "another batch, and its own patience"
+    tree.root.due = math.inf
+    assert strategy.ready(tree)
 
 
 def test_rows_enter_one_by_one_while_nothing_is_known_of_their_cost() -> None:
