@@ -12,6 +12,7 @@ then with the 16-layer target, whose real computation (about 14 x 1 ms a step) c
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from penstock import LLM, SamplingParams
 from penstock.bench.command import DEFAULT_PROMPTS
@@ -24,31 +25,49 @@ from penstock.engine.options import DEMO
 CLUSTER = Path(__file__).with_name("ten-ms-14.toml")
 
 
-def report(run: StrategyRun, modelled: float) -> str:
-    real = run.seconds / run.tokens
-    return (
-        f"{run.strategy:15} {1e3 * real:8.2f} ms per token, modelled {1e3 * modelled:7.2f} "
-        f"({real / modelled - 1:+.1%})   "
-        f"hop {run.overhead_per_hop_ms:.2f} ms   loop {run.overhead_per_loop_ms:.2f} ms   "
-        f"overruns {run.overrun_fraction:.1%}"
-    )
-
-
-def main() -> None:
+def measured() -> list[dict[str, Any]]:
+    """Per model and strategy; times in milliseconds."""
     cluster = load_cluster(str(CLUSTER))
     kinds = {
         name: SpeculativeConfig(method="synthetic", strategy=name, accuracy=(1.0,), width=1, children=1)
         for name in ("pipedec", "auto")
     }
+    step = max(timing.seconds(1) for timing in stage_timings(cluster))
     prompts = read_prompts(DEFAULT_PROMPTS, 3)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=100, ignore_eos=True) for i in range(3)]
+    found = []
     for part in ("draft", "target"):
         with LLM(DEMO / part, cluster=cluster, speculative_config=kinds["auto"]) as llm:
-            print(f"{llm.setup.checkpoint.num_layers} layers over {llm.setup.stages} stages")
+            layers = llm.setup.checkpoint.num_layers
             plain, *full = measure(llm, prompts, params, [("autoregressive", None), *kinds.items()])
-        print(report(plain, plain_step_seconds(cluster)))
-        for run in full:
-            print(report(run, max(timing.seconds(1) for timing in stage_timings(cluster))))
+        found.append(figures_of(plain, layers, plain_step_seconds(cluster)))
+        found += [figures_of(run, layers, step) for run in full]
+    return found
+
+
+def figures_of(run: StrategyRun, layers: int, modelled: float) -> dict[str, Any]:
+    return {
+        "layers": layers,
+        "strategy": run.strategy,
+        "ms": 1e3 * run.seconds / run.tokens,
+        "modelled_ms": 1e3 * modelled,
+        "hop_ms": run.overhead_per_hop_ms,
+        "loop_ms": run.overhead_per_loop_ms,
+        "overruns": run.overrun_fraction,
+    }
+
+
+def report(run: dict[str, Any]) -> str:
+    return (
+        f"{run['layers']:2} layers {run['strategy']:15} {run['ms']:8.2f} ms per token, "
+        f"modelled {run['modelled_ms']:7.2f} ({run['ms'] / run['modelled_ms'] - 1:+.1%})   "
+        f"hop {run['hop_ms']:.2f} ms   loop {run['loop_ms']:.2f} ms   overruns {run['overruns']:.1%}"
+    )
+
+
+def main() -> None:
+    for run in measured():
+        print(report(run))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import sys
 from statistics import mean, stdev
+from typing import Any
+
+from auto_against import ACCURACY
 
 from penstock import LLM, SamplingParams
 from penstock.bench.command import DEFAULT_PROMPTS
@@ -19,8 +22,7 @@ from penstock.cluster import load_cluster
 from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput
 
-ACCURACY = (0.70, 0.80, 0.85, 0.88, *(round(0.88 + 0.07 * k / 12, 4) for k in range(1, 13)))
-PIPEDEC = SpeculativeConfig(method="synthetic", accuracy=ACCURACY)
+PIPEDEC = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy="pipedec")
 TOKENS = 100
 
 
@@ -31,7 +33,8 @@ def seconds_per_token(output: RequestOutput) -> float:
     return (completion.seconds - completion.first_token_seconds) / (len(completion.token_ids) - 1)
 
 
-def main(count: int, time_scale: float) -> None:
+def measured(count: int, time_scale: float) -> dict[str, Any]:
+    """Unscaled seconds per token, and the speed-up with its 95% bounds."""
     prompts = read_prompts(DEFAULT_PROMPTS, count)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(count)]
     with LLM("demo", pipeline_parallel_size=2, speculative_config=PIPEDEC) as llm:
@@ -49,12 +52,28 @@ def main(count: int, time_scale: float) -> None:
     times = [seconds_per_token(run) for run in runs]
     spread = stdev(times) / len(times) ** 0.5
     base = seconds_per_token(plain)
-    identical = all(same_tokens(one, other) for one, other in zip(runs, answers, strict=True))
+    return {
+        "prompts": count,
+        "tokens": count * (TOKENS - 1),
+        "time_scale": time_scale,
+        "plain_seconds": base / time_scale,
+        "seconds": mean(times) / time_scale,
+        "standard_error": spread / time_scale,
+        "speedup": base / mean(times),
+        "low": base / (mean(times) + 2 * spread),
+        "high": base / (mean(times) - 2 * spread),
+        "identical": all(same_tokens(one, other) for one, other in zip(runs, answers, strict=True)),
+    }
+
+
+def main(count: int, time_scale: float) -> None:
+    found = measured(count, time_scale)
     print(f"emulated, synthetic drafter; time scale {time_scale:g}; {count} prompts x {TOKENS} tokens")
-    print(f"plain   {1e3 * base / time_scale:6.1f} ms per token")
-    print(f"pipedec {1e3 * mean(times) / time_scale:6.1f} ms per token, standard error {1e3 * spread / time_scale:.1f}")
-    low, high = base / (mean(times) + 2 * spread), base / (mean(times) - 2 * spread)
-    print(f"speed-up {base / mean(times):.2f}x (95%: {low:.2f} to {high:.2f}), identical: {identical}")
+    print(f"plain   {1e3 * found['plain_seconds']:6.1f} ms per token")
+    error = 1e3 * found["standard_error"]
+    print(f"pipedec {1e3 * found['seconds']:6.1f} ms per token, standard error {error:.1f}")
+    bounds = f"{found['low']:.2f} to {found['high']:.2f}"
+    print(f"speed-up {found['speedup']:.2f}x (95%: {bounds}), identical: {found['identical']}")
 
 
 if __name__ == "__main__":

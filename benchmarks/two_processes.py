@@ -7,6 +7,8 @@ Prints tokens per second as they come out, and ratios over the plain single stag
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock import LLM, SamplingParams
 from penstock.bench.command import DEFAULT_PROMPTS
 from penstock.bench.measure import StrategyRun, measure
@@ -33,16 +35,30 @@ def run_all(stages: int) -> list[StrategyRun]:
         return measure(llm, prompts, params, configs())
 
 
-def main() -> None:
+def measured() -> list[dict[str, Any]]:
+    """Per number of stages and strategy; ratios over the plain single stage."""
     runs = {stages: run_all(stages) for stages in (1, 2)}
     reference = runs[1][0].tokens_per_second
-    for stages, some in runs.items():
-        for run in some:
-            same = "identical" if run.identical_to_autoregressive else "DIFFERENT"
-            print(
-                f"{stages} stage{'s' * (stages > 1):1} {run.strategy:15} {run.tokens_per_second:7.1f} tokens/s "
-                f"{run.tokens_per_second / reference:5.2f}x  {same}"
-            )
+    return [
+        {
+            "stages": stages,
+            "strategy": run.strategy,
+            "tokens_per_second": run.tokens_per_second,
+            "ratio": run.tokens_per_second / reference,
+            "identical": run.identical_to_autoregressive,
+        }
+        for stages, some in runs.items()
+        for run in some
+    ]
+
+
+def main() -> None:
+    for run in measured():
+        same = "identical" if run["identical"] else "DIFFERENT"
+        print(
+            f"{run['stages']} stage{'s' * (run['stages'] > 1):1} {run['strategy']:15} "
+            f"{run['tokens_per_second']:7.1f} tokens/s {run['ratio']:5.2f}x  {same}"
+        )
 
 
 if __name__ == "__main__":

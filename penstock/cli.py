@@ -35,6 +35,8 @@ MODEL = "Model"
 PIPELINE = "Pipeline"
 SPECULATION = "Speculation"
 SAMPLING = "Sampling"
+DATA = "Data"
+TRAINING = "Training"
 OUTPUT = "Output"
 
 Model = Annotated[
@@ -98,6 +100,24 @@ ReportFolder = Annotated[
         help="Write report.md with tables and plots, and all figures as JSON.",
         rich_help_panel=OUTPUT,
         show_default=False,
+    ),
+]
+RecordedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Refuse recordings of another target model or tokenizer than this checkpoint's.",
+        rich_help_panel=MODEL,
+        show_default="any",
+    ),
+]
+RecordedDraft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        help="Refuse recordings of another draft model or tokenizer than this checkpoint's.",
+        rich_help_panel=MODEL,
+        show_default="any",
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=MODEL)]
@@ -257,9 +277,9 @@ def bench(
     speculative_slots: Annotated[
         int | None,
         typer.Option(
-            help="Most drafted tokens at a time: a sweep's widest layer times the stages needs as many.",
+            help="Most drafted tokens at a time; each costs KV memory on every stage and in the drafter.",
             rich_help_panel=SPECULATION,
-            show_default="1024",
+            show_default="what the widest strategy can use",
         ),
     ] = None,
     prompts: Annotated[
@@ -363,6 +383,8 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    model: RecordedModel = None,
+    draft_model: RecordedDraft = None,
     tokens: Annotated[int, typer.Option(help="Tokens per strategy, of all requests.", rich_help_panel=SAMPLING)] = 2000,
     tokens_per_request: Annotated[
         int, typer.Option(help="Most tokens of one request.", rich_help_panel=SAMPLING)
@@ -392,6 +414,8 @@ def simulate(
             strategies=split_entries(strategies),
             accuracy=None if accuracy is None else parse_accuracy(accuracy),
             recordings=tuple(recording or ()),
+            model=model,
+            draft_model=draft_model,
             tokens=tokens,
             tokens_per_request=tokens_per_request,
             seed=seed,
@@ -418,13 +442,15 @@ def compare(
 @app.command()
 def acceptance(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What penstock bench --record wrote.")],
+    model: RecordedModel = None,
+    draft_model: RecordedDraft = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """How often Penstock's rule and the papers' accept one of k candidates, from recorded distributions."""
     with reported():
         from penstock.bench.rules import run_acceptance
 
-        run_acceptance(files, as_json)
+        run_acceptance(files, as_json, model=model, draft_model=draft_model)
 
 
 @app.command()
@@ -437,6 +463,113 @@ def trace(
         from penstock.trace.show import show_trace
 
         show_trace(file, as_json)
+
+
+@app.command()
+def train(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to train: eagle, eagle3 or medusa.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="PATH",
+            help="File, or folder of files: .jsonl with 'messages', 'conversations' or 'text'; others are plain text. "
+            "May be repeated.",
+            rich_help_panel=DATA,
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Where the drafter goes. A run that was broken off there goes on.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ],
+    model: Model = "demo",
+    dtype: Annotated[
+        str,
+        typer.Option(help="float32, or bfloat16 for target, hidden states and autocast.", rich_help_panel=MODEL),
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=MODEL)] = "cpu",
+    max_length: Annotated[int, typer.Option(help="Most tokens of one sequence.", rich_help_panel=DATA)] = 2048,
+    regenerate: Annotated[
+        bool, typer.Option("--regenerate", help="Let the target write the answers anew.", rich_help_panel=DATA)
+    ] = False,
+    epochs: Annotated[int, typer.Option(help="Times through the data.", rich_help_panel=TRAINING)] = 1,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(help="End after so many steps.", rich_help_panel=TRAINING, show_default="as the epochs say"),
+    ] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="The highest; it rises, then falls to zero. Small targets need more than the default.",
+            rich_help_panel=TRAINING,
+            show_default="the kind's authors'",
+        ),
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(help="Most tokens of one step.", rich_help_panel=TRAINING)] = 8192,
+    accumulate: Annotated[
+        int, typer.Option(help="Parts of a step, computed one after the other.", rich_help_panel=TRAINING)
+    ] = 1,
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            help="eagle3: how many tokens, the most frequent ones, can be drafted.",
+            rich_help_panel=TRAINING,
+            show_default="32000, or all of fewer",
+        ),
+    ] = None,
+    ttt_steps: Annotated[
+        int | None,
+        typer.Option(help="eagle3: steps of its training-time test.", rich_help_panel=TRAINING, show_default="7"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same weights.", rich_help_panel=TRAINING)] = 0,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Estimate the speed-up on this emulated cluster: preset, random-SEED or a file.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    save_every: Annotated[
+        int, typer.Option(help="Steps between states and held-out figures.", rich_help_panel=OUTPUT)
+    ] = 100,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget an earlier run there.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Train a drafter on a target's own hidden states, in the format that other engines load."""
+    with reported():
+        from penstock.trainer.options import TrainOptions
+
+        options = TrainOptions(
+            kind=kind,
+            model=model,
+            data=tuple(data),
+            output=output,
+            epochs=epochs,
+            max_steps=max_steps,
+            learning_rate=learning_rate,
+            batch_tokens=batch_tokens,
+            accumulate=accumulate,
+            max_length=max_length,
+            draft_vocab_size=draft_vocab_size,
+            ttt_steps=ttt_steps,
+            cluster=cluster,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            save_every=save_every,
+            restart=restart,
+            regenerate=regenerate,
+        )
+        from penstock.trainer.command import run_train
+
+        run_train(options)
 
 
 def main() -> None:

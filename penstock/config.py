@@ -157,14 +157,19 @@ def join(where: str, key: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------ speculation
 
-Method = Literal["draft_model", "ngram", "synthetic"]
+Method = Literal["draft_model", "eagle", "eagle3", "medusa", "ngram", "synthetic"]
 Strategy = Literal["auto", "continuous", "flowspec", "pipedec", "static_tree", "autoregressive"]
 
 METHOD_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "draft_model": ("model",),
+    "eagle": ("model",),
+    "eagle3": ("model",),
+    "medusa": ("model",),
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "synthetic": ("accuracy", "seed"),
 }
+LEARNED: Final = ("eagle", "eagle3", "medusa")
+"""Methods whose module reads the target's own hidden states."""
 STRATEGY_OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "auto": {"width": 128, "children": 16},
     "continuous": {"width": 128, "children": 16},
@@ -189,9 +194,10 @@ class SpeculativeConfig:
     """Who drafts (``method``) and which drafted nodes enter the pipeline (``strategy``). Raises FieldError."""
 
     method: Method = "ngram"
-    """``draft_model``: a small model; ``ngram``: prompt lookup; ``synthetic``: knows the answer, measures engines."""
+    """``draft_model``: a small model; ``eagle`` (1 and 2), ``eagle3``, ``medusa``: a module trained on the target's hidden states;
+    ``ngram``: prompt lookup; ``synthetic``: knows the answer, measures engines."""
     model: str | None = None
-    """draft_model: folder or hub name of the small model; its tokenizer has to be the target's."""
+    """Folder or hub name of the small model, whose tokenizer has to be the target's, or of the learned drafter."""
     strategy: Strategy = "auto"
     width: int | None = None
     """pipedec: most nodes in one layer of the tree; auto and continuous: most rows that enter at a time."""
@@ -233,10 +239,17 @@ class SpeculativeConfig:
         check(self.seed >= 0, "seed", self.seed, "0 or above")
         if self.method == "draft_model" and not self.model:
             raise FieldError("model", "is missing: method 'draft_model' needs the small model's folder or name")
+        if self.method in LEARNED and not self.model:
+            raise FieldError("model", f"is missing: method {self.method!r} needs the drafter's folder or name")
         if self.method == "synthetic" and self.accuracy is None:
             raise FieldError("accuracy", "is missing: method 'synthetic' needs it, for example [0.7, 0.8, 0.85]")
         if self.accuracy is not None:
             check_accuracy(self.accuracy)
+
+    @property
+    def most_rows(self) -> int:
+        """Most nodes that the strategy would have enter together, or as one tree; 0 where nothing is drafted."""
+        return self.width or self.tree_size or 0
 
 
 def check_accuracy(accuracy: tuple[float, ...]) -> None:

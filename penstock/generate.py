@@ -13,8 +13,9 @@ import typer
 
 from penstock.cluster import load_cluster
 from penstock.core import CompletionOutput
+from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
-from penstock.trace import EMULATED, Watcher, trace_writer
+from penstock.trace import EMULATED, trace_writer
 
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.requests.request import Request
 
 
-class Follower(Watcher):
+class Follower(Observer):
     """Watches one request: prints its text as it becomes certain, and keeps what the report needs."""
 
     def __init__(self, out: IO[str] | None) -> None:

@@ -1,9 +1,9 @@
 """Every message between engine, stages and drafters, and their one codec.
 
-A message on the wire is one msgpack header and, for a batch between stages, one raw tensor frame: the hidden states
-of the surviving rows. Nothing is pickled. Every header carries its session's secret: one that does not comes from a
-stranger and is refused. A message of the session that does not decode, contradicts itself or whose tensor does not
-have the announced size is malformed, and ends the session's pipeline.
+A message on the wire is one msgpack header and, for a batch between stages and for features, one raw tensor frame: the
+hidden states of the surviving rows. Nothing is pickled. Every header carries its session's secret: one that does not
+comes from a stranger and is refused. A message of the session that does not decode, contradicts itself or whose tensor
+does not have the announced size is malformed, and ends the session's pipeline.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True):
 
     ``alive`` are the indices of the rows that no stage so far has dropped: the tensor frame has one line for each.
     ``wanted`` are the indices of the rows whose next token the last stage is to pick; ``candidates`` above 0 asks
-    for that many noise-ranked candidates of each instead (the drafter's question).
+    for that many noise-ranked candidates of each instead (the drafter's question). ``joins`` are the nodes whose
+    features a learned drafter must have before it computes the rows, one entry per row, 0 where it can do without;
+    empty where no features are read.
     """
 
     stream: int
@@ -117,12 +119,28 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True):
     rows: Rows
     wanted: list[int] = []
     candidates: int = 0
+    joins: list[int] = []
     alive: list[int] = []
     dtype: str = ""
     width: int = 0
     arrives: float = 0.0
     """Emulation: the moment the modelled link delivers this batch (seconds, monotonic clock)."""
     spans: list[Span] = []
+
+
+class Features(msgspec.Struct, tag="features", kw_only=True):
+    """Hidden states of a batch's surviving rows, on their way from a target's stage straight to the drafter.
+
+    ``layers`` are numbered as Hugging Face does: 0 is the embedding, k the output of layer k - 1, and the last one is
+    final-normed. The tensor frame has one line per row: its states side by side, ``width`` values in all.
+    """
+
+    layers: list[int]
+    nodes: list[int]
+    slots: list[int]
+    dtype: str = ""
+    width: int = 0
+    arrives: float = 0.0
 
 
 class Pick(msgspec.Struct, frozen=True, array_like=True):
@@ -196,7 +214,7 @@ class Stop(msgspec.Struct, tag="stop", kw_only=True):
     """Asks a stage to leave its loop."""
 
 
-Message = Batch | Result | Cancel | Ready | Started | Wire | Failed | Stop
+Message = Batch | Features | Result | Cancel | Ready | Started | Wire | Failed | Stop
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no message, hold text that is not UTF-8, or nest thousands of levels deep."""
@@ -211,7 +229,9 @@ def encode(message: Message, session: str) -> bytes:
 
 
 def decode(frames: Sequence[bytes], session: str) -> Message:
-    """Decode and check one message. A batch with surviving rows past the first stage has its tensor as frames[1].
+    """Decode and check one message.
+
+    A batch with surviving rows past the first stage, and features, have their tensor as frames[1].
 
     Raises Stranger when the header is not one of this session's, and MalformedMessage when the message does not
     decode, is inconsistent, or its tensor frame is missing, unexpected or of the wrong size.
@@ -234,6 +254,9 @@ def decode(frames: Sequence[bytes], session: str) -> Message:
     if isinstance(message, Batch):
         check_batch(message)
         expected = len(message.alive) * message.width * DTYPE_BYTES.get(message.dtype, 0)
+    elif isinstance(message, Features):
+        check_features(message)
+        expected = len(message.nodes) * message.width * DTYPE_BYTES[message.dtype]
     found = sum(len(frame) for frame in frames[1:])
     if found != expected or len(frames) > 2:
         raise MalformedMessage(f"tensor frame of {found} bytes, header announces {expected}")
@@ -250,5 +273,18 @@ def check_batch(batch: Batch) -> None:
         raise MalformedMessage(f"stream {batch.stream}: an index points past its {count} rows")
     if any(a >= b for a, b in zip(batch.alive, batch.alive[1:], strict=False)):
         raise MalformedMessage(f"stream {batch.stream}: surviving rows are not in ascending order")
+    if batch.joins and len(batch.joins) != count:
+        raise MalformedMessage(f"stream {batch.stream}: {len(batch.joins)} joins of {count} rows")
     if (batch.dtype and batch.dtype not in DTYPE_BYTES) or batch.width < 0:
         raise MalformedMessage(f"stream {batch.stream}: dtype {batch.dtype!r}, width {batch.width}")
+
+
+def check_features(features: Features) -> None:
+    """Raise MalformedMessage unless every row has its slot and every layer the same share of a line."""
+    if len(features.slots) != len(features.nodes):
+        raise MalformedMessage(f"features of {len(features.nodes)} nodes name {len(features.slots)} slots")
+    known = features.dtype in DTYPE_BYTES and features.width >= 0
+    if not known or not features.layers or features.width % len(features.layers):
+        raise MalformedMessage(
+            f"features of layers {features.layers}: dtype {features.dtype!r}, width {features.width}"
+        )

@@ -156,9 +156,13 @@ class Recording:
         except FieldError as error:
             raise ConfigError(f"{path}: {error}; {REMEDY}") from error
 
-    def check_made_with(self, path: Path, target: Fingerprint, draft: Fingerprint) -> None:
-        """Raise ConfigError naming the field and both values unless ``path`` was recorded with these two models."""
-        for part, recorded, given in (("target", self.header.target, target), ("draft", self.header.draft, draft)):
+    def check_made_with(self, path: Path, target: Fingerprint | None, draft: Fingerprint | None) -> None:
+        """Raise ConfigError naming the field and both values unless ``path`` was recorded with these two models.
+
+        None stands for any.
+        """
+        for part, recorded, named in (("target", self.header.target, target), ("draft", self.header.draft, draft)):
+            given = named or recorded
             for field in ("config", "tokenizer"):
                 one, other = getattr(recorded, field), getattr(given, field)
                 if one != other:

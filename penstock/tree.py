@@ -116,11 +116,17 @@ class TokenTree:
         self._frontier = None
 
     def discard(self) -> list[Node]:
-        """Kill every node below the root and return them."""
-        dead = [node for child in self.root.children.values() for node in descendants(child)]
-        for node in dead:
-            node.alive = False
+        """Kill every node below the root and return them.
+
+        They lose their children, so that parent and child do not hold each other: what nobody needs is freed at once.
+        """
+        dead = list(self.root.children.values())
         self.root.children = {}
+        for node in dead:  # which grows meanwhile
+            node.alive = False
+            if node.children:
+                dead += node.children.values()
+                node.children = {}
         self.size = 1
         self._frontier = None
         return dead

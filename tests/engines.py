@@ -7,17 +7,21 @@ each run is the same.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.cluster.timing import DeviceTiming, StageTiming
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter
 from penstock.drafters.emulated import EmulatedDrafter
+from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
+from penstock.engine.build import tapped_layers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Pick, Sampling
 from penstock.models.checkpoint import even_split, open_checkpoint
+from penstock.models.speculators.stage import load_speculator_stage
 from penstock.models.stage_model import load_stage
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
@@ -47,27 +51,55 @@ class Picks:
 
 
 class InProcessEngine:
-    """Stages of ``target``, and a drafter: the model in ``draft``, or one that the caller made."""
+    """Stages of ``target``, and a drafter: the model in ``draft``, one that the caller made, or a learned one."""
 
-    def __init__(self, target: Path, stages: int, draft: Path | Drafter, slots: int = 2048) -> None:
+    def __init__(
+        self,
+        target: Path,
+        stages: int,
+        draft: Path | Drafter | None = None,
+        slots: int = 2048,
+        learned: Path | None = None,
+    ) -> None:
         self.pool = SlotPool(slots, slots)
         self.clock = VirtualClock()
         self._numbers = itertools.count()
         layers = even_split(open_checkpoint(str(target)).num_layers, stages)
+        taps: list[tuple[int, ...]] = [()] * stages
+        reading: InProcessPipeline | None = None
+        if learned is not None:
+            self.reader = load_speculator_stage(
+                str(learned), str(target), capacity=self.pool.total, dtype="float32", device="cpu"
+            )
+            taps = tapped_layers(layers, self.reader.store.layers)
+            core = StageCore(self.reader, self.pool.total, is_last=True)
+            core.reader = self.reader
+            reading = InProcessPipeline([StageDriver(0, core, self.clock.now)], self.clock)
+            draft = self.drafter = LearnedDrafter(reading, chunk=256)
         if isinstance(draft, Path):
             whole = [(0, open_checkpoint(str(draft)).num_layers)]
             draft = SmallModelDrafter(self._pipeline(draft, whole, None), chunk=256)
+        assert draft is not None
         drafter = EmulatedDrafter(draft, taking(0.33), None, self.clock)
         scheduler = Scheduler(self.pool, stages, chunk=16, max_running=64, max_model_len=512)
-        self.loop = EngineLoop(self._pipeline(target, layers, taking(1.0)), drafter, scheduler, self.clock)
+        pipeline = self._pipeline(target, layers, taking(1.0), taps, reading)
+        self.loop = EngineLoop(pipeline, drafter, scheduler, self.clock)
 
-    def _pipeline(self, model: Path, layers: list[tuple[int, int]], timing: StageTiming | None) -> InProcessPipeline:
+    def _pipeline(
+        self,
+        model: Path,
+        layers: list[tuple[int, int]],
+        timing: StageTiming | None,
+        taps: Sequence[tuple[int, ...]] = ((),),
+        reading: InProcessPipeline | None = None,
+    ) -> InProcessPipeline:
         drivers = []
         for index, (first, last) in enumerate(layers):
             stage = load_stage(str(model), first, last, capacity=self.pool.total)
-            core = StageCore(stage, self.pool.total, is_last=index == len(layers) - 1)
+            stage.tap(taps[index])
+            core = StageCore(stage, self.pool.total, is_last=index == len(layers) - 1, taps=taps[index])
             drivers.append(StageDriver(index, core, self.clock.now, timing))
-        return InProcessPipeline(drivers, self.clock)
+        return InProcessPipeline(drivers, self.clock, drafter=reading)
 
     def submit(self, prompt: list[int], sampling: Sampling, max_tokens: int, strategy: Strategy) -> Request:
         request = Request(next(self._numbers), prompt, sampling, max_tokens, frozenset(), strategy, Picks())

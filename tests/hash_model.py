@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from penstock.messages import Candidates, Pick, Sampling
+import numpy as np
+
+from penstock.messages import Candidates, Features, Pick, Sampling
 from penstock.stage.visibility import BatchView
 
 
@@ -40,6 +42,10 @@ class HashLayers:
                 out[row] = digest("out", self.stage, [self.kv[slot] for _, slot in visible])
         return HiddenRows(out)
 
+    def features(self, hidden: HiddenRows) -> HiddenRows:
+        """The state that leaves this stage, for a learned drafter."""
+        return hidden
+
     def pick(
         self, view: BatchView, hidden: list[int], wanted: Sequence[int], samplings: Sequence[Sampling]
     ) -> list[Pick]:
@@ -56,6 +62,55 @@ class HashLayers:
             ranked = sorted(range(self.vocabulary), key=lambda token: digest("rank", hidden[i], token))[:count]
             answers.append(Candidates(int(view.nodes[i]), ranked, [-0.5 * (k + 1) for k in range(len(ranked))]))
         return answers
+
+
+class HashReader(HashLayers):
+    """A learned drafter: a row's KV is a hash of its token and of its parent's features, or of its own output there."""
+
+    def __init__(self, capacity: int, vocabulary: int, reads: Sequence[int], needs_all: bool = False) -> None:
+        """With ``needs_all`` it says nothing of a row whose parent's features have not come."""
+        super().__init__(0, capacity, vocabulary)
+        self.needs_all = needs_all
+        self.reads = reads
+        self.known: dict[tuple[int, int], int] = {}
+        self.read: dict[int, bool] = {}
+        """Of each node whose row has entered, whether its parent's features were there when it did so last."""
+        self._node_at: dict[int, int] = {}
+        self._own: dict[int, int] = {}
+
+    def take(self, features: Features, states: HiddenRows) -> None:
+        (layer,) = features.layers
+        self.known.update(((node, layer), state) for node, state in zip(features.nodes, states, strict=True))
+
+    def lacks(self, nodes: set[int]) -> set[tuple[int, int]]:
+        return {(node, layer) for node in nodes for layer in self.reads} - self.known.keys()
+
+    def forward(self, view: BatchView, hidden: None) -> HiddenRows:
+        out: list[int] = [0] * len(view)
+        sees = {row: (seen, line) for seen in view.views for line, row in enumerate(seen.rows.tolist())}
+        for row, (slot, parent, node) in enumerate(zip(*map(np.ndarray.tolist, columns(view)), strict=True)):
+            self._node_at[slot] = node
+            above = self._node_at.get(parent, 0)
+            states = [self.known.get((above, layer)) for layer in self.reads]
+            self.read[node] = None not in states
+            feature = states if self.read[node] else self._own.get(above)
+            assert parent < 0 or feature is not None, "a row has its parent's features, or follows it"
+            self.kv[slot] = digest("kv", int(view.tokens[row]), feature)
+            seen, line = sees[row]
+            visible = sorted((int(seen.positions[c]), int(seen.slots[c])) for c in seen.mask[line].nonzero()[0])
+            assert [position for position, _ in visible] == list(range(int(view.positions[row]) + 1))
+            out[row] = self._own[node] = digest("out", [self.kv[slot] for _, slot in visible])
+        return HiddenRows(out)
+
+    def candidates(
+        self, view: BatchView, hidden: list[int], wanted: Sequence[int], samplings: Sequence[Sampling], count: int
+    ) -> list[Candidates]:
+        kept = [i for i in wanted if self.read[int(view.nodes[i])] or not self.needs_all]
+        return super().candidates(view, hidden, kept, samplings, count)
+
+
+def columns(view: BatchView) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return view.slots, view.parents, view.nodes
 
 
 class HiddenRows(list[int]):

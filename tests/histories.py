@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter
 from penstock.drafters.emulated import EmulatedDrafter
+from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
@@ -33,7 +35,7 @@ from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
-from tests.hash_model import HashLayers, plain_decode, plain_kv
+from tests.hash_model import HashLayers, HashReader, plain_decode, plain_kv
 
 FLOWSPEC_SIZES = {"tree_size": 20, "tree_depth": 4, "segment": 6, "expansion_depth": 3}
 
@@ -54,8 +56,15 @@ class RandomTiming:
 class UnrulyPipeline(InProcessPipeline):
     """Delivers cancels early, late, twice, or to some stages only after the batch has passed."""
 
-    def __init__(self, rng: random.Random, drivers: list[StageDriver], clock: VirtualClock, entrance: Line) -> None:
-        super().__init__(drivers, clock, entrance)
+    def __init__(
+        self,
+        rng: random.Random,
+        drivers: list[StageDriver],
+        clock: VirtualClock,
+        entrance: Line,
+        drafter: InProcessPipeline | None,
+    ) -> None:
+        super().__init__(drivers, clock, entrance, drafter)
         self._rng = rng
         self._clock = clock
 
@@ -96,8 +105,12 @@ class History:
         self.clock = VirtualClock()
         self.pool = SlotPool(certain_capacity=rng.randint(40, 120), speculative_quota=rng.choice([0, 3, 20, 100]))
         self.layers = [HashLayers(stage, self.pool.total, self.vocabulary) for stage in range(self.stages)]
-        pipeline = UnrulyPipeline(rng, self._drivers(self.layers), self.clock, self._line())
+        self.reads: list[int] = []
         self.drafter = self._drafter()
+        inner = self.drafter.inner
+        reader = inner.pipeline if isinstance(inner, LearnedDrafter) else None
+        drivers = self._drivers(self.layers, self.reads)
+        pipeline = UnrulyPipeline(rng, drivers, self.clock, self._line(), reader)  # type: ignore[arg-type]
         scheduler = Scheduler(self.pool, self.stages, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
         self.loop = EngineLoop(pipeline, self.drafter, scheduler, self.clock)
         self.requests = [self._request(number) for number in range(rng.randint(1, 5))]
@@ -105,24 +118,33 @@ class History:
     def _line(self) -> Line:
         return Line(RandomTiming(self.rng, 0.2))  # type: ignore[arg-type]
 
-    def _drivers(self, layers: list[HashLayers]) -> list[StageDriver]:
+    def _drivers(self, layers: list[HashLayers], reads: Sequence[int] = ()) -> list[StageDriver]:
+        """``reads`` are the stages whose outputs a learned drafter reads."""
         rng = self.rng
         drivers = []
         for i, one in enumerate(layers):
-            core = StageCore(one, self.pool.total, is_last=i == len(layers) - 1)
-            links = (RandomTiming(rng, 0.2), RandomTiming(rng, 0.1))
+            core = StageCore(one, self.pool.total, i == len(layers) - 1, [i] if i in reads else [])
+            core.reader = one if isinstance(one, HashReader) else None
+            links = (RandomTiming(rng, 0.2), RandomTiming(rng, 0.1), RandomTiming(rng, 0.5))
             speed = RandomTiming(rng, rng.choice([0.1, 1.0, 4.0]))
             drivers.append(StageDriver(i, core, self.clock.now, speed, *links))  # type: ignore[arg-type]
         return drivers
 
-    def _drafter(self) -> Drafter:
+    def _drafter(self) -> EmulatedDrafter:
         rng = self.rng
-        kind = rng.choice(["synthetic", "synthetic", "ngram", "small", "small"])
+        kind = rng.choice(["synthetic", "synthetic", "ngram", "small", "small", "learned", "learned"])
         if kind == "synthetic":
             profile = sorted(rng.random() for _ in range(min(4, self.vocabulary - 1)))
             inner: Drafter = SyntheticDrafter(profile, self.vocabulary, rng.randrange(1000), self.plain)
         elif kind == "ngram":
             inner = NgramDrafter(longest=3)
+        elif kind == "learned":
+            self.reads = sorted(rng.sample(range(self.stages), rng.randint(1, min(3, self.stages))))
+            drafting = InProcessPipeline(
+                self._drivers([HashReader(self.pool.total, self.vocabulary, self.reads, rng.random() < 0.4)]),
+                self.clock,
+            )
+            inner = LearnedDrafter(drafting, chunk=rng.choice([2, 8, 64]))
         else:
             layers = [HashLayers(0, self.pool.total, self.vocabulary)]
             drafting = InProcessPipeline(self._drivers(layers), self.clock)

@@ -78,7 +78,11 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the options come to. ``drafting`` is the engine's drafter; None where nothing speculates."""
+    """What the options come to.
+
+    ``drafting`` is what the engine is made for: all entries' drafter and the widest one's need of slots; None where
+    nothing speculates.
+    """
 
     strategies: list[Named]
     questions: list[Question]
@@ -130,7 +134,8 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
 def plan_of(options: BenchOptions) -> Plan:
     """Everything that can be refused without looking at a checkpoint. Raises ConfigError."""
     strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}))
-    drafting = next((config for _, config in strategies if config is not None and not is_plain(config)), None)
+    configs = [config for _, config in strategies if config is not None and not is_plain(config)]
+    drafting = max(configs, key=lambda config: config.most_rows, default=None)
     sets = read_prompt_sets(options.prompts, options.num_prompts)
     params = SamplingParams(top_p=options.top_p, top_k=options.top_k, seed=options.seed, max_tokens=options.max_tokens)
     seeds_at_zero = options.seeds if is_synthetic(drafting) else 1

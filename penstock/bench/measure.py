@@ -19,12 +19,15 @@ from penstock.cluster import Cluster, link_timings, stage_timings
 from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.loop import Observer
+from penstock.strategies.experience import Experience
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM, Prompt
 
 MAX_OVERRUNS: Final = 0.05
 """Above this share of overruns an emulated figure is not valid."""
+WARM_UP: Final = 4
+"""Tokens of the request that every strategy begins with and that does not count."""
 
 OnProgress = Callable[[str, int, int], None]
 """Told before each run: the strategy's label, the question's index, and how many questions there are."""
@@ -103,35 +106,33 @@ def measure(
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     strategies: Sequence[Named],
-    warm_up: bool = True,
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[StrategyRun]:
     """``measure_all`` of one setting: every prompt with its own parameters."""
     setting = Setting("", params[0].temperature)
     questions = [Question(setting, i, prompt, one) for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))]
-    return measure_all(llm, questions, strategies, warm_up, observer, on_progress)
+    return measure_all(llm, questions, strategies, observer, on_progress)
 
 
 def measure_all(
     llm: LLM,
     questions: Sequence[Question],
     strategies: Sequence[Named],
-    warm_up: bool = True,
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[StrategyRun]:
     """Run every question alone through every strategy, strategy after strategy within each question.
 
-    Interleaving spreads whatever disturbs the host over all strategies alike. The outputs of the autoregressive run
-    (added where ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run too. Returns
-    one entry per setting and strategy, in the order of their coming.
+    Interleaving spreads whatever disturbs the host over all strategies alike. Each strategy learns from its own runs
+    only, a short one to warm up included, which does not count. The outputs of the autoregressive run (added where
+    ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run too. Returns one entry per
+    setting and strategy, in the order of their coming.
     """
     named = with_plain(strategies)
-    if warm_up:
-        for _, config in named:
-            llm.run([questions[0].prompt], [short(questions[0].params)], config)
-            llm.loop.drain()
+    experiences = {name: Experience() for name, _ in named}
+    for name, config in named:
+        run_alone(llm, replace(questions[0], params=short(questions[0].params)), config, experiences[name])
     samples: dict[str, list[Sample]] = {name: [] for name, _ in named}
     timelines: dict[str, Timeline] = {}
     with watching(llm, observer):
@@ -139,13 +140,13 @@ def measure_all(
             for name, config in named:
                 if on_progress is not None:
                     on_progress(name, i, len(questions))
-                sample, meter = run_one(llm, question, config)
+                sample, meter = run_one(llm, question, config, experiences[name])
                 samples[name].append(sample)
                 if i == 0:
                     timelines[name] = timeline_of(meter)
     runs = []
     for setting in settings_of(questions):
-        plain = chosen(samples[plain_name(named)], setting)
+        plain = chosen(samples[named[0][0]], setting)
         runs += [summarise(llm, name, config, chosen(samples[name], setting), plain) for name, config in named]
     for run in runs[: len(named)]:
         run.timeline = timelines[run.strategy]
@@ -153,13 +154,9 @@ def measure_all(
 
 
 def with_plain(strategies: Sequence[Named]) -> list[Named]:
-    """``strategies``, led by plain decoding where they lack it."""
-    found = any(is_plain(config) for _, config in strategies)
-    return [*strategies] if found else [(PLAIN, None), *strategies]
-
-
-def plain_name(named: Sequence[Named]) -> str:
-    return next(name for name, config in named if is_plain(config))
+    """``strategies``, led by plain decoding: what it gives is the others' reference, and the synthetic drafter's."""
+    plain = [one for one in strategies if is_plain(one[1])] or [(PLAIN, None)]
+    return [*plain, *(one for one in strategies if not is_plain(one[1]))]
 
 
 def is_plain(config: SpeculativeConfig | None) -> bool:
@@ -168,7 +165,7 @@ def is_plain(config: SpeculativeConfig | None) -> bool:
 
 def short(params: SamplingParams) -> SamplingParams:
     """The same request, ended after a few tokens."""
-    return SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=4, ignore_eos=True)
+    return SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=WARM_UP, ignore_eos=True)
 
 
 @contextmanager
@@ -182,12 +179,21 @@ def watching(llm: LLM, observer: Observer | None) -> Iterator[None]:
             llm.loop.observers.remove(observer)
 
 
-def run_one(llm: LLM, question: Question, config: SpeculativeConfig | None) -> tuple[Sample, Meter]:
-    """One request alone, watched until nothing of it is in flight."""
-    meter = Meter(llm.setup.stages, llm.drafter)
-    llm.observe(meter)
+def run_alone(llm: LLM, question: Question, config: SpeculativeConfig | None, experience: Experience) -> RequestOutput:
+    """One request, until nothing of it is in flight, with what its strategy has learned so far."""
+    llm.loop.consult(experience)
     (output,) = llm.run([question.prompt], [question.params], config)
     llm.loop.drain()
+    return output
+
+
+def run_one(
+    llm: LLM, question: Question, config: SpeculativeConfig | None, experience: Experience
+) -> tuple[Sample, Meter]:
+    """One request alone, watched."""
+    meter = Meter(llm.setup.stages, llm.drafter)
+    llm.observe(meter)
+    output = run_alone(llm, question, config, experience)
     llm.loop.observers.remove(meter)
     meter.stop()
     emulated = emulated_cluster(llm)

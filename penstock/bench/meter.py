@@ -12,12 +12,13 @@ from penstock.cluster.timing import LinkTiming
 from penstock.drafters.base import Draft, Drafter
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.engine.commit import Advance
+from penstock.engine.loop import Observer
 from penstock.messages import Batch, Result, Span
 from penstock.requests.request import Request
 
 
-class Meter:
-    """Watches one run of one request (an ``Observer``), from its making until ``stop``."""
+class Meter(Observer):
+    """Watches one run of one request, from its making until ``stop``."""
 
     def __init__(self, stages: int, drafter: Drafter | None) -> None:
         self.stages = stages
@@ -36,6 +37,9 @@ class Meter:
         self._arrived_at = 0.0
         self._moved_at: float | None = None
 
+    def waits(self) -> None:
+        self._moved_at = None  # what enters after this has been held back, or waits for a draft or the first stage
+
     def submitted(self, batch: Batch, at: float) -> None:
         if self._moved_at is not None:
             self._turnarounds.append(at - self._moved_at)
@@ -52,7 +56,6 @@ class Meter:
         self.lockstep.arrived(result.stream, bool(result.picks))
 
     def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
-        self._moved_at = None  # what enters now may have waited for these
         self.draft_seconds.append(at - asked_at)
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
@@ -129,5 +132,8 @@ class Meter:
         return median(lost) if lost else 0.0
 
     def overhead_per_loop(self) -> float:
-        """Seconds from the arrival of a result that moved a root until the batch it let in is on its way; median."""
+        """Seconds from the arrival of a result that moved a root until the batch it let in is on its way; median.
+
+        Of a batch that entered later than in the same step of the loop something else was waited for.
+        """
         return median(self._turnarounds) if self._turnarounds else 0.0

@@ -181,7 +181,7 @@ def view_of(tokens: Sequence[int], rows: range) -> BatchView:
     positions, seen = np.asarray(rows), np.arange(rows.stop)
     request = RequestView(0, positions - rows.start, seen, seen, seen[None] <= positions[:, None])
     read = np.asarray(tokens[rows.start : rows.stop])
-    return BatchView(np.zeros_like(positions), positions, positions, positions, read, [request])
+    return BatchView(np.zeros_like(positions), positions, positions, positions, read, [request], positions - 1)
 
 
 def head_of(setup: Resolved, checkpoint: Checkpoint) -> StageModel:

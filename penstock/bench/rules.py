@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock import acceptance
+from penstock.bench.recordings import load_recordings
 from penstock.bench.sample import is_looping
 from penstock.core import ConfigError
 from penstock.recording import Recording
@@ -67,10 +68,20 @@ class Evaluation:
     chains: dict[str, dict[int, Figure]]
 
 
-def run_acceptance(files: Sequence[Path], as_json: bool, console: Console | None = None) -> list[Evaluation]:
-    """Evaluate and print. Raises ConfigError for a file that is no recording, before any is evaluated."""
+def run_acceptance(
+    files: Sequence[Path],
+    as_json: bool,
+    console: Console | None = None,
+    model: str | None = None,
+    draft_model: str | None = None,
+) -> list[Evaluation]:
+    """Evaluate and print.
+
+    Raises ConfigError, before any is evaluated, for a file that is no recording or, where models are named, one of
+    others.
+    """
     console = console or Console()
-    recordings = [Recording.load(file) for file in files]
+    recordings = load_recordings(files, model, draft_model)
     evaluations = [evaluate(file, recording) for file, recording in zip(files, recordings, strict=True)]
     if as_json:
         console.file.write(json.dumps({"recordings": [asdict(one) for one in evaluations]}, indent=2) + "\n")

@@ -15,7 +15,8 @@ from rich.markup import escape
 from penstock.bench.command import prepare, progress_bar
 from penstock.bench.entries import PLAIN, parse_entries
 from penstock.bench.intervals import CONFIDENCE
-from penstock.bench.measure import is_plain
+from penstock.bench.measure import WARM_UP, is_plain
+from penstock.bench.recordings import load_recordings
 from penstock.bench.sample import is_looping
 from penstock.bench.simulated import Case, SimulatedRun, summarise, tables_of
 from penstock.bench.simulated_report import as_json, write_report
@@ -47,6 +48,10 @@ class SimulateOptions:
     """Chance that the target's token is among the first 1, 2, ... candidates; None: the recordings', else the demo
     pair's."""
     recordings: tuple[Path, ...] = ()
+    model: str | None = None
+    """What the recordings' target has to be; None: any."""
+    draft_model: str | None = None
+    """What the recordings' draft model has to be; None: any."""
     tokens: int = 2000
     """Of all requests together; of recordings those that there are."""
     tokens_per_request: int = 100
@@ -65,6 +70,9 @@ class SimulateOptions:
             check_accuracy(self.accuracy)
             if self.recordings:
                 raise FieldError("accuracy", "is set beside a recording, which has its own; remove one")
+        for name in ("model", "draft_model"):
+            if getattr(self, name) is not None and not self.recordings:
+                raise FieldError(name, "is what recordings have to be made with, but there are none; add --recording")
         check(self.tokens_per_request >= 2, "tokens_per_request", self.tokens_per_request, "at least 2")
         check(self.tokens >= self.tokens_per_request, "tokens", self.tokens, "at least tokens_per_request")
         check(self.seed >= 0, "seed", self.seed, "0 or above")
@@ -109,7 +117,7 @@ def simulate_all(plan: Plan, console: Console) -> list[SimulatedRun]:
             plain: list[Simulated] = []
             for case in cases:
                 progress.update(task, description=escape(f"{case.cluster.name}: {case.strategy}"))
-                found = simulate(case.cluster, plan.script, case.config)
+                found = simulate(case.cluster, plan.script, case.config, warm_up=WARM_UP)
                 plain = plain or found
                 runs.append(summarise(case, found, plain))
                 progress.advance(task)
@@ -176,7 +184,7 @@ def script_of(options: SimulateOptions) -> Script:
 
 def recorded(options: SimulateOptions) -> Script:
     """As many whole requests as ``tokens`` allow, one at least; those of a single token or that loop are left out."""
-    recordings = [Recording.load(path) for path in options.recordings]
+    recordings = load_recordings(options.recordings, options.model, options.draft_model)
     for path, recording in zip(options.recordings, recordings, strict=True):
         recording.check_made_with(path, recordings[0].header.target, recordings[0].header.draft)
     straight = [(recording, request) for recording in recordings for request in straight_requests(recording)]

@@ -43,6 +43,8 @@ class SimulatedRun:
     """Its 95% bounds (``intervals.paired_ratio``); None for a single request."""
     mean_acceptance_length: float
     """vLLM's: 1 + accepted tokens / drafts (trees)."""
+    hit_rate: float | None
+    """PipeDec's accuracy: share of the tokens that were in the tree's second layer, where it had one; else None."""
     drafter_busy: float
     stages_busy: float
     """Mean over the stages."""
@@ -74,7 +76,8 @@ def summarise(case: Case, found: Sequence[Simulated], plain: Sequence[Simulated]
     tokens, seconds = sum(one.tokens - 1 for one in found), sum(one.seconds for one in found)
     speedup = paired_ratio([base.seconds / one.seconds for one, base in zip(found, plain, strict=True)])
     assert speedup is not None
-    accepted, drafts = (sum(getattr(one.metrics, name) for one in found) for name in ("accepted", "drafts"))
+    names = ("accepted", "misses", "drafts")
+    accepted, misses, drafts = (sum(getattr(one.metrics, name) for one in found) for name in names)
     return SimulatedRun(
         cluster=case.name,
         base=case.base,
@@ -88,6 +91,7 @@ def summarise(case: Case, found: Sequence[Simulated], plain: Sequence[Simulated]
         speedup=speedup.mean,
         speedup_interval=speedup.bounds,
         mean_acceptance_length=1 + accepted / drafts if drafts else 1.0,
+        hit_rate=accepted / (accepted + misses) if accepted + misses else None,
         drafter_busy=sum(one.drafter_busy * one.seconds for one in found) / seconds,
         stages_busy=sum(one.stages_busy * one.seconds for one in found) / seconds,
         rows_per_token=fmean(one.rows / one.tokens for one in found),

@@ -9,8 +9,10 @@ from penstock.cluster.timing import (
     StageTiming,
     draft_link,
     draft_timing,
+    feature_links,
     link_timings,
     plain_step_seconds,
+    speculator_timing,
     stage_timings,
 )
 
@@ -27,10 +29,12 @@ __all__ = [
     "StageTiming",
     "draft_link",
     "draft_timing",
+    "feature_links",
     "link_timings",
     "load_cluster",
     "plain_step_seconds",
     "preset_names",
     "random_cluster",
+    "speculator_timing",
     "stage_timings",
 ]

@@ -90,6 +90,20 @@ def draft_timing(cluster: Cluster) -> StageTiming | None:
     return StageTiming(devices=(device_timing(device, draft, draft.layers, cluster.time_scale, head=True),))
 
 
+def speculator_timing(cluster: Cluster) -> StageTiming | None:
+    """One pass of a learned drafter: a layer of the target's model and its head; None where no drafter is named."""
+    if cluster.drafter is None or cluster.as_model is None:
+        return None
+    device = cluster.device(cluster.drafter)
+    return StageTiming(devices=(device_timing(device, cluster.as_model, 1, cluster.time_scale, head=True),))
+
+
+def feature_links(cluster: Cluster) -> tuple[LinkTiming, ...]:
+    """From each stage to the drafter (or the engine, beside which it then runs), for one layer's state of a row."""
+    model, drafter = emulated_model(cluster), cluster.drafter or cluster.engine
+    return tuple(link_timing(cluster, stage.devices[-1], drafter, model.row_bytes) for stage in cluster.stages)
+
+
 def draft_link(cluster: Cluster) -> LinkTiming | None:
     """Between engine and drafter, either way; None where the cluster names no drafter."""
     if cluster.drafter is None:

@@ -23,7 +23,8 @@ from rich.text import Text
 from penstock.cluster import Cluster
 from penstock.demo.boards import Boards, boards_table, modelled_delays
 from penstock.demo.tree import LEGEND, NARROW, GrowingTree, tree_table
-from penstock.trace import EMULATED, Watcher
+from penstock.engine.loop import Observer
+from penstock.trace import EMULATED
 
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
@@ -113,7 +114,7 @@ def printable(text: str) -> str:
 # --------------------------------------------------------------------------------------------------------- the picture
 
 
-class Race(Watcher):
+class Race(Observer):
     """Watches all runs of the demo and draws itself whenever rich asks for it (``__rich__``)."""
 
     def __init__(self, console: Console, cluster: Cluster, prompts: Sequence[str]) -> None:

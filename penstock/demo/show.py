@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from rich import box
 from rich.console import Console
@@ -21,7 +21,7 @@ from penstock.core import SamplingParams
 from penstock.demo.race import PENSTOCK, PLAIN, TITLES, Race
 from penstock.engine import options
 from penstock.engine.loop import Observer
-from penstock.trace import EMULATED, Watcher
+from penstock.trace import EMULATED
 
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
@@ -33,12 +33,6 @@ TOKENS: Final = 48
 """Per prompt: both runs of two prompts and the start take three quarters of a minute."""
 SPECULATION: Final = SpeculativeConfig(method="draft_model", model="demo", strategy=PENSTOCK)
 STRATEGIES: Final = [(PLAIN, None), (PENSTOCK, SPECULATION)]
-
-
-class Screen(Observer, Protocol):
-    """What shows the runs: an observer that is also told which run begins."""
-
-    def begin(self, strategy: str, index: int, total: int) -> None: ...
 
 
 def run_demo(as_json: bool) -> None:
@@ -55,7 +49,7 @@ def run_demo(as_json: bool) -> None:
         print_report(console, cluster, runs)
 
 
-def compare(cluster: Cluster, prompts: Sequence[str], screen: Screen) -> list[StrategyRun]:
+def compare(cluster: Cluster, prompts: Sequence[str], screen: Race | Lines) -> list[StrategyRun]:
     """Every prompt through the plain pipeline, then through Penstock, on the same stages.
 
     Sampled, since a small model that decodes greedily repeats itself; past an end-of-text token, so that all outputs
@@ -90,7 +84,7 @@ def line_screen(console: Console, cluster: Cluster, prompts: Sequence[str]) -> I
     yield Lines(console)
 
 
-class Lines(Watcher):
+class Lines(Observer):
     """One line per run, for a file or a pipe."""
 
     def __init__(self, console: Console) -> None:

@@ -20,10 +20,13 @@ class Ask:
 
 
 class Draft(NamedTuple):
-    """Candidates for one node, best first, as (token, log of the chance that the target picks it)."""
+    """Candidates for one node, best first, as (token, log of the chance that the target picks it).
+
+    None: the drafter cannot say yet, but may when the root has moved on.
+    """
 
     node: Node
-    candidates: Sequence[tuple[int, float]]
+    candidates: Sequence[tuple[int, float]] | None
 
 
 class Drafter(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.drafters.base import Ask, Draft
-from penstock.messages import Candidates
+from penstock.messages import Batch, Candidates
 from penstock.pipeline.base import Pipeline
 from penstock.requests.feed import Feed
 from penstock.requests.request import Request
@@ -37,7 +37,7 @@ class SmallModelDrafter:
     def ask(self, asks: Sequence[Ask]) -> int:
         total = 0
         for ask in asks:
-            rows = self._feed.missing(ask.request, ask.nodes)
+            rows = self._rows(ask)
             lacking = {node.id for node in rows}
             for node in ask.nodes:
                 if node.id in lacking:
@@ -56,7 +56,8 @@ class SmallModelDrafter:
             self._outstanding -= 1
             self._drafts += [self._draft(answer) for answer in result.candidates]
         self._submit()
-        if not self.busy:
+        if not self._queue and not self._outstanding:
+            self._drafts += [Draft(node, None) for node in self._asked.values() if node.alive]
             self._asked.clear()
         drafts, self._drafts = self._drafts, []
         return drafts
@@ -70,6 +71,13 @@ class SmallModelDrafter:
         self._queue = [(entries, count) for entries, count in left if entries]
         self._feed.close(request.number)
 
+    def _rows(self, ask: Ask) -> list[Node]:
+        """What has to enter so that the nodes can be answered for, parents first."""
+        return self._feed.missing(ask.request, ask.nodes)
+
+    def _batch(self, entries: Entries, count: int) -> Batch:
+        return self._feed.batch(entries, wanted=set(self._asked), candidates=count)
+
     def close(self) -> None:
         self.pipeline.close()
 
@@ -78,7 +86,7 @@ class SmallModelDrafter:
             entries, count = self._queue.pop(0)
             # Between the ask and now nodes may have died; what is certain since then would hide their ancestors.
             live = [(request, [node for node in nodes if node.alive]) for request, nodes in entries]
-            batch = self._feed.batch(live, wanted=set(self._asked), candidates=count)
+            batch = self._batch(live, count)
             self._outstanding += 1
             self.pipeline.submit(batch)
 

@@ -114,9 +114,9 @@ class LLM:
         self._mailbox = Mailbox(self._setup.options.transport)
         self._drafter: Drafter | None = None
         try:
-            self._pipeline = start_pipeline(self._setup, self._mailbox)
             if self._setup.speculation is not None and self._setup.speculation.strategy != "autoregressive":
                 self._drafter = start_drafter(self._setup, self._setup.speculation, self._mailbox, self._answer)
+            self._pipeline = start_pipeline(self._setup, self._mailbox, self._drafter)
         except BaseException:
             self.close()
             raise

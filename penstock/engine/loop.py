@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Protocol
 
-from penstock.core import FinishReason, PipelineError
+from penstock.core import FinishReason, PenstockError, PipelineError
 from penstock.drafters.base import Ask, Draft, Drafter
 from penstock.engine.commit import Advance, advance
 from penstock.engine.inflight import InFlight
@@ -22,16 +21,26 @@ from penstock.strategies.experience import Experience
 from penstock.tree import Node
 
 
-class Observer(Protocol):
-    """Watches a run: traces, the live view and the bench are observers. Times are the clock's seconds."""
+class Observer:
+    """Watches a run: traces, the live view and the bench are observers. Times are the clock's seconds.
 
-    def submitted(self, batch: Batch, at: float) -> None: ...
+    A step of the loop is one ``waits`` and then what came of it. Each method does nothing here.
+    """
 
-    def arrived(self, result: Result, at: float) -> None: ...
+    def waits(self) -> None:
+        """All that could be done has been: what happens next has waited for something."""
 
-    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None: ...
+    def submitted(self, batch: Batch, at: float) -> None:
+        """A batch has been sent to the first stage."""
 
-    def advanced(self, request: Request, done: Advance, at: float) -> None: ...
+    def arrived(self, result: Result, at: float) -> None:
+        """A batch has come out; ``advanced`` follows for every request that it told something."""
+
+    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        """The drafter has answered what it was asked then, or a part of it."""
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        """A request's tree has been walked with what a result said."""
 
 
 class EngineLoop:
@@ -58,6 +67,7 @@ class EngineLoop:
         self.requests: dict[int, Request] = {}
         self.ended: str | None = None
         self._owner: dict[int, Request] = {}
+        self._asking: dict[int, Request] = {}
         self._asked_at = 0.0
         self._asked_rows = 0
         self.pace = Pace(self.experience, pipeline.stages)
@@ -94,6 +104,8 @@ class EngineLoop:
 
         Whatever interrupts the work, a lost stage or Ctrl-C, ends all requests; an interrupted wait ends none.
         """
+        for observer in self.observers:
+            observer.waits()
         self.clock.wait(self._due())
         self.experience.now = self.clock.now()
         try:
@@ -122,18 +134,35 @@ class EngineLoop:
 
     def drain(self) -> None:
         """Step until nothing is in flight any more, neither in the stages nor in the drafter."""
-        while len(self.inflight) or (self.drafter is not None and self.drafter.busy):
+        while self._under_way:
             self.step()
+
+    @property
+    def _under_way(self) -> bool:
+        return len(self.inflight) > 0 or (self.drafter is not None and self.drafter.busy)
+
+    def consult(self, experience: Experience) -> None:
+        """Learn into this from now on, and have the strategies of requests that come ask it.
+
+        Raises PenstockError unless the loop is idle: what is under way was begun with another experience.
+        """
+        if self.busy or self._under_way:
+            raise PenstockError("an engine changes its experience only while idle: run its requests and drain it first")
+        self.experience = experience
+        self.pace = Pace(experience, self.pipeline.stages)
 
     def _due(self) -> float | None:
         if self.scheduler.waiting and not self.scheduler.running:
             return self.clock.now()
-        moments = [self.pipeline.due, self.drafter.due if self.drafter else None]
+        moments = [self.experience.look_again]
+        if (due := self.pipeline.due) is not None:
+            moments.append(due)
+        if self.drafter is not None and (due := self.drafter.due) is not None:
+            moments.append(due)
         if self.pace.until > self.clock.now():
             moments.append(self.pace.until)
-        if self.experience.look_again < math.inf:
-            moments.append(self.experience.look_again)
-        return min((moment for moment in moments if moment is not None), default=None)
+        first = min(moments)
+        return first if first < math.inf else None
 
     def _take_results(self) -> None:
         for result in self.pipeline.poll():
@@ -179,7 +208,9 @@ class EngineLoop:
             return
         drafts = self.drafter.poll()
         for draft in drafts:
-            draft.node.candidates = draft.candidates
+            if draft.candidates is None:
+                self._asking[draft.node.id].postpone(draft.node)
+            draft.node.candidates = draft.candidates or ()
         if not self.drafter.busy:
             if self._asked_rows:
                 self.experience.drafter.learn(self._asked_rows, self.clock.now() - self._asked_at)
@@ -221,13 +252,14 @@ class EngineLoop:
             return
         asks = []
         for request in self.scheduler.running:
-            nodes = request.strategy.ask(request.tree)
+            nodes = [*request.postponed(), *request.strategy.ask(request.tree)]
             if nodes:
                 asks.append(Ask(request, nodes, request.strategy.candidates))
                 request.metrics.drafted_nodes += len(nodes)
             for node in nodes:
                 node.asked = True
         if asks:
+            self._asking = {node.id: ask.request for ask in asks for node in ask.nodes}
             self._asked_at = self.clock.now()
             self._asked_rows = self.drafter.ask(asks)
             self.experience.draft_due = self._asked_at + self.experience.drafter.seconds(self._asked_rows)

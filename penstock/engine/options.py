@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cluster import Cluster, load_cluster
-from penstock.config import FieldError, SpeculativeConfig, check, parse_speculative
+from penstock.config import LEARNED, FieldError, SpeculativeConfig, check, parse_speculative
 from penstock.core import ConfigError
+from penstock.requests.slots import speculative_slots
 
 if TYPE_CHECKING:
     from penstock.models.checkpoint import Checkpoint
+    from penstock.models.speculators.formats import SpeculatorCheckpoint
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 DEMO: Final = Path(__file__).parent.parent / "demo"
@@ -25,9 +27,9 @@ class EngineOptions:
     """Names are vLLM's where it has them.
 
     ``model`` is a folder, a hub id, or "demo", the pair that comes with the package. ``kv_slots`` bounds the tokens
-    of all running requests together, ``speculative_slots`` the drafted nodes beside them; each slot costs memory on
-    every stage and in the drafter. ``prefill_chunk`` is how many prompt tokens enter as one batch. ``in_process``
-    keeps a single stage in this process. Raises FieldError naming the field.
+    of all running requests together, ``speculative_slots`` the drafted nodes beside them (by default as many as the
+    strategy can use); each slot costs memory on every stage and in the drafter. ``prefill_chunk`` is how many prompt
+    tokens enter as one batch. Raises FieldError naming the field.
     """
 
     model: str = "demo"
@@ -40,7 +42,7 @@ class EngineOptions:
     max_model_len: int | None = None
     max_num_seqs: int = 16
     kv_slots: int | None = None
-    speculative_slots: int = 1024
+    speculative_slots: int | None = None
     prefill_chunk: int = 128
     transport: str = "ipc"
     skip_tokenizer_init: bool = False
@@ -54,7 +56,8 @@ class EngineOptions:
             value = getattr(self, name)
             check(value is None or (isinstance(value, int) and value >= 1), name, value, "a whole number, at least 1")
         slots = self.speculative_slots
-        check(isinstance(slots, int) and slots >= 0, "speculative_slots", slots, "a whole number, 0 or above")
+        whole = slots is None or (isinstance(slots, int) and slots >= 0)
+        check(whole, "speculative_slots", slots, "a whole number, 0 or above")
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,13 @@ class Resolved:
     options: EngineOptions
     checkpoint: Checkpoint
     draft: Checkpoint | None
+    speculator: SpeculatorCheckpoint | None
     cluster: Cluster | None
     speculation: SpeculativeConfig | None
     layers: tuple[tuple[int, int], ...]
     max_model_len: int
     kv_slots: int
+    speculative_slots: int
 
     @property
     def stages(self) -> int:
@@ -77,7 +82,7 @@ class Resolved:
     @property
     def capacity(self) -> int:
         """Slots of every stage's arenas."""
-        return self.kv_slots + self.options.speculative_slots
+        return self.kv_slots + self.speculative_slots
 
 
 def resolve_options(options: EngineOptions) -> Resolved:
@@ -88,24 +93,34 @@ def resolve_options(options: EngineOptions) -> Resolved:
     if speculation is not None and not isinstance(speculation, SpeculativeConfig):
         speculation = parse_speculative(speculation)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
-    draft = None
+    draft = speculator = None
     if speculation is not None and speculation.model is not None:
-        draft = open_checkpoint(model_folder(speculation.model, "draft"))
-        check_same_vocabulary(checkpoint, draft)
+        if speculation.method in LEARNED:
+            from penstock.models.speculators.formats import open_speculator
+
+            speculator = open_speculator(speculation.model, checkpoint)
+            check_method(speculation.method, speculator)
+        else:
+            draft = open_checkpoint(model_folder(speculation.model, "draft"))
+            check_same_vocabulary(checkpoint, draft)
     cluster = load_cluster(options.cluster) if isinstance(options.cluster, str) else options.cluster
     if cluster is not None:
         check_cluster(cluster, options, speculation)
+    layers = tuple(split_layers(options, checkpoint, cluster))
+    slots = options.speculative_slots
     longest = options.max_model_len or min(positions_of(checkpoint), DEFAULT_MODEL_LEN)
     check(longest <= positions_of(checkpoint), "max_model_len", longest, f"at most {positions_of(checkpoint)}")
     return Resolved(
         options,
         checkpoint,
         draft,
+        speculator,
         cluster,
         speculation,
-        tuple(split_layers(options, checkpoint, cluster)),
+        layers,
         longest,
         options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
+        speculative_slots(len(layers), speculation) if slots is None else slots,
     )
 
 
@@ -127,6 +142,13 @@ def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
         )
 
 
+def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
+    if speculator.kind != method:
+        raise FieldError(
+            "speculative_config.method", f"is {method!r}, the checkpoint is of kind {speculator.kind!r}: name that"
+        )
+
+
 def check_cluster(cluster: Cluster, options: EngineOptions, speculation: SpeculativeConfig | None) -> None:
     """Raise ConfigError where the cluster contradicts the options or asks for what this build cannot start."""
     size = options.pipeline_parallel_size
@@ -136,6 +158,9 @@ def check_cluster(cluster: Cluster, options: EngineOptions, speculation: Specula
             f"is {size}, cluster {cluster.name} has {len(cluster.stages)} stages; leave it out",
         )
     drafts_slowly = speculation is not None and speculation.method in ("draft_model", "synthetic")
+    learned = speculation is not None and speculation.method in LEARNED
+    if cluster.emulated and learned and cluster.drafter is None:
+        raise ConfigError(f"cluster {cluster.name} names no drafter: what drafting takes there is unknown")
     if cluster.emulated and drafts_slowly and cluster.draft_as_model is None:
         raise ConfigError(
             f"cluster {cluster.name} names no drafter and no draft_as_model: what drafting takes there is unknown"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -68,10 +68,11 @@ def kv_bytes_per_slot(config: Any, first: int, last: int, dtype: str) -> int:
     return int(elements) * DTYPE_BYTES[dtype] * (last - first)
 
 
-def resolve(model: str, revision: str | None = None) -> Path:
+def resolve(model: str, revision: str | None = None, also: Sequence[str] = ()) -> Path:
     """The folder of a checkpoint: a local one, or a hub id from the cache, or else downloaded.
 
-    Raises ConfigError saying what to do when it is in none of these places.
+    ``also`` are patterns of files that are wanted beside the usual ones. Raises ConfigError saying what to do when it
+    is in none of these places.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -80,17 +81,18 @@ def resolve(model: str, revision: str | None = None) -> Path:
         raise ConfigError(
             f"model: there is no folder {model!r}; give a checkpoint's folder or an id like 'Qwen/Qwen3-0.6B'"
         )
+    wanted = [*DOWNLOADED, *also]
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=wanted, local_files_only=True))
     except LocalEntryNotFoundError:
-        return _download(model, revision)
+        return _download(model, revision, wanted)
     except HFValidationError as error:
         raise ConfigError(f"model: {model!r} is neither a folder nor a valid hub id ({error})") from error
 
 
-def _download(model: str, revision: str | None) -> Path:
+def _download(model: str, revision: str | None, wanted: list[str]) -> Path:
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=wanted))
     except Exception as error:
         raise ConfigError(
             f"model: {model!r} is not in the local hub cache and could not be downloaded ({error}). Check the name, "
@@ -108,11 +110,11 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     except Exception as error:
         raise ConfigError(f"model: config.json of {model!r} cannot be used: {error}") from error
     parts = check_supported(config)
-    generation = _read_json(path / "generation_config.json")
+    generation = read_json(path / "generation_config.json")
     return Checkpoint(path, config, parts, _eos_ids(config, generation), _sampling_defaults(generation))
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
@@ -143,7 +145,7 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
 def shards(path: Path) -> dict[str, Path]:
     """The file of every tensor. Raises ConfigError if the checkpoint has no safetensors or lacks a shard."""
     if (path / INDEX_FILE).is_file():
-        weight_map = _read_json(path / INDEX_FILE).get("weight_map", {})
+        weight_map = read_json(path / INDEX_FILE).get("weight_map", {})
         return {name: path / file for name, file in weight_map.items()}
     single = path / SINGLE_FILE
     if not single.is_file():

@@ -22,7 +22,7 @@ from penstock.stage.sampler import pick_tokens, rank_candidates
 from penstock.stage.visibility import BatchView, RequestView
 
 
-class _NormOnly(nn.Module):
+class NormOnly(nn.Module):
     """Stands in for the base model where only norm and head are to run; ``inputs_embeds`` are the final states."""
 
     def __init__(self, norm: nn.Module) -> None:
@@ -60,14 +60,42 @@ class StageModel:
         self.device = torch.device(device)
         self._base = getattr(module, parts.base)
         self._causal = module
-        setattr(module, parts.base, _NormOnly(getattr(self._base, parts.norm)))
+        setattr(module, parts.base, NormOnly(getattr(self._base, parts.norm)))
         setattr(self._base, parts.norm, nn.Identity())
         if not plain:
             pack_linears(self._base)
             pack_linears(self._causal)
         self._plain = plain
         self._arenas = Arenas(capacity)
+        self._taps: list[int] = []
+        self._tapped: dict[int, Tensor] = {}
         self._probe()
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the hidden states of these layers for ``features``: 0 the embedding, k what layer k - 1 gives.
+
+        The number of layers itself means the states after the last layer's norm, as in transformers. Call it once.
+        """
+        self._taps = list(layers)
+        modules = getattr(self._base, self.checkpoint.parts.layers)
+        for index in self._taps:
+            if index == self.checkpoint.num_layers:
+                continue
+            if index == 0:
+                modules[0].register_forward_pre_hook(lambda _, given: self._tapped.update({0: given[0]}))
+            else:
+                modules[index - 1].register_forward_hook(lambda _, __, output, index=index: self._keep(index, output))
+
+    def _keep(self, index: int, output: Any) -> None:
+        self._tapped[index] = output[0] if isinstance(output, tuple) else output
+
+    @torch.inference_mode()
+    def features(self, hidden: Tensor) -> Tensor:
+        """The tapped states of the rows of the last ``forward``, side by side; ``hidden`` [N, D] is what it gave."""
+        last = self.checkpoint.num_layers
+        if last in self._taps:
+            self._tapped[last] = getattr(self._causal, self.checkpoint.parts.base).norm(hidden)[None]
+        return torch.cat([self._tapped[index][0] for index in self._taps], dim=-1)
 
     @property
     def is_first(self) -> bool:
@@ -160,7 +188,7 @@ class StageModel:
 def _one_row() -> BatchView:
     zero = np.zeros(1, dtype=np.int64)
     request = RequestView(0, rows=zero, slots=zero, positions=zero, mask=np.ones((1, 1), dtype=bool))
-    return BatchView(requests=zero, nodes=zero, slots=zero, positions=zero, tokens=zero, views=[request])
+    return BatchView(zero, zero, zero, zero, zero, [request], parents=zero - 1)
 
 
 def _places(view: BatchView, wanted: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -14,10 +14,18 @@ from penstock.stage.driver import Line, Outgoing, StageDriver
 class InProcessPipeline:
     """Drives the stages whenever it is polled, as far as the clock allows.
 
-    ``entrance`` is the emulated line from the engine to the first stage.
+    ``entrance`` is the emulated line from the engine to the first stage; ``drafter`` the pipeline, of one stage, of the
+    learned drafter that reads these stages' features.
     """
 
-    def __init__(self, drivers: Sequence[StageDriver], clock: Clock, entrance: Line | None = None) -> None:
+    def __init__(
+        self,
+        drivers: Sequence[StageDriver],
+        clock: Clock,
+        entrance: Line | None = None,
+        drafter: InProcessPipeline | None = None,
+    ) -> None:
+        self._drafter = drafter
         self.stages = len(drivers)
         self._drivers = drivers
         self._clock = clock
@@ -57,6 +65,10 @@ class InProcessPipeline:
         pass
 
     def _deliver(self, index: int, sent: Outgoing) -> None:
+        if sent.aside:
+            assert self._drafter is not None
+            self._drafter._tell(0, sent.message, sent.tensor)
+            return
         to = index - 1 if sent.upstream else index + 1
         if 0 <= to < self.stages:
             self._tell(to, sent.message, sent.tensor)

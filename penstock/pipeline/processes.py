@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from penstock.cluster.timing import LinkTiming
 from penstock.core import PipelineError
 from penstock.messages import (
     Batch,
@@ -33,7 +34,7 @@ from penstock.messages import (
 from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Inbox, connect
-from penstock.pipeline.worker import StageSpec
+from penstock.pipeline.worker import StageSpec, TapSpec
 from penstock.stage.driver import Line
 from penstock.stage.visibility import ProtocolError
 
@@ -139,9 +140,14 @@ class StagePlan:
     timing: Any = None
     up: Any = None
     down: Any = None
+    tap: TapSpec | None = None
+    target: str = ""
+    """A learned drafter's target; ``model`` is then the drafter."""
 
     @property
     def label(self) -> str:
+        if self.target:
+            return self.model
         return f"layers {self.first}-{self.last - 1}" if self.last > self.first else "no layers"
 
 
@@ -180,6 +186,10 @@ class ProcessPipeline:
     def submit(self, batch: Batch) -> None:
         self._end.sending(batch)
         self._inboxes[0].send(encode(batch, self._session))
+
+    def tap(self, layers: tuple[int, ...], link: LinkTiming | None) -> TapSpec:
+        """Where the target's stages send these layers' states, if the first of these stages is a learned drafter."""
+        return TapSpec(layers=layers, address=self.started[0].address, session=self._session, link=link)
 
     def cancel(self, message: Cancel) -> None:
         self._end.sending(message)
@@ -249,6 +259,8 @@ class ProcessPipeline:
             timing=plan.timing,
             up=plan.up,
             down=plan.down,
+            tap=plan.tap,
+            target=plan.target,
         )
 
     def _on_message(self, message: Message) -> None:

@@ -15,6 +15,7 @@ from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.messages import (
     Batch,
     Failed,
+    Features,
     MalformedMessage,
     Message,
     Started,
@@ -26,13 +27,22 @@ from penstock.messages import (
 )
 from penstock.pipeline.inbox import Inbox, connect, wake_on_time
 from penstock.stage.background import BackgroundLayers
-from penstock.stage.core import Layers, StageCore
+from penstock.stage.core import StageCore
 from penstock.stage.driver import Outgoing, StageDriver
 
 log = logging.getLogger(__name__)
 
 LAST_WORDS_MS = 1000
 """How long a stage that failed waits for the engine to hear of it. One that was told to stop has nothing to say."""
+
+
+class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Hidden states that a stage sends a drafter: of these layers, to this inbox, under the drafter's session."""
+
+    layers: tuple[int, ...]
+    address: str
+    session: str
+    link: LinkTiming | None = None
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +67,9 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     timing: StageTiming | None = None
     up: LinkTiming | None = None
     down: LinkTiming | None = None
+    tap: TapSpec | None = None
+    target: str = ""
+    """A learned drafter's target, whose features it reads; ``model`` is then the drafter's checkpoint."""
 
 
 def run(spec: StageSpec) -> None:
@@ -76,11 +89,31 @@ def run(spec: StageSpec) -> None:
             context.destroy(linger=last_words)
 
 
+def load(spec: StageSpec) -> Any:
+    """The stage's layers, or the learned drafter's module."""
+    from penstock.models.stage_model import load_stage
+
+    if spec.target:
+        from penstock.models.speculators.stage import load_speculator_stage
+
+        return load_speculator_stage(
+            spec.model, spec.target, capacity=spec.capacity, dtype=spec.dtype, device=spec.device
+        )
+    return load_stage(
+        spec.model,
+        spec.first,
+        spec.last,
+        capacity=spec.capacity,
+        dtype=spec.dtype,
+        device=spec.device,
+        max_model_len=spec.max_model_len,
+    )
+
+
 class Worker:
     """One stage at its sockets."""
 
     def __init__(self, spec: StageSpec, context: zmq.Context[Any], inbox: Inbox, engine: zmq.Socket[bytes]) -> None:
-        from penstock.models.stage_model import load_stage
         from penstock.stage import tensors
 
         self._tensors = tensors
@@ -89,20 +122,12 @@ class Worker:
         self._context = context
         self._upstream = self._downstream = engine
         self._wired = self._stopped = False
-        self._model = load_stage(
-            spec.model,
-            spec.first,
-            spec.last,
-            capacity=spec.capacity,
-            dtype=spec.dtype,
-            device=spec.device,
-            max_model_len=spec.max_model_len,
-        )
+        self._model = load(spec)
         if spec.timing is not None:
             wake_on_time()
-        layers: Layers = self._model if spec.timing is None else BackgroundLayers(self._model)
-        core = StageCore(layers, spec.capacity, is_last=spec.index == spec.stages - 1)
-        self._driver = StageDriver(spec.index, core, time.monotonic, spec.timing, spec.down, spec.up)
+        self._driver = self._make_driver()
+        if spec.tap is not None:
+            self._aside = connect(context, spec.tap.address)
         started = Started(
             stage=spec.index,
             address=inbox.address,
@@ -110,6 +135,20 @@ class Worker:
             weight_bytes=self._model.weight_bytes,
         )
         engine.send(encode(started, spec.session))
+
+    def _make_driver(self) -> StageDriver:
+        spec, layers = self._spec, self._model
+        taps: tuple[int, ...] = ()
+        if spec.tap is not None:
+            taps = spec.tap.layers
+            layers.tap(taps)
+        if spec.timing is not None:
+            layers = BackgroundLayers(layers)
+        core = StageCore(layers, spec.capacity, is_last=spec.index == spec.stages - 1, taps=taps)
+        if spec.target:
+            core.reader = self._model
+        aside = spec.tap.link if spec.tap is not None else None
+        return StageDriver(spec.index, core, time.monotonic, spec.timing, spec.down, spec.up, aside)
 
     def serve(self) -> None:
         while not self._stopped:
@@ -142,6 +181,8 @@ class Worker:
             self._wired = True
         elif isinstance(message, Batch):
             self._driver.on_message(message, self._hidden_states(message, frames))
+        elif isinstance(message, Features):
+            self._driver.on_message(message, self._features(message, frames))
         else:
             self._driver.on_message(message)
 
@@ -151,15 +192,26 @@ class Worker:
             return None
         if (batch.dtype, batch.width) != (self._spec.dtype, self._model.hidden_size):
             raise MalformedMessage(f"batch {batch.stream} brings {batch.dtype or 'no'} states of width {batch.width}")
-        return self._tensors.from_bytes(frames[1], batch, self._spec.device)
+        return self._tensors.from_bytes(frames[1], len(batch.alive), batch.width, batch.dtype, self._spec.device)
+
+    def _features(self, message: Features, frames: list[bytes]) -> Any:
+        """What a stage of the target sends a drafter, in the drafter's own type."""
+        if not message.nodes:
+            return None
+        rows, device = len(message.nodes), self._spec.device
+        states = self._tensors.from_bytes(frames[1], rows, message.width, message.dtype, device)
+        return states.to(self._tensors.DTYPES[self._spec.dtype])
 
     def _send(self, outgoing: Outgoing) -> None:
         message: Message = outgoing.message
-        socket = self._upstream if outgoing.upstream else self._downstream
-        if outgoing.tensor is None or not isinstance(message, Batch):
-            socket.send(encode(message, self._spec.session))
+        socket, session = self._upstream if outgoing.upstream else self._downstream, self._spec.session
+        if outgoing.aside:
+            assert self._spec.tap is not None
+            socket, session = self._aside, self._spec.tap.session
+        if outgoing.tensor is None or not isinstance(message, Batch | Features):
+            socket.send(encode(message, session))
             return
         message.width = math.prod(outgoing.tensor.shape[1:])
         message.dtype = self._spec.dtype
-        socket.send(encode(message, self._spec.session), zmq.SNDMORE)
+        socket.send(encode(message, session), zmq.SNDMORE)
         socket.send(self._tensors.to_bytes(outgoing.tensor))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.messages import NO_SLOT, Batch, Certain, Opened, Rows
@@ -42,6 +42,11 @@ class Feed:
         if self._told.pop(request, None):
             self._closed.append(request)
 
+    def has(self, request: Request, node: Node) -> bool:
+        """Whether the node's row has entered."""
+        told = self._told.get(request.number)
+        return told is not None and node.id in told.fed
+
     def missing(self, request: Request, nodes: Iterable[Node]) -> list[Node]:
         """``nodes`` and all their ancestors whose rows have not entered yet, parents first."""
         told = self._told.get(request.number, _Told())
@@ -56,23 +61,34 @@ class Feed:
         lacking = {node.id: node for node in request.certain[told.prefix :] if node.id not in told.fed}
         return list({**lacking, **wanted}.values())
 
-    def batch(self, entries: Sequence[tuple[Request, Sequence[Node]]], wanted: set[int], candidates: int = 0) -> Batch:
-        """The next batch: these rows of these requests. ``wanted`` are ids of nodes whose successor is asked for."""
+    def batch(
+        self,
+        entries: Sequence[tuple[Request, Sequence[Node]]],
+        wanted: set[int],
+        candidates: int = 0,
+        again: Container[int] = (),
+    ) -> Batch:
+        """The next batch: these rows of these requests. ``wanted`` are ids of nodes whose successor is asked for.
+
+        ``again`` are ids of nodes that have entered before: a learned drafter's, now certain, computed anew.
+        """
         batch = Batch(stream=self.next_stream, rows=Rows(), candidates=candidates)
         self.next_stream += 1
         batch.closed, self._closed = self._closed, []
         for request, nodes in entries:
-            self._add(batch, request, nodes, wanted)
+            self._add(batch, request, nodes, wanted, again)
         batch.alive = list(range(len(batch.rows)))
         return batch
 
-    def _add(self, batch: Batch, request: Request, nodes: Sequence[Node], wanted: set[int]) -> None:
+    def _add(
+        self, batch: Batch, request: Request, nodes: Sequence[Node], wanted: set[int], again: Container[int]
+    ) -> None:
         told = self._told.get(request.number)
         if told is None:
             told = self._told[request.number] = _Told()
             batch.opened.append(Opened(request.number, request.sampling))
         for node in nodes:
-            assert node.id not in told.fed, "a node enters once"
+            assert node.id not in told.fed or node.id in again, "a node enters once"
             told.fed.add(node.id)
             if node.id in wanted:
                 batch.wanted.append(len(batch.rows))

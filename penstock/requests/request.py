@@ -75,6 +75,8 @@ class Request:
         self.produced = 0
         self.picks: dict[int, Pick] = {}
         self.finished: FinishReason | None = None
+        self._postponed: list[Node] = []
+        self._postponed_under: Node | None = None
 
     @property
     def slots_needed(self) -> int:
@@ -90,6 +92,19 @@ class Request:
         for position, token in enumerate(self.prompt):
             self.certain.append(nodes.certain(token, position))
         self.tree = TokenTree(self.certain[-1], nodes)
+
+    def postpone(self, node: Node) -> None:
+        """The drafter cannot say yet what follows ``node``: ask again under another root."""
+        self._postponed.append(node)
+        self._postponed_under = self.tree.root
+
+    def postponed(self) -> list[Node]:
+        """Nodes that are to be asked about again, now that the root has moved on; none as long as it has not."""
+        if not self._postponed or self._postponed_under is self.tree.root:
+            return []
+        again = [node for node in self._postponed if node.alive and node.position >= self.tree.root.position]
+        self._postponed = []
+        return again
 
     def path(self, node: Node) -> list[int]:
         """Token ids from the prompt's first to ``node``'s, inclusive. ``node`` is in the tree."""

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from typing import Final
 
+from penstock.config import SpeculativeConfig
 from penstock.core import PenstockError
+
+LEAST_SPECULATIVE: Final = 1024
+AHEAD: Final = 4
+"""Batches' worth of drafted nodes beside one for each stage: those on the links, and those that have yet to enter.
+
+In simulations of the presets with the default strategy at its full width the largest tree had 3.4 of them."""
+
+
+def speculative_slots(stages: int, speculation: SpeculativeConfig | None) -> int:
+    """How many drafted nodes are given room where nobody says: what the strategy's widest batches can make use of."""
+    rows = speculation.most_rows if speculation is not None else 0
+    return max(LEAST_SPECULATIVE, rows * (stages + AHEAD))
 
 
 class SlotPool:
@@ -22,14 +36,15 @@ class SlotPool:
         self.total = certain_capacity + speculative_quota
         self.reserved = 0
         self.certain = 0
-        self.speculative = 0
+        self.room = speculative_quota
+        """Speculative slots that can still be taken."""
         self._free = list(range(self.total))
         self._is_free = [True] * self.total
 
     @property
-    def room(self) -> int:
-        """Speculative slots that can still be taken."""
-        return self.speculative_quota - self.speculative
+    def speculative(self) -> int:
+        """Speculative slots that have been taken."""
+        return self.speculative_quota - self.room
 
     def reserve(self, count: int) -> bool:
         """Set ``count`` certain slots aside for a request, or say that they are not there now."""
@@ -48,19 +63,19 @@ class SlotPool:
     def take_speculative(self) -> int:
         if self.room <= 0:
             raise PenstockError("no speculative slot left: strategies must stay within the tree's room")
-        self.speculative += 1
+        self.room -= 1
         return self._take()
 
     def certify(self) -> None:
         """One speculative slot has become certain, in place."""
-        self.speculative -= 1
+        self.room += 1
         self.certain += 1
 
     def free_certain(self, slots: Iterable[int]) -> None:
         self.certain -= self._give_back(slots)
 
     def free_speculative(self, slots: Iterable[int]) -> None:
-        self.speculative -= self._give_back(slots)
+        self.room += self._give_back(slots)
 
     def audit(self, certain: int, speculative: int) -> None:
         """Raise PenstockError unless the counts are those of the live requests and add up to the total."""

@@ -11,14 +11,13 @@ from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.drafters.base import Draft
 from penstock.drafters.emulated import EmulatedDrafter
-from penstock.engine.commit import Advance
-from penstock.engine.loop import EngineLoop
+from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Batch, Pick, Result, Sampling
+from penstock.messages import Pick, Result, Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
-from penstock.requests.slots import SlotPool
+from penstock.requests.slots import SlotPool, speculative_slots
 from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.script import Script
 from penstock.simulator.stage import SimulatedCore
@@ -27,8 +26,6 @@ from penstock.strategies import make_strategy
 from penstock.strategies.base import Strategy
 
 CHUNK = 128
-SPECULATIVE_SLOTS = 4096
-"""At least; a wide tree over many stages has as many as it fills."""
 
 
 @dataclass
@@ -62,15 +59,12 @@ class Timed:
         pass
 
 
-class Watch:
-    """An ``Observer``: when the stages and the drafter worked, as (start, end)."""
+class Watch(Observer):
+    """When the stages and the drafter worked, as (start, end)."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[float, float]] = []
         self.drafter: list[tuple[float, float]] = []
-
-    def submitted(self, batch: Batch, at: float) -> None:
-        pass
 
     def arrived(self, result: Result, at: float) -> None:
         self.stages += [(span.start, span.end) for span in result.spans]
@@ -78,21 +72,25 @@ class Watch:
     def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
         self.drafter.append((asked_at, at))
 
-    def advanced(self, request: Request, done: Advance, at: float) -> None:
-        pass
 
-
-def simulate(cluster: Cluster, script: Script, speculation: SpeculativeConfig | None) -> list[Simulated]:
+def simulate(
+    cluster: Cluster, script: Script, speculation: SpeculativeConfig | None, warm_up: int = 0
+) -> list[Simulated]:
     """Every request of the script alone, one after the other, with one strategy; None decodes plainly.
 
-    The cluster has to be emulated and, unless decoding is plain, to name a drafter.
+    The engine is a fresh one, and keeps what it learns from request to request. The first ``warm_up`` tokens of the
+    first request come before, and do not count. The cluster has to be emulated and, unless decoding is plain, to name
+    a drafter.
     """
+    numbers = [*range(len(script.picks))]
+    if warm_up:
+        script, numbers = script.with_again(0, warm_up), [len(numbers), *numbers]
     loop = make_loop(cluster, script, speculation)
     done = []
-    for number in range(len(script.picks)):
+    for number in numbers:
         strategy = make_strategy(speculation, len(cluster.stages), loop.experience)
         done.append(simulate_one(loop, script, number, strategy))
-    return done
+    return done[1:] if warm_up else done
 
 
 def simulate_one(loop: EngineLoop, script: Script, number: int, strategy: Strategy) -> Simulated:
@@ -139,6 +137,5 @@ def make_loop(cluster: Cluster, script: Script, speculation: SpeculativeConfig |
         assert timing is not None
         drafter = EmulatedDrafter(ScriptedDrafter(script), timing, draft_link(cluster), clock)
     longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
-    width = speculation.width if speculation is not None and speculation.width is not None else 0
-    pool = SlotPool(longest, max(SPECULATIVE_SLOTS, width * len(timings)))
+    pool = SlotPool(longest, speculative_slots(len(timings), speculation))
     return EngineLoop(pipeline, drafter, Scheduler(pool, len(timings), CHUNK, 1, longest), clock)

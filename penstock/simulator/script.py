@@ -10,7 +10,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from penstock.drafters.synthetic import CONCENTRATION, FLOOR, confidence
@@ -41,6 +41,12 @@ class Script:
     @property
     def tokens(self) -> int:
         return sum(len(picks) for picks in self.picks)
+
+    def with_again(self, request: int, tokens: int) -> Script:
+        """The same with a further request: the first ``tokens`` of this one."""
+        prompts = (*self.prompts, self.prompts[request])
+        picks, drafts = ((*lists, lists[request][:tokens]) for lists in (self.picks, self.drafts))
+        return replace(self, prompts=prompts, picks=picks, drafts=drafts)
 
     def after(self, request: int, position: int) -> int:
         """The target's token after ``position`` of a request's path; after its last one, any."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.messages import Batch, Cancel, Candidates, Pick
+from penstock.messages import Batch, Cancel, Candidates, Features, Pick
 from penstock.simulator.script import Script
 from penstock.stage.cancels import Cancels
 from penstock.stage.visibility import ProtocolError
@@ -23,6 +23,15 @@ class SimulatedCore:
 
     def cancel(self, message: Cancel) -> None:
         self._cancels.add(message)
+
+    def lacks(self, batch: Batch) -> set[tuple[int, int]]:
+        return set()
+
+    def take(self, features: Features, states: Any) -> None:
+        pass
+
+    def tapped(self) -> None:
+        return None
 
     def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
         if batch.stream != self._cancels.next_stream:

@@ -35,6 +35,9 @@ class BackgroundLayers:
     ) -> list[Candidates]:
         return self._thread.submit(self._layers.candidates, view, hidden, wanted, samplings, count).result()
 
+    def features(self, hidden: Any) -> Any:
+        return self._thread.submit(self._layers.features, hidden).result()
+
 
 def yield_to_others() -> None:
     """Linux's idle policy for the calling thread; elsewhere nothing."""

@@ -28,6 +28,10 @@ class Cancels:
             alive = [row for row in alive if nodes[row] not in dead]
         return alive
 
+    def awaited(self, batch: Batch) -> set[int]:
+        """Nodes whose features the batch's surviving rows need."""
+        return {batch.joins[row] for row in self.surviving(batch)} - {0} if batch.joins else set()
+
     def passed(self, stream: int) -> None:
         """The batch with this number has been computed: forget what concerned it and its forerunners alone."""
         self.next_stream = stream + 1

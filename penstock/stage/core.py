@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from penstock.messages import Batch, Cancel, Candidates, Pick, Sampling
+from penstock.messages import Batch, Cancel, Candidates, Features, Pick, Sampling
 from penstock.stage.cancels import Cancels
 from penstock.stage.visibility import BatchView, ProtocolError, Visibility
 
@@ -30,6 +30,22 @@ class Layers(Protocol):
         """Last stage of a drafter: ``count`` noise-ranked candidates after each row in ``wanted``."""
         ...
 
+    def features(self, hidden: Any) -> Any:
+        """What a learned drafter reads of the rows just computed [N, F]; ``hidden`` is what ``forward`` gave."""
+        ...
+
+
+class Reader(Protocol):
+    """What the layers of a learned drafter also do: they read the features that the target's stages send."""
+
+    def take(self, features: Features, states: Any) -> None:
+        """Features have arrived; ``states`` [rows, width]."""
+        ...
+
+    def lacks(self, nodes: set[int]) -> set[tuple[int, int]]:
+        """What has not arrived yet of these nodes' features: (node, layer)."""
+        ...
+
 
 class StageCore:
     """One stage: drops dead rows, computes the others, and says what the last stage has to say.
@@ -37,16 +53,37 @@ class StageCore:
     ``process`` gives back the rows that survived and either their hidden states or, on the last stage, picks.
     """
 
-    def __init__(self, layers: Layers, capacity: int, is_last: bool) -> None:
+    def __init__(self, layers: Layers, capacity: int, is_last: bool, taps: Sequence[int] = ()) -> None:
         self.layers = layers
+        self.taps = list(taps)
+        """Layers whose states go to a drafter."""
+        self.reader: Reader | None = None
+        """The layers again, where they are a learned drafter's."""
         self.visibility = Visibility(capacity)
         self.is_last = is_last
         self._cancels = Cancels()
         self._samplings: dict[int, Sampling] = {}
+        self._tapped: tuple[Features, Any] | None = None
 
     def cancel(self, message: Cancel) -> None:
         """Remember the dead nodes until the stream number they precede has passed."""
         self._cancels.add(message)
+
+    def lacks(self, batch: Batch) -> set[tuple[int, int]]:
+        """The features, as (node, layer), that have to arrive before the batch can be computed."""
+        awaited = self._cancels.awaited(batch)
+        return self.reader.lacks(awaited) if awaited and self.reader else set()
+
+    def take(self, features: Features, states: Any) -> None:
+        """Features have arrived from a stage of the target. Raises ProtocolError where nobody reads any."""
+        if self.reader is None:
+            raise ProtocolError("features arrived at a stage that reads none")
+        self.reader.take(features, states)
+
+    def tapped(self) -> tuple[Features, Any] | None:
+        """What the drafter is to be told of the batch that has just been processed."""
+        tapped, self._tapped = self._tapped, None
+        return tapped
 
     def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
         """Compute one batch.
@@ -71,6 +108,9 @@ class StageCore:
             kept = set(rows)
             hidden = hidden[[i for i, row in enumerate(batch.alive) if row in kept]]
         hidden = self.layers.forward(view, hidden)
+        if self.taps:
+            features = Features(layers=self.taps, nodes=view.nodes.tolist(), slots=view.slots.tolist())
+            self._tapped = features, self.layers.features(hidden)
         if not self.is_last:
             return rows, hidden, [], []
         place = {row: i for i, row in enumerate(rows)}

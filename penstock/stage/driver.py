@@ -13,24 +13,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.core import PenstockError
-from penstock.messages import Batch, Cancel, Candidates, Message, Pick, Ready, Result, Span, encode
+from penstock.messages import Batch, Cancel, Candidates, Features, Message, Pick, Ready, Result, Span, encode
 
 SECRET_SIZED = "0" * 32
 """Stands in for the session's secret where only a message's size counts."""
 
 
 class Outgoing(NamedTuple):
-    """A message and its tensor for one neighbour: upstream or downstream."""
+    """A message and its tensor for one neighbour: upstream or downstream, or aside for a drafter."""
 
     message: Message
     tensor: Any = None
     upstream: bool = False
+    aside: bool = False
 
 
 class Line:
@@ -56,7 +58,13 @@ class Core(Protocol):
 
     def cancel(self, message: Cancel) -> None: ...
 
+    def lacks(self, batch: Batch) -> set[tuple[int, int]]: ...
+
+    def take(self, features: Features, states: Any) -> None: ...
+
     def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]: ...
+
+    def tapped(self) -> tuple[Features, Any] | None: ...
 
 
 class StageDriver:
@@ -70,25 +78,30 @@ class StageDriver:
         timing: StageTiming | None = None,
         down: LinkTiming | None = None,
         up: LinkTiming | None = None,
+        aside: LinkTiming | None = None,
     ) -> None:
         self.index = index
         self.core = core
         self.clock = clock
         self.timing = timing
-        self._down, self._up = Line(down), Line(up)
+        self._down, self._up, self._aside = Line(down), Line(up), Line(aside)
+        self._features: list[tuple[Features, Any]] = []
         self._buffer: deque[tuple[Batch, Any, float]] = deque()
         self._cancels: list[Cancel] = []
         self._pending: tuple[float, Outgoing] | None = None
         self._credit_at: float | None = 0.0
 
     def on_message(self, message: Message, tensor: Any = None) -> None:
-        """Take in a batch (with its hidden states), a cancel, or the next stage's Ready."""
+        """Take in a batch (with its hidden states), a cancel, the next stage's Ready, or features of the target's."""
         if isinstance(message, Batch):
             if self._buffer:
                 raise PenstockError(f"stage {self.index}: batch {message.stream} arrived before its buffer was free")
             self._buffer.append((message, tensor, max(self.clock(), message.arrives)))
         elif isinstance(message, Cancel):
             self._cancels.append(message)
+            self._apply_cancels(self.clock())  # a batch that waits for features may have no row left to wait for
+        elif isinstance(message, Features):
+            self._features.append((message, tensor))
         elif isinstance(message, Ready):
             self._credit_at = message.arrives
         else:
@@ -99,7 +112,18 @@ class StageDriver:
         """When ``step`` has something to do without a further message; None if only a message can help."""
         if self._pending is not None:
             return None if self._credit_at is None else max(self._pending[0], self._credit_at)
-        return self._buffer[0][0].arrives if self._buffer else None
+        return self._joined_at(self._buffer[0][0]) if self._buffer else None
+
+    def _joined_at(self, batch: Batch) -> float | None:
+        """When a batch and the features that its rows need have all arrived; None while some are not on their way."""
+        if not batch.joins:
+            return batch.arrives
+        at, lacking = batch.arrives, self.core.lacks(batch)
+        for features, _ in self._features:
+            brought = lacking.intersection(product(features.nodes, features.layers))
+            if brought:
+                lacking, at = lacking - brought, max(at, features.arrives)
+        return None if lacking else at
 
     def step(self) -> Iterator[Outgoing]:
         """Do everything that is due by now. What is yielded has to be sent at once, and all of it be taken."""
@@ -125,6 +149,7 @@ class StageDriver:
         ready.arrives = self._up.arrival(start, ready)
         yield Outgoing(ready, upstream=True)  # the next batch travels while this one is computed
         self._apply_cancels(start)
+        self._apply_features(start)
         rows, hidden, picks, candidates = self.core.process(batch, hidden)
         computed = self.clock() - start
         modelled = self.timing.seconds(len(rows)) if self.timing else 0.0
@@ -136,6 +161,16 @@ class StageDriver:
         else:
             outcome = msgspec.structs.replace(batch, alive=rows, spans=spans, arrives=0.0)
         self._pending = (end, Outgoing(outcome, hidden))
+        if (tapped := self.core.tapped()) is not None:
+            features, states = tapped
+            features.arrives = self._aside.arrival(end, features, len(features.nodes))
+            yield Outgoing(features, states, aside=True)
+
+    def _apply_features(self, now: float) -> None:
+        for features, states in self._features:
+            if features.arrives <= now:
+                self.core.take(features, states)
+        self._features = [entry for entry in self._features if entry[0].arrives > now]
 
     def _apply_cancels(self, now: float) -> None:
         for cancel in self._cancels:

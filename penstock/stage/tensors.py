@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from penstock.messages import Batch
-
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -17,7 +15,6 @@ def to_bytes(hidden_ND: Any) -> memoryview:
     return memoryview(flat.numpy().reshape(-1))
 
 
-def from_bytes(frame: bytes, batch: Batch, device: str) -> Any:
-    """The hidden states [len(batch.alive), batch.width] that ``frame`` holds; its size has been checked."""
-    flat = torch.frombuffer(bytearray(frame), dtype=DTYPES[batch.dtype])
-    return flat.view(len(batch.alive), batch.width).to(device)
+def from_bytes(frame: bytes, rows: int, width: int, dtype: str, device: str) -> Any:
+    """The hidden states [rows, width] that ``frame`` holds; its size has been checked."""
+    return torch.frombuffer(bytearray(frame), dtype=DTYPES[dtype]).view(rows, width).to(device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -43,60 +45,65 @@ class BatchView:
     positions: np.ndarray
     tokens: np.ndarray
     views: Sequence[RequestView]
+    parents: np.ndarray
+    """Slots of the rows' parents."""
 
     def __len__(self) -> int:
         return len(self.nodes)
 
 
 class _RequestSlots:
-    """One request on one stage: its certain slots in position order, and parent and position of every other slot."""
+    """One request on one stage: its certain slots in position order, and the path of every other slot.
 
-    def __init__(self) -> None:
+    ``positions`` [capacity] says of every slot of the stage which position it holds.
+
+    A path is the set of the slots that hold a row's ancestors and the row itself, as bits: bit s is slot s. It may hold
+    slots that have become certain since, which ``certain_bits`` takes out again; it holds none that has been reused,
+    because a row dies with its ancestors.
+    """
+
+    def __init__(self, positions: np.ndarray) -> None:
+        self.positions = positions
         self.certain = array("q")
         self.is_certain: set[int] = set()
-        self.rows: dict[int, tuple[int, int]] = {}
+        self.certain_bits = 0
+        self.paths: dict[int, int] = {}
 
     def certify(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self.rows.pop(slot, None)
+            self.paths.pop(slot, None)
             self.certain.append(slot)
             self.is_certain.add(slot)
+            self.certain_bits |= 1 << slot
 
-    def ancestors(self, slot: int, seen: dict[int, int]) -> int:
-        """What ``slot`` sees above the certain prefix, itself included, as a set of bits.
+    def register(self, slot: int, parent: int, position: int) -> None:
+        """A row has entered this slot, which is not certain."""
+        above = self.paths.get(parent, 0)
+        if not above and parent != NO_SLOT and parent not in self.is_certain:
+            raise ProtocolError(f"slot {parent} is named as a parent but holds no row")
+        if above and self.positions[parent] != position - 1:
+            raise ProtocolError(f"slot {parent} is named as a parent at position {position - 1}, its row has another")
+        if above >> slot & 1:
+            raise ProtocolError(f"slot {slot} is named for position {position} below the row that it holds")
+        self.paths[slot] = above | 1 << slot
+        self.positions[slot] = position
 
-        ``seen`` holds, slot by slot, what is known of this batch already; a slot's bit is its place in it. Only the
-        part of the path that is not in it yet is walked, each parent one position higher, and put there.
-        """
-        path: list[int] = []
-        position = self.rows[slot][1] if slot in self.rows else 0
-        while (row := self.rows.get(slot)) is not None:
-            if row[1] != position:
-                raise ProtocolError(f"slot {slot} is named as a parent at position {position}, its row has another")
-            if slot in seen:
-                break
-            path.append(slot)
-            slot, position = row[0], position - 1
-        else:
-            if slot != NO_SLOT and slot not in self.is_certain:
-                raise ProtocolError(f"slot {slot} is named as a parent but holds no row")
-        bits = seen.get(slot, 0)
-        for below in reversed(path):
-            bits |= 1 << len(seen)
-            seen[below] = bits
-        return bits
+    def seen_by(self, slot: int) -> int:
+        """The part of a slot's path that is above the certain prefix, as bits; none if it is certain itself."""
+        return self.paths.get(slot, 0) & ~self.certain_bits
 
 
 class Visibility:
     """Follows the stream of batches on one stage. ``capacity`` is the number of slots of the stage's arenas.
 
     A row sees a slot if and only if that slot holds one of its ancestors or itself. Certain slots are kept in
-    position order, so the certain prefix of a row at position p is the first p of them; above it the row's parents
-    are followed through slots that are not certain yet. Commit and prune therefore move no data.
+    position order, so the certain prefix of a row at position p is the first p of them; above it a row sees what its
+    parent saw, and itself. Commit and prune therefore move no data.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self._positions = np.zeros(capacity, dtype=np.int64)
         self._requests: dict[int, _RequestSlots] = {}
 
     @property
@@ -113,7 +120,7 @@ class Visibility:
         for opened in batch.opened:
             if opened.request in self._requests:
                 raise ProtocolError(f"stream {batch.stream}: request {opened.request} is opened twice")
-            self._requests[opened.request] = _RequestSlots()
+            self._requests[opened.request] = _RequestSlots(self._positions)
         for certain in batch.certain:
             for slot in certain.slots:
                 self._check_slot(slot, batch.stream)
@@ -128,7 +135,7 @@ class Visibility:
             self._check_slot(slot, batch.stream)
             table = self._of(request, batch.stream)
             if slot not in table.is_certain:
-                table.rows[slot] = rows.parents[row], rows.positions[row]
+                table.register(slot, rows.parents[row], rows.positions[row])
             by_request.setdefault(request, []).append(i)
 
         def column(values: Sequence[int]) -> np.ndarray:
@@ -139,6 +146,7 @@ class Visibility:
             requests=column(rows.requests),
             nodes=column(rows.nodes),
             slots=slots,
+            parents=column(rows.parents),
             positions=positions,
             tokens=column(rows.tokens),
             views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
@@ -158,19 +166,21 @@ class Visibility:
         table = self._requests[request]
         rows = np.asarray(indices, dtype=np.int64)
         seen_certain = min(len(table.certain), int(positions[rows].max()) + 1)
-        seen: dict[int, int] = {}
-        sets = [table.ancestors(int(slots[i]), seen) for i in indices]
-        all_slots = np.asarray(table.certain[:seen_certain] + array("q", seen), dtype=np.int64)
-        slot_positions = np.arange(len(all_slots), dtype=np.int64)
-        slot_positions[seen_certain:] = [table.rows[slot][1] for slot in seen]
-        mask = np.zeros((len(rows), len(all_slots)), dtype=bool)
+        seen, sees = unpack([table.seen_by(slot) for slot in slots[rows].tolist()])
+        all_slots = np.concatenate([np.asarray(table.certain[:seen_certain], dtype=np.int64), seen])
+        slot_positions = np.concatenate([np.arange(seen_certain, dtype=np.int64), self._positions[seen]])
+        mask = np.empty((len(rows), len(all_slots)), dtype=bool)
         mask[:, :seen_certain] = slot_positions[None, :seen_certain] <= positions[rows, None]
-        mask[:, seen_certain:] = unpack(sets, len(seen))
+        mask[:, seen_certain:] = sees
         return RequestView(request, rows, all_slots, slot_positions, mask)
 
 
-def unpack(sets: Sequence[int], size: int) -> np.ndarray:
-    """Sets of bits below ``size`` as rows of zeros and ones, [len(sets), size]."""
-    octets = size // 8 + 1
-    packed = np.frombuffer(b"".join(bits.to_bytes(octets, "little") for bits in sets), dtype=np.uint8)
-    return np.unpackbits(packed.reshape(len(sets), octets), axis=1, count=size, bitorder="little")
+def unpack(sets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The union of sets of bits in ascending order [S], and which of it each set holds, [len(sets), S]."""
+    union = reduce(or_, sets, 0)
+    first = max(0, (union & -union).bit_length() - 1)  # a request's bits lie close together, if far from 0
+    octets = (union.bit_length() - first) // 8 + 1
+    packed = np.frombuffer(b"".join((bits >> first).to_bytes(octets, "little") for bits in (union, *sets)), np.uint8)
+    unpacked = np.unpackbits(packed.reshape(-1, octets), axis=1, bitorder="little")
+    held = unpacked[0].nonzero()[0]
+    return held + first, unpacked[1:, held]

@@ -42,6 +42,8 @@ class BestFirst:
         self._unsent: list[_Entry] = []
         self._unasked: list[_Entry] = []
         self._waiting: list[Node] = []
+        self._unanswered: list[Node] = []
+        """Nodes of which the drafter could say nothing yet; it may be asked about them again."""
 
     def look(self, tree: TokenTree) -> None:
         """Take in what has happened to the tree: a new beginning, and answers of the drafter."""
@@ -56,9 +58,17 @@ class BestFirst:
         answered = [node for node in self._waiting if node.candidates is not None]
         if answered:
             self._waiting = [node for node in self._waiting if node.candidates is None and node.alive]
+        if self._unanswered:
+            self._unanswered = [node for node in self._unanswered if is_within(node, tree.root)]
+            answered += [node for node in self._unanswered if node.candidates]
+            self._unanswered = [node for node in self._unanswered if not node.candidates]
         for node in answered:
-            if node.candidates and is_within(node, tree.root):
+            if not is_within(node, tree.root):
+                continue
+            if node.candidates:
                 self._offer(node, 0, iter(self._chances(node.candidates)))
+            else:
+                self._unanswered.append(node)
 
     def best_unsent(self, tree: TokenTree) -> float:
         """Log chance, below the root, of the best that has yet to enter; minus infinity if there is none."""
@@ -68,24 +78,25 @@ class BestFirst:
         """The best that has yet to enter. Call only if there is any."""
         return self._take(tree, self._unsent)
 
-    def _known_unsent(self, tree: TokenTree, count: int) -> list[float]:
-        """Log chances of the ``count`` best nodes and candidates that have yet to enter, best first.
+    def _known_unsent(self, count: int) -> list[float]:
+        """Scores, their signs turned, of the ``count`` best nodes and candidates that have yet to enter, best first.
 
         Of each node's candidates only the next is counted: a little less than there is.
         """
         known = [entry[0] for entry in self._unsent[:count]]
         known += [entry[0] for entry in self._candidates[:count]]
         known.sort()
-        return [-negative - tree.root.score for negative in known[:count]]
+        return known[:count]
 
     def mass_unsent(self, tree: TokenTree, count: int) -> float:
         """The chance, at most, that one of the ``count`` best that have yet to enter is on the path."""
-        return sum(math.exp(score) for score in self._known_unsent(tree, count))
+        above = tree.root.score
+        return sum([math.exp(-negative - above) for negative in self._known_unsent(count)])
 
     def waterline(self, tree: TokenTree, count: int) -> float:
         """Log chance of the last of the ``count`` best that have yet to enter; minus infinity if there are fewer."""
-        known = self._known_unsent(tree, count)
-        return known[-1] if len(known) == count else -math.inf
+        known = self._known_unsent(count)
+        return -known[-1] - tree.root.score if len(known) == count else -math.inf
 
     def mass_awaited(self, tree: TokenTree) -> float:
         """The chance that the path leads through a node that the drafter has been asked about and not answered for.
@@ -110,7 +121,7 @@ class BestFirst:
         return node
 
     def _begin(self, root: Node) -> None:
-        self._candidates, self._unsent, self._unasked, self._waiting = [], [], [], []
+        self._candidates, self._unsent, self._unasked, self._waiting, self._unanswered = [], [], [], [], []
         self._push(root)
 
     def _drop_dead(self, root: Node) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
@@ -119,12 +120,8 @@ class Times:
         self.table = self._tabulate()
         return True
 
-    @property
-    def known(self) -> bool:
-        return bool(self._means)
-
     def seconds(self, rows: int) -> float:
-        return self.table[min(rows, SIZES[-1])]
+        return self.table[rows] if rows < len(self.table) else self.table[-1]
 
     def _tabulate(self) -> list[float]:
         """Straight lines between all sizes, the unknown ones at their lower bound."""
@@ -151,10 +148,10 @@ class LinkTimes:
 
     def learn(self, rows: int, seconds: float) -> bool:
         """Take one batch in. Returns whether it was quicker than all before."""
-        latency, per_row = min(self._latency, seconds), min(self._per_row, seconds / rows)
-        changed = (latency, per_row) != (self._latency, self._per_row)
-        self._latency, self._per_row = latency, per_row
-        return changed
+        if seconds >= self._latency and seconds / rows >= self._per_row:
+            return False
+        self._latency, self._per_row = min(self._latency, seconds), min(self._per_row, seconds / rows)
+        return True
 
     def seconds(self, rows: int) -> float:
         return max(self._latency, self._per_row * min(rows, SIZES[-1]))
@@ -168,8 +165,8 @@ class PipelineTimes:
     """How long a batch occupies the slowest stage or link, and how long its whole way is."""
 
     def __init__(self) -> None:
-        self._stages: dict[int, Times] = {}
-        self._links: dict[int, LinkTimes] = {}
+        self._stages: defaultdict[int, Times] = defaultdict(Times)
+        self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
         self._known: dict[int, tuple[float, float]] = {}
         """Step and trip by number of rows, as far as they have been asked for since the times last changed."""
 
@@ -178,10 +175,10 @@ class PipelineTimes:
         changed = False
         for span in spans:
             if span.rows:
-                changed |= self._stages.setdefault(span.stage, Times()).learn(span.rows, span.end - span.start)
+                changed |= self._stages[span.stage].learn(span.rows, span.end - span.start)
         for one, other in pairwise(spans):
             if one.rows:
-                changed |= self._links.setdefault(one.stage, LinkTimes()).learn(one.rows, other.received - one.end)
+                changed |= self._links[one.stage].learn(one.rows, other.received - one.end)
         if changed:
             self._known.clear()
 

@@ -73,6 +73,7 @@ class FlowSpec:
         self._made = 0
         self._drafted: list[_Entry] = []
         self._left: list[_Entry] = []
+        self._noted: set[int] = set()
 
     def ask(self, tree: TokenTree) -> list[Node]:
         self._follow(tree)
@@ -121,9 +122,11 @@ class FlowSpec:
     def _grow_from(self, root: Node, depth: int, growth: Growth) -> None:
         self._layers, self._missing, self._growth = [[root]], depth, growth
         self._drafted, self._left = [], []
+        self._noted = set()
 
     def _deepen(self, tree: TokenTree) -> bool:
         """Begin a score-aware expansion, if the base tree has a further layer."""
+        self._note(self._layers[-1])
         layer = best_children(tree, self._layers[-1], self.candidates)
         if layer:
             self._layers.append(layer)
@@ -142,9 +145,15 @@ class FlowSpec:
         return False
 
     def _note(self, layer: list[Node]) -> None:
-        """Take in a layer's candidates, in the order of creation: equal scores leave parents before their children."""
+        """Take in a layer's candidates, in the order of creation: equal scores leave parents before their children.
+
+        A node that the drafter could say nothing of when it was asked first is taken in once it can.
+        """
         for node in layer:
-            for token, chance in node.candidates or ():
+            if node.id in self._noted or not node.candidates:
+                continue
+            self._noted.add(node.id)
+            for token, chance in node.candidates:
                 self._drafted.append((-(node.score + chance), self._made, node, token, chance))
                 self._made += 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,17 +67,37 @@ class Tokenizer:
 
         Raises ConfigError when the checkpoint has no template, RequestError when it refuses these messages.
         """
+        return self.encode(self.render(messages, add_generation_prompt), add_special_tokens=False)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        """A conversation as text in the checkpoint's own format. Raises as ``apply_chat_template`` does."""
+        text: str = self._templated(messages, add_generation_prompt=add_generation_prompt, tokenize=False)
+        return text
+
+    @property
+    def marks_answers(self) -> bool:
+        """Whether the chat template marks what is the assistant's ({% generation %})."""
+        return re.search(r"{%-?\s*generation\b", str(self._inner.chat_template)) is not None
+
+    def encode_marked(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
+        """Token ids of a conversation, and which are the assistant's, where the template ``marks_answers``."""
+        found = self._templated(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        return list(found["input_ids"]), [bool(mark) for mark in found["assistant_masks"]]
+
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of a rendered text, and where each ends in it, in characters."""
+        found = self._backend.encode(text, add_special_tokens=False)
+        return list(found.ids), [end for _, end in found.offsets]
+
+    def _templated(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         from jinja2 import TemplateError
 
         if self._inner.chat_template is None:
             raise ConfigError("the checkpoint has no chat template: send a plain prompt to the completions interface")
         try:
-            text = self._inner.apply_chat_template(
-                list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
-            )
+            return self._inner.apply_chat_template(list(messages), **options)
         except (TemplateError, TypeError) as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
-        return self.encode(text, add_special_tokens=False)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

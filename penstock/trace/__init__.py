@@ -1,5 +1,5 @@
 """Traces: written while a run goes on, read again to say where its time went."""
 
-from penstock.trace.writer import EMULATED, TraceWriter, Watcher, trace_writer
+from penstock.trace.writer import EMULATED, TraceWriter, trace_writer
 
-__all__ = ["EMULATED", "TraceWriter", "Watcher", "trace_writer"]
+__all__ = ["EMULATED", "TraceWriter", "trace_writer"]

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from penstock.drafters.base import Draft
 from penstock.engine.commit import Advance
+from penstock.engine.loop import Observer
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.requests.request import Request
 
@@ -35,22 +36,6 @@ DRAFTER: Final = 1
 FIRST_STAGE: Final = 2
 
 
-class Watcher:
-    """An Observer that looks at nothing: what sees only a part derives from it."""
-
-    def submitted(self, batch: Batch, at: float) -> None:
-        pass
-
-    def arrived(self, result: Result, at: float) -> None:
-        pass
-
-    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
-        pass
-
-    def advanced(self, request: Request, done: Advance, at: float) -> None:
-        pass
-
-
 @dataclass
 class Event:
     """Something on a track, in the clock's seconds; an instant where ``end`` is None."""
@@ -63,8 +48,8 @@ class Event:
     details: dict[str, Any]
 
 
-class TraceWriter:
-    """An Observer that keeps every event of a run in memory until ``write``.
+class TraceWriter(Observer):
+    """Keeps every event of a run in memory until ``write``.
 
     ``stages`` are the names of the stages' tracks; ``title`` names the whole and says whether times are emulated.
     """
@@ -101,7 +86,7 @@ class TraceWriter:
         details = self._round.details  # a round may be answered in parts
         details["rows"] += len(drafts)
         details["nodes"] += [draft.node.id for draft in drafts]
-        details["candidates"] += sum(len(draft.candidates) for draft in drafts)
+        details["candidates"] += sum(len(draft.candidates or ()) for draft in drafts)
         self._round.end = at
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:

@@ -1,8 +1,11 @@
-"""Every architecture x every strategy x 1, 3 and 5 stages: the tokens of transformers' ``generate``."""
+"""Every architecture x every strategy x 1, 3 and 5 stages: the tokens of transformers' ``generate``.
+
+And at three temperatures, on the shipped pair and on other architectures: the tokens of plain decoding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.engine.options import DEMO
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.strategies.auto import Auto
@@ -20,6 +24,7 @@ from penstock.strategies.experience import Experience
 from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
+from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
 from tests.engines import InProcessEngine, Picks
 
@@ -29,6 +34,18 @@ MAX_GAP = 1e-4
 """Floats differ by batch shape: where ids first differ, the reference's two best logits must be this close."""
 
 SAMPLED = Sampling(seed=11, temperature=1.0, top_p=0.95)
+TEMPERATURES = [Sampling(), Sampling(seed=3, temperature=0.6, top_p=0.9, top_k=80), Sampling(seed=4, temperature=1.0)]
+"""The papers' settings: greedy, PipeDec's sampling (section 4.3.3), and the model's own distribution."""
+CODE = 'def read_lines(path):\n    """Return the lines of a file."""\n    with open('
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Rows are so small that threads would take several times as long waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def strategies(stages: int, experience: Experience) -> list[Strategy]:
@@ -97,6 +114,32 @@ def test_every_strategy_gives_the_tokens_of_generate(architecture: str, tmp_path
             if make > 0 and (make != 2 or stages > 1):  # PipeDec's tree has one layer per stage
                 assert sum(request.metrics.accepted for request in [*requests, *sampled]) > TOKENS
     assert undecided <= 2, "rounding may decide a token now and then, not as a rule"
+
+
+@pytest.mark.parametrize("architecture", ["demo", "qwen3", "gemma2", "mixtral"])
+def test_every_strategy_gives_the_tokens_of_plain_decoding_at_every_temperature(
+    architecture: str, tmp_path: Path
+) -> None:
+    """The shipped pair, drafted for by its small model, and others, drafted for by one that knows the answer."""
+    plain: dict[float, list[int]] = {}
+    if architecture == "demo":
+        prompt = load_tokenizer(DEMO / "target").encode(CODE)
+        engine = InProcessEngine(DEMO / "target", 3, DEMO / "draft", slots=512)
+    else:
+        prompt = PROMPTS[0]
+        drafter = SyntheticDrafter([0.6, 0.75, 0.85], VOCAB, 1, lambda request: plain[request.sampling.temperature])
+        engine = InProcessEngine(make_checkpoint(tmp_path, architecture), 3, drafter)
+    for make in range(len(strategies(3, engine.loop.experience))):
+        requests = [
+            engine.submit(prompt, sampling, TOKENS, strategies(3, engine.loop.experience)[make])
+            for sampling in TEMPERATURES
+        ]
+        engine.run()
+        for request in requests:
+            expected = plain.setdefault(request.sampling.temperature, tokens_of(request))
+            assert tokens_of(request) == expected
+            assert make == 0 or request.metrics.accepted > 0, "nothing was speculated"
+    assert len({tuple(tokens) for tokens in plain.values()}) == len(TEMPERATURES), "each says something of its own"
 
 
 def tokens_of(request: Request) -> list[int]:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock import LLM, CompletionOutput, ConfigError, FinishReason, PipelineError, RequestError, SamplingParams
 from penstock.config import SpeculativeConfig, parse_speculative
+from penstock.engine.loop import Observer
 from penstock.noise import gumbel
 from tests.checkpoints import EOS, make_checkpoint
 
@@ -456,8 +457,8 @@ def test_options_that_cannot_work_are_refused(target: Path, tmp_path: Path) -> N
         LLM(target, max_model_len=1000)
     with pytest.raises(ConfigError, match="pipeline_parallel_size is '2'"):
         LLM(target, pipeline_parallel_size="2")
-    with pytest.raises(ConfigError, match="speculative_slots is None"):
-        LLM(target, speculative_slots=None)
+    with pytest.raises(ConfigError, match="speculative_slots is -1"):
+        LLM(target, speculative_slots=-1)
     other = make_checkpoint(tmp_path / "other", "llama")
     with pytest.raises(ConfigError, match="has a vocabulary of 160 tokens, the target 259"):
         LLM(str(target), speculative_config={"method": "draft_model", "model": str(other)})
@@ -484,17 +485,11 @@ def test_a_closed_llm_says_so(target: Path) -> None:
     list(stream)
 
 
-class Interrupted:
-    """An observer at which Ctrl-C comes in the middle of a step."""
+class Interrupted(Observer):
+    """At it Ctrl-C comes in the middle of a step."""
 
     def submitted(self, *args: Any) -> None:
         raise KeyboardInterrupt
-
-    def arrived(self, *args: Any) -> None: ...
-
-    def drafted(self, *args: Any) -> None: ...
-
-    def advanced(self, *args: Any) -> None: ...
 
 
 def test_an_interrupt_while_waiting_costs_the_call_only(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

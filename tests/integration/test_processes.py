@@ -18,6 +18,7 @@ import pytest
 import zmq
 
 from penstock import LLM, PipelineError, SamplingParams
+from penstock.engine.loop import Observer
 from penstock.messages import (
     MAX_HEADER_BYTES,
     NO_SLOT,
@@ -83,8 +84,8 @@ def _nothing_is_left() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------- lost stages
 
 
-class KillAfter:
-    """An observer that kills a process once so many results have come."""
+class KillAfter(Observer):
+    """Kills a process once so many results have come."""
 
     def __init__(self, process: psutil.Process, results: int) -> None:
         self.process, self.left, self.killed_at = process, results, 0.0
@@ -94,12 +95,6 @@ class KillAfter:
         if self.left == 0:
             self.process.kill()
             self.killed_at = time.monotonic()
-
-    def submitted(self, *args: Any) -> None: ...
-
-    def drafted(self, *args: Any) -> None: ...
-
-    def advanced(self, *args: Any) -> None: ...
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -126,7 +121,7 @@ def test_a_stage_killed_between_calls_is_noticed_by_the_next(target: Path) -> No
 
 def test_a_killed_draft_model_is_named(target: Path, draft: Path) -> None:
     with start(target, 2, speculative_config={"method": "draft_model", "model": str(draft)}) as llm:
-        llm.observe(KillAfter(stage_processes()[2], results=3))
+        llm.observe(KillAfter(stage_processes()[0], results=3))
         with pytest.raises(PipelineError, match=r"draft model 0 \(layers 0-4\) was lost: killed by signal 9"):
             llm.generate(PROMPT, ENDLESS)
 

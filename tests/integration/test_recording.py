@@ -22,6 +22,7 @@ from penstock.config import FieldError, SpeculativeConfig
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
 from penstock.drafters.base import Draft
 from penstock.engine.llm import sampling_of
+from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions, Resolved, resolve_options
 from penstock.messages import Sampling
 from penstock.models import stage_model
@@ -43,7 +44,7 @@ SETTINGS = {
 }
 
 
-class Watch:
+class Watch(Observer):
     """Keeps the drafter's answers by request and position of the guessed token, while their nodes are roots."""
 
     def __init__(self) -> None:
@@ -51,12 +52,6 @@ class Watch:
 
     def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
         self.drafts += drafts
-
-    def submitted(self, *event: Any) -> None: ...
-
-    def arrived(self, *event: Any) -> None: ...
-
-    def advanced(self, *event: Any) -> None: ...
 
 
 def decode(

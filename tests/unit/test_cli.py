@@ -202,6 +202,7 @@ def test_simulate_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--sweep", "segment=2..4"], "sweep is 'segment'; it has to be an option that one of static_tree, pipedec"),
         (["--cluster", "random-1", "--sweep", "stages=1..2"], "stages is 1; it has to be between 2 and 128"),
         (["--recording", "none.safetensors"], "none.safetensors: there is no such file"),
+        (["--model", "demo"], "model is what recordings have to be made with, but there are none; add --recording"),
     ],
 )
 def test_simulate_refuses_what_it_cannot_simulate(flags: list[str], words: str) -> None:

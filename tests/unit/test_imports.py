@@ -34,6 +34,7 @@ LAYERS = [
     "trace",
     "simulator",
     "bench",
+    "trainer",
     "generate",
     "demo",
     "cli",
@@ -41,7 +42,7 @@ LAYERS = [
 """A module may import its own line and those above."""
 
 HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
-MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler")
+MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler", "trainer")
 HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer", "recording"}
 
 DECISIONS = ("core", "tree", "strategies", "requests", "stage.visibility", "stage.core", "stage.driver", "drafters")

@@ -18,6 +18,7 @@ from penstock.messages import (
     Candidates,
     Certain,
     Failed,
+    Features,
     MalformedMessage,
     Message,
     Opened,
@@ -57,6 +58,7 @@ def batches(draw: st.DrawFn) -> tuple[Batch, list[bytes]]:
         wanted=draw(indices),
         alive=sorted(draw(indices)),
         candidates=draw(whole),
+        joins=draw(st.lists(whole, min_size=count, max_size=count) | st.just([])),
         dtype=draw(st.sampled_from(["", *DTYPE_BYTES])),
         width=draw(st.integers(0, 9)),
         arrives=draw(number),
@@ -64,6 +66,17 @@ def batches(draw: st.DrawFn) -> tuple[Batch, list[bytes]]:
     )
     size = len(batch.alive) * batch.width * DTYPE_BYTES.get(batch.dtype, 0)
     return batch, [bytes(size)] if size else []
+
+
+@st.composite
+def features(draw: st.DrawFn) -> tuple[Features, list[bytes]]:
+    """Consistent features and their tensor frame, if it has one."""
+    count, layers = draw(st.integers(0, 4)), draw(st.lists(whole, min_size=1, max_size=3))
+    nodes, slots = (draw(st.lists(whole, min_size=count, max_size=count)) for _ in range(2))
+    dtype, width = draw(st.sampled_from([*DTYPE_BYTES])), len(layers) * draw(st.integers(0, 4))
+    sent = Features(layers=layers, nodes=nodes, slots=slots, dtype=dtype, width=width, arrives=draw(number))
+    size = count * width * DTYPE_BYTES[dtype]
+    return sent, [bytes(size)] if size else []
 
 
 picks = st.builds(Pick, whole, whole, number, whole, st.lists(st.tuples(whole, number), max_size=2))
@@ -77,7 +90,7 @@ others: st.SearchStrategy[Message] = st.one_of(
     st.builds(Failed, stage=whole, cause=text, details=text),
     st.just(Stop()),
 )
-messages = st.one_of(batches(), others.map(lambda message: (message, [])))
+messages = st.one_of(batches(), features(), others.map(lambda message: (message, [])))
 
 
 @given(messages)
@@ -145,6 +158,11 @@ def test_strangers(frames: list[bytes], complaint: str) -> None:
         decode(frames, SESSION)
 
 
+def state(**changes: Any) -> Features:
+    """Two rows of one layer, four float32 wide, with changes."""
+    return Features(**{"layers": [3], "nodes": [1, 2], "slots": [4, 5], "dtype": "float32", "width": 4, **changes})
+
+
 def simple(**fields: Any) -> Batch:
     return Batch(**{"stream": 1, "rows": Rows([0, 0], [1, 2], [0, 1], [-1, 0], [0, 1], [5, 6]), **fields})
 
@@ -163,6 +181,13 @@ def simple(**fields: Any) -> Batch:
         (simple(alive=[0, 1], dtype="float16", width=3), [], "frame of 0 bytes, header announces 12"),
         (simple(alive=[0, 1], dtype="float16", width=3), [bytes(6), bytes(6)], "tensor frame"),
         (simple(alive=[], dtype="float16", width=3), [bytes(6)], "header announces 0"),
+        (simple(joins=[0]), [], "1 joins of 2 rows"),
+        (state(slots=[1]), [bytes(32)], "2 nodes name 1 slots"),
+        (state(layers=[]), [bytes(32)], "features of layers"),
+        (state(layers=[1, 2, 3]), [bytes(32)], "width 4"),
+        (state(dtype="int8"), [bytes(8)], "dtype 'int8'"),
+        (state(width=-4), [], "width -4"),
+        (state(), [bytes(31)], "frame of 31 bytes, header announces 32"),
         (Stop(), [b"tail"], "header announces 0"),
         (Stop(), [b"", b""], "tensor frame"),
         (simple(alive=[0, 1], dtype="float32", width=2**62), [bytes(8)], "header announces"),

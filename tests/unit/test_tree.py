@@ -64,6 +64,7 @@ def test_commit_keeps_exactly_the_subtree_of_the_token(grown: list[tuple[int, ..
         assert paths(tree) == kept
         assert tree.size == len(kept) + 1 == len(list(tree.nodes()))
         assert all(not node.alive for node in dead)
+        assert all(not node.children for node in dead), "they would hold each other in memory"
         assert all(node.alive for node in tree.nodes())
 
 

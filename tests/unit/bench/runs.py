@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from penstock.bench.measure import StrategyRun
 from penstock.bench.meter import Meter
 from penstock.cluster.timing import DeviceTiming, StageTiming
-from penstock.core import FinishReason
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Pick, Sampling
+from penstock.messages import Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
+from penstock.simulator.run import Timed
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
 from penstock.strategies.base import Strategy
@@ -23,20 +21,6 @@ from tests.hash_model import HashLayers, plain_decode
 
 VOCABULARY = 8
 PROMPT = [1, 2, 3, 4, 5]
-
-
-@dataclass
-class Timed:
-    """When each token came."""
-
-    moments: list[float] = field(default_factory=list)
-
-    def append(self, pick: Pick, at: float) -> FinishReason | None:
-        self.moments.append(at)
-        return None
-
-    def finish(self, reason: FinishReason, at: float) -> None:
-        pass
 
 
 def one_request(stages: int, strategy: Strategy, accuracy: list[float], tokens: int) -> tuple[Meter, Request, float]:

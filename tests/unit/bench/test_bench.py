@@ -15,6 +15,10 @@ from penstock.cluster.timing import LinkTiming
 from penstock.core import ConfigError
 from penstock.engine.commit import Advance
 from penstock.messages import Batch, Result, Rows, Span
+from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.continuous import Continuous
+from penstock.strategies.experience import Experience
+from tests.unit.bench.runs import one_request
 
 
 @pytest.mark.parametrize(
@@ -58,6 +62,15 @@ def test_meter_reads_occupancy_overruns_and_overhead_from_spans() -> None:
     assert meter.overhead_per_loop() == pytest.approx(0.1)
     assert (meter.rows_computed, meter.rows_cancelled) == (1, 1)
     assert meter.stage_seconds == pytest.approx(1.0)
+
+
+def test_a_batch_that_waited_for_more_than_the_loop_is_no_overhead_of_it() -> None:
+    """Paced batches are held for the slowest stage; here nothing but the stages takes any time."""
+    held, plain = Continuous(Experience(), 4, 3), Autoregressive()
+    for strategy in (held, plain):
+        meter, _, _ = one_request(4, strategy, [0.8, 0.9, 0.95], tokens=40)
+        assert len(meter._turnarounds) > 5
+        assert set(meter._turnarounds) == {0.0}
 
 
 def test_a_hop_that_had_to_queue_is_no_overhead() -> None:
@@ -129,10 +142,10 @@ def test_two_files_of_one_name_are_refused_and_lines_are_named_per_file(tmp_path
 
 
 def test_one_table_serves_all_strategies_and_plain_decoding_is_added() -> None:
-    plan = plan_of(BenchOptions(strategies=("pipedec", "pipedec[width=4]"), speculative_config={"width": 8}))
+    plan = plan_of(BenchOptions(strategies=("pipedec[width=4]", "pipedec"), speculative_config={"width": 8}))
     assert plan.strategies[0] == ("autoregressive", None)
-    assert [config.width for _, config in plan.strategies if config] == [8, 4]
-    assert plan.drafting is plan.strategies[1][1]
+    assert [config.width for _, config in plan.strategies if config] == [4, 8]
+    assert plan.drafting is plan.strategies[2][1], "the widest, which needs the most slots"
     assert len(plan.questions) == 4
     assert plan.total == 12, "prompt lookup needs no small model"
 

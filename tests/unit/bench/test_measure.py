@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.bench.grid import Question, Setting
 from penstock.bench.hits import HitCounts
-from penstock.bench.measure import acceptance, speedups
+from penstock.bench.measure import WARM_UP, acceptance, measure, speedups
 from penstock.bench.sample import Sample
+from penstock.config import SpeculativeConfig
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams, SpeculationMetrics
+from penstock.engine.commit import Advance
+from penstock.strategies.experience import Experience
+from penstock.tree import Node
 
 
 def a_sample(seconds: float, timesteps: int, token_ids: list[int] | None = None) -> Sample:
@@ -69,3 +76,48 @@ def test_looping_outputs_are_left_out_of_the_acceptance_figures() -> None:
     nothing = acceptance([looping])
     assert nothing["draft_acceptance_rate"] is None
     assert (nothing["decided_by_depth"], nothing["mean_acceptance_length"]) == ([], 1.0)
+
+
+class FakeLLM:
+    """Notes who runs how many tokens with which experience."""
+
+    def __init__(self) -> None:
+        self.setup = SimpleNamespace(stages=2, cluster=None)
+        self.loop = SimpleNamespace(consult=self.consult, drain=lambda: None, observers=[])
+        self.drafter = None
+        self.experience = Experience()
+        self.runs: list[tuple[str, int, Experience]] = []
+
+    def consult(self, experience: Experience) -> None:
+        self.experience = experience
+
+    def observe(self, observer: object) -> None:
+        self.loop.observers.append(observer)
+
+    def run(
+        self, prompts: Sequence[str], params: Sequence[SamplingParams], config: SpeculativeConfig | None
+    ) -> list[RequestOutput]:
+        self.runs.append((config.strategy if config else "plain", params[0].max_tokens, self.experience))
+        for observer in self.loop.observers:
+            observer.advanced(None, Advance(committed=[Node(1, 1, 1, 0)]), 1.0)
+        completion = CompletionOutput(0, [1, 2, 3], seconds=2.0, first_token_seconds=1.0)
+        return [RequestOutput("0", prompts[0], [1], [completion], finished=True)]
+
+
+def test_each_strategy_warms_up_and_learns_from_its_own_runs_alone() -> None:
+    """Plain decoding comes first wherever it is named: the synthetic drafter has to know its answers."""
+    llm: Any = FakeLLM()
+    entries = [
+        ("auto", SpeculativeConfig()),
+        ("autoregressive", None),
+        ("pipedec", SpeculativeConfig(strategy="pipedec")),
+    ]
+    params = [SamplingParams(seed=seed, max_tokens=8) for seed in (0, 1)]
+    runs = measure(llm, ["a", "b"], params, entries)
+    order = ["plain", "auto", "pipedec"]
+    assert [(name, tokens) for name, tokens, _ in llm.runs[:3]] == [(name, WARM_UP) for name in order]
+    assert [(name, tokens) for name, tokens, _ in llm.runs[3:]] == [(name, 8) for name in [*order, *order]]
+    learning = {name: {id(experience) for who, _, experience in llm.runs if who == name} for name in order}
+    assert [len(own) for own in learning.values()] == [1, 1, 1]
+    assert len(set.union(*learning.values())) == 3
+    assert [(run.strategy, len(run.requests)) for run in runs] == [("autoregressive", 2), ("auto", 2), ("pipedec", 2)]

@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from penstock.bench.measure import WARM_UP
 from penstock.bench.simulate import SimulateOptions, run_simulate
 from penstock.bench.simulated import SimulatedRun
 from penstock.bench.sweep import parse_sweep
+from penstock.cluster import load_cluster
+from penstock.config import SpeculativeConfig
 from penstock.core import ConfigError
+from penstock.simulator.run import simulate
+from penstock.simulator.script import profile_script
 from tests.recordings import DRAFT, make_recording
 from tests.unit.bench.png import png_size
 
@@ -34,7 +39,7 @@ def test_plain_decoding_is_always_there_and_what_the_others_are_compared_with() 
     runs, printed = simulated(**SMALL, strategies=("static_tree", "pipedec"))
     assert [run.strategy for run in runs] == ["autoregressive", "static_tree", "pipedec"]
     plain, *others = runs
-    assert (plain.speedup, plain.speedup_interval) == (1.0, [1.0, 1.0])
+    assert (plain.speedup, plain.speedup_interval, plain.hit_rate) == (1.0, [1.0, 1.0], None)
     for run in others:
         assert run.speedup == pytest.approx(plain.seconds / run.seconds, rel=0.1)
         low, high = run.speedup_interval or (0, 0)
@@ -44,6 +49,22 @@ def test_plain_decoding_is_always_there_and_what_the_others_are_compared_with() 
     assert "spd-4, 4 stages, simulated" in printed
     assert "profile 0.6, 0.8; 60 tokens in 3 requests" in " ".join(printed.split())
     assert "…" not in printed, "nothing is cut off"
+
+
+def test_the_hit_rate_is_the_profiles_at_that_many_children() -> None:
+    (_, run), _ = simulated(
+        strategies=("pipedec[width=1,children=1]",), accuracy=(0.6, 0.8), tokens=2000, tokens_per_request=100
+    )
+    assert run.hit_rate == pytest.approx(0.6, abs=0.04)
+
+
+def test_every_strategy_begins_with_a_request_that_does_not_count() -> None:
+    runs, _ = simulated(**SMALL, strategies=("auto", "continuous"))
+    script = profile_script(SMALL["accuracy"], 3, 20, seed=0)
+    for run in runs[1:]:
+        config = SpeculativeConfig(strategy=run.strategy)  # type: ignore[arg-type]
+        expected = simulate(load_cluster("spd-4"), script, config, WARM_UP)
+        assert [one["seconds"] for one in run.requests] == [found.seconds for found in expected]
 
 
 def test_without_a_profile_it_is_the_demo_pairs_and_says_so() -> None:

@@ -9,9 +9,9 @@ import pytest
 from penstock.core import FinishReason
 from penstock.demo.tree import DRAFTED, FADING, HIT, LABEL, MISS, GrowingTree, shown, tree_table
 from penstock.engine.commit import Advance
+from penstock.engine.loop import Observer
 from penstock.messages import Batch
 from penstock.requests.request import Request
-from penstock.trace import Watcher
 from tests.histories import History
 from tests.unit.demo.drawing import batch, node, plain
 
@@ -95,7 +95,7 @@ def test_a_tokens_text_stays_on_one_line() -> None:
     assert shown("") == ""
 
 
-class Compared(Watcher):
+class Compared(Observer):
     """Follows a request with a ``GrowingTree`` and compares it with the engine's own tree after every walk."""
 
     def __init__(self) -> None:

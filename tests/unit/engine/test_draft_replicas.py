@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.drafters.base import Draft
-from penstock.drafters.emulated import EmulatedDrafter
+from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
+from penstock.engine.loop import Observer
 from penstock.requests.request import Request
 from penstock.tree import Node
-from tests.hash_model import digest, plain_kv
+from tests.hash_model import HashReader, digest, plain_kv
 from tests.histories import History
 
 HISTORIES = 25
 
 
-class Checker:
-    """An observer that compares each answer with what the hash model of one stage says after the node's whole path."""
+class Checker(Observer):
+    """Compares each answer with what the hash model of one stage says after the node's whole path."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -44,12 +45,6 @@ class Checker:
         owners = [request for request in self.history.loop.scheduler.running if top in request.certain]
         return owners[0] if owners else None
 
-    def arrived(self, *args: Any) -> None: ...
-
-    def submitted(self, *args: Any) -> None: ...
-
-    def advanced(self, *args: Any) -> None: ...
-
 
 def path(request: Request, node: Node) -> list[int]:
     above: list[int] = []
@@ -63,7 +58,7 @@ def test_every_draft_follows_from_the_nodes_own_path() -> None:
     checked = run = 0
     for seed in range(1000):
         history = History(random.Random(seed))
-        if not isinstance(history.drafter, EmulatedDrafter) or not isinstance(history.drafter.inner, SmallModelDrafter):
+        if type(history.drafter.inner) is not SmallModelDrafter:
             continue
         checker = Checker(history)
         history.loop.observers.append(checker)
@@ -74,3 +69,35 @@ def test_every_draft_follows_from_the_nodes_own_path() -> None:
         if run == HISTORIES:
             break
     assert checked > 100
+
+
+def test_what_is_certain_is_computed_with_the_targets_features() -> None:
+    """At the latest when the drafter is next asked; until then rows below the root make do without."""
+    with_features = without = seed = 0
+    while min(with_features, without) < 200:
+        history, seed = History(random.Random(seed)), seed + 1
+        if not isinstance(history.drafter.inner, LearnedDrafter):
+            continue
+        checker = Refreshed(history)
+        history.loop.observers.append(checker)
+        history.run()
+        with_features, without = with_features + checker.with_features, without + checker.without
+
+
+class Refreshed(Observer):
+    """After each answer: the rows up to the root that the drafter was asked for have had their parents' features."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.with_features = self.without = 0
+
+    def drafted(self, drafts: Sequence[Draft], *args: Any) -> None:
+        drafter = self.history.drafter.inner
+        assert isinstance(drafter, LearnedDrafter)
+        reader = drafter.pipeline._drivers[0].core.layers  # type: ignore[attr-defined]
+        assert isinstance(reader, HashReader)
+        for request in self.history.loop.scheduler.running:
+            for node in request.certain[1 : drafter._refreshed.get(request.number, 0)]:
+                assert reader.read[node.id], "computed anew once its parent's features were on their way"
+                self.with_features += 1
+        self.without += sum(not reader.read[draft.node.id] for draft in drafts if draft.node.id in reader.read)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import pytest
+
+from penstock.cluster.timing import DeviceTiming, StageTiming
+from penstock.core import PenstockError
 from penstock.drafters.base import Ask, Draft
 from penstock.drafters.instant import InstantDrafter
 from penstock.engine.loop import EngineLoop
@@ -16,6 +20,7 @@ from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
+from penstock.strategies.experience import Experience
 from penstock.strategies.pipedec import PipeDec
 from tests.hash_model import HashLayers
 from tests.histories import Collected
@@ -43,3 +48,28 @@ def test_a_drafter_that_is_not_busy_is_not_due() -> None:
         loop.step()
         assert drafter.busy == (loop.experience.draft_due < math.inf)
     assert drafter.asked > 1
+
+
+def test_an_experience_is_changed_while_idle_only_and_left_as_it_was() -> None:
+    clock, pool, drafter = VirtualClock(), SlotPool(40, 20), Rowless()
+    second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
+    core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
+    pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
+    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 1, 8, 1, 40), clock)
+    first, other = loop.experience, Experience()
+    loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 2, 2), Collected()))
+    loop.step()
+    with pytest.raises(PenstockError, match="only while idle"):
+        loop.consult(other)
+    while loop.busy:
+        loop.step()
+    loop.drain()
+    learned = first.miss_rate
+    assert learned > 0.5
+    loop.consult(other)
+    assert other.pipeline.step(1) == loop.pace.until == 0.0, "nothing is known, so nothing is held"
+    loop.add(Request(1, [1, 2, 3], Sampling(), 5, frozenset(), PipeDec(3, 2, 2), Collected()))
+    while loop.busy:
+        loop.step()
+    assert other.pipeline.step(1) == 1.0
+    assert first.miss_rate == learned

@@ -32,7 +32,7 @@ def make_view(requests: list[tuple[int, list[int]]], seed: int = 0) -> BatchView
         positions += list(at[-count:])
         row += count
     zeros = np.zeros(row, dtype=np.int64)
-    return BatchView(zeros, zeros, np.array(slots), np.array(positions), zeros, views)
+    return BatchView(zeros, zeros, np.array(slots), np.array(positions), zeros, views, zeros - 1)
 
 
 def expected_NHe(

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sequence_view(tokens: list[int]) -> BatchView:
     order = np.arange(len(tokens))
     request = RequestView(0, order, order, order, np.tril(np.ones((len(tokens), len(tokens)), dtype=bool)))
-    return BatchView(order * 0, order + 100, order, order, np.array(tokens), [request])
+    return BatchView(order * 0, order + 100, order, order, np.array(tokens), [request], order - 1)
 
 
 def test_facts_of_a_stage(folder: Path) -> None:

@@ -11,6 +11,7 @@ from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason
 from penstock.drafters.base import Draft
 from penstock.drafters.emulated import EmulatedDrafter
+from penstock.engine.options import EngineOptions, resolve_options
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.simulator.drafter import ScriptedDrafter
@@ -74,6 +75,15 @@ def test_the_same_seed_gives_the_same_simulation(strategy: str) -> None:
     assert all(0 < found.stages_busy < 1 and 0 < found.drafter_busy <= 1 for found in one)
 
 
+def test_a_warm_up_does_not_count_but_teaches() -> None:
+    cluster, script = load_cluster("spd-4"), profile_script((0.6, 0.8), 3, 30, seed=0)
+    for strategy, learns in (("pipedec", False), ("auto", True)):
+        config = SpeculativeConfig(strategy=strategy)  # type: ignore[arg-type]
+        cold, warm = (simulate(cluster, script, config, warm_up) for warm_up in (0, 4))
+        assert [found.tokens for found in warm] == [30, 30, 30]
+        assert ([found.metrics for found in warm] == [found.metrics for found in cold]) is not learns
+
+
 def test_prompts_may_differ() -> None:
     script = profile_script((0.6, 0.8), 2, 20, seed=0)
     unlike = replace(script, prompts=(3, 300))
@@ -86,6 +96,15 @@ def test_a_wide_tree_over_many_stages_has_a_slot_for_every_node() -> None:
     script = profile_script(ALWAYS, 1, 2, seed=0)
     loop = make_loop(random_cluster(0, 64), script, SpeculativeConfig(strategy="pipedec", width=128))
     assert loop.pool.speculative_quota >= 64 * 128
+
+
+@pytest.mark.parametrize("name", ["demo", "pipedec-14x3090", "pipedec-21"])
+def test_there_are_as_many_slots_as_in_an_engine_of_real_stages(name: str) -> None:
+    config = SpeculativeConfig(method="ngram")
+    setup = resolve_options(EngineOptions(cluster=name, speculative_config=config))
+    simulated = make_loop(load_cluster(name), profile_script(ALWAYS, 1, 2, seed=0), config).pool
+    assert setup.speculative_slots == simulated.speculative_quota
+    assert setup.capacity == setup.kv_slots + simulated.speculative_quota
 
 
 def test_off_the_path_a_draft_is_the_same_whoever_asks_and_when() -> None:

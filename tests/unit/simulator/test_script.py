@@ -34,6 +34,13 @@ def test_the_seed_decides() -> None:
     assert profile_script(ACCURACY, 2, 20, seed=1).picks != profile_script(ACCURACY, 2, 20, seed=2).picks
 
 
+def test_a_request_may_begin_again() -> None:
+    script = profile_script(ACCURACY, 2, 20, seed=1)
+    more = script.with_again(1, 4)
+    assert (more.picks[:2], more.picks[2]) == (script.picks, script.picks[1][:4])
+    assert (more.drafts[2], len(more.prompts)) == (script.drafts[1][:4], 3)
+
+
 def test_a_recordings_ranks_and_chances_come_back() -> None:
     recording = make_recording((5, 7))
     script = recording_script([(recording, 1), (recording, 0)], 6, "recorded")

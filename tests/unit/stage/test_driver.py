@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.core import PenstockError
-from penstock.messages import NO_SLOT, Batch, Cancel, Opened, Ready, Result, Rows, Sampling, Stop
+from penstock.messages import NO_SLOT, Batch, Cancel, Features, Opened, Ready, Result, Rows, Sampling, Stop
 from penstock.pipeline.clock import VirtualClock
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Line, StageDriver
-from tests.hash_model import HashLayers
+from tests.hash_model import HashLayers, HashReader, HiddenRows
 
 seconds = st.sampled_from([0.0, 0.001, 0.25, 1.0, 3.0])
 
@@ -187,3 +187,70 @@ def test_messages_on_a_line_go_one_after_the_other() -> None:
     assert line.arrival(0.0, Ready(stage=0)) == pytest.approx(1.0 + 2 * header)
     assert line.arrival(10.0, Ready(stage=0), rows=2) == pytest.approx(12.0 + header)
     assert Line(None).arrival(5.0, Ready(stage=0)) == 0.0
+
+
+def reader(clock: VirtualClock) -> StageDriver:
+    """A learned drafter that reads the outputs of the target's stages 0 and 1, with the rows of request 0 in order."""
+    core = StageCore(HashReader(64, 7, [0, 1]), 64, is_last=True)
+    core.reader = core.layers  # type: ignore[assignment]
+    return StageDriver(0, core, clock.now)
+
+
+def features(node: int, layer: int, arrives: float = 0.0) -> Features:
+    return Features(layers=[layer], nodes=[node], slots=[node], arrives=arrives)
+
+
+def asking(stream: int = 0) -> Batch:
+    """Node 1 and its child 2, which cannot do without the features of node 1."""
+    rows = Rows([0, 0], [1, 2], [1, 2], [NO_SLOT, 1], [0, 1], [5, 6])
+    opened = [Opened(0, Sampling())]
+    return Batch(stream=stream, opened=opened, rows=rows, wanted=[1], candidates=2, joins=[0, 1], alive=[0, 1])
+
+
+def test_a_drafter_waits_until_all_features_that_its_rows_need_have_arrived() -> None:
+    clock = VirtualClock()
+    one = reader(clock)
+    one.on_message(features(1, 0), HiddenRows([7]))
+    one.on_message(asking())
+    assert one.due is None
+    assert list(one.step()) == []
+    one.on_message(features(1, 1, arrives=3.0), HiddenRows([8]))
+    assert one.due == 3.0
+    assert list(one.step()) == []
+    clock.wait(3.0)
+    ready, result = one.step()
+    assert isinstance(ready.message, Ready)
+    assert isinstance(result.message, Result)
+    assert [answer.node for answer in result.message.candidates] == [2]
+
+
+def test_a_cancelled_row_waits_for_no_features() -> None:
+    one = reader(VirtualClock())
+    one.on_message(asking())
+    assert one.due is None
+    one.on_message(Cancel(before=1, nodes=[1, 2]))
+    assert one.due == 0.0
+    _, result = one.step()
+    assert isinstance(result.message, Result)
+    assert result.message.candidates == []
+
+
+def test_features_that_nobody_reads_end_the_pipeline() -> None:
+    one = driver(0, 1, VirtualClock())
+    one.on_message(features(1, 0), HiddenRows([7]))
+    one.on_message(batch(0))
+    with pytest.raises(PenstockError, match="reads none"):
+        list(one.step())
+
+
+def test_tapped_states_leave_aside_when_the_stage_is_done() -> None:
+    clock = VirtualClock()
+    core = StageCore(HashLayers(0, 64, 7), 64, is_last=False, taps=[4])
+    one = StageDriver(0, core, clock.now, stage_timing(2.0), aside=link(0.5))
+    one.on_message(batch(0))
+    _, aside = one.step()
+    assert aside.aside
+    assert isinstance(aside.message, Features)
+    assert (aside.message.layers, aside.message.nodes, aside.message.slots) == ([4], [0], [0])
+    assert aside.message.arrives == pytest.approx(2.5, abs=1e-3)
+    assert len(aside.tensor) == 1

@@ -1,0 +1,103 @@
+"""Writes docs/results.md from the figures in benchmarks/measured.
+
+    python benchmarks/results.py                        # only writes the page
+    python benchmarks/results.py --measure NAME ...     # measures these sections anew first
+    python benchmarks/results.py --list                 # their names
+
+A section is a pair of functions in benchmarks/sections: one takes the figures, which are stored with their commands,
+day and versions, the other turns them into Markdown. Simulations draw on recordings of the demo pair, which are made
+where benchmarks/recordings lacks them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+
+from sections import comparisons, engine, flowspec, pipedec, pipedec_processes
+from sections.base import ROOT, Section, page_part, store, stored
+from sections.simulations import recording_commands
+
+from penstock.config import nearest
+from penstock.core import ConfigError
+
+PAGE = ROOT / "docs" / "results.md"
+ORDER = (
+    *("exactness", "overhead", "demo"),
+    *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "pipedec_emulated", "pipedec_processes"),
+    *("flowspec", "auto_against", "always_wrong", "simulator", "two_processes"),
+)
+MODULES = (engine, comparisons, pipedec, pipedec_processes, flowspec)
+SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
+
+HEAD = """# Results
+
+*Written by `python benchmarks/results.py` from [benchmarks/measured](../benchmarks/measured); do not edit.*
+
+No figure here comes from the GPUs or boards that it speaks of: we do not have them. Every section says what it is:
+
+- **Simulated**: the engine's own decisions in virtual time, on modelled devices and links. No model runs.
+- **Emulated**: real tokens in real stage processes, each held back until its modelled device would have been done.
+- **Measured**: on this machine, as it is.
+
+Drafts come from the **demo pair**, the small models that come with the package, on Python code that they have not
+seen; or from the **synthetic profile**: a drafter that has the target's token among its first 1, 2, 3 and 4 candidates
+in 70, 80, 85 and 88% of the steps, rising linearly to 95% at 16. Figures with the profile measure the engine, not a
+draft model. "x" is speed over that of the plain pipeline, or of what is named, on the same requests. Accuracy is
+PipeDec's: the share of tokens that had been drafted as children of the token before, where it had any.
+
+Everything ran on two cores of a shared x86-64 machine in float32; versions and days are in the stored files."""
+
+RECORDINGS = """## Recordings
+
+Simulations "from a recording" draw on these, made in processes without emulation, 40 prompts of up to 64 tokens each.
+Off the target's path a draft is taken to be any of those on it."""
+
+
+def page() -> str:
+    """The whole page. Raises ConfigError for a section whose figures are missing."""
+    sections = [SECTIONS[name] for name in ORDER]
+    titles = [*(section.title for section in sections), "Recordings"]
+    contents = "\n".join(f"- [{title}](#{anchor(title)})" for title in titles)
+    recordings = f"{RECORDINGS}\n\n{recording_commands()}"
+    return "\n\n".join([HEAD, contents, *map(page_part, sections), recordings]) + "\n"
+
+
+def anchor(title: str) -> str:
+    """What GitHub makes of a heading for links."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def measure(names: Sequence[str]) -> None:
+    """Measure sections and store them. Raises ConfigError, before any starts, for one that cannot be from here."""
+    for name in names:
+        if name not in SECTIONS:
+            raise ConfigError(f"--measure: {name!r} is no section; {nearest(name, SECTIONS)}")
+        if SECTIONS[name].take is None:
+            commands = "\n".join(stored(name).commands)
+            raise ConfigError(f"--measure: {name} is not measured from here but by:\n{commands}")
+    for name in names:
+        if (take := SECTIONS[name].take) is not None:
+            store(name, SECTIONS[name].how, take())
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Write docs/results.md from what is stored in benchmarks/measured.")
+    parser.add_argument("--measure", nargs="+", metavar="NAME", default=[], help="measure these sections anew first")
+    parser.add_argument("--list", action="store_true", help="print the sections' names and titles")
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("\n".join(f"{name:20} {SECTIONS[name].title}" for name in ORDER))
+        return
+    try:
+        measure(options.measure)
+        PAGE.write_text(page(), encoding="utf-8")
+    except ConfigError as error:
+        sys.exit(f"results: error: {error}")
+    print(PAGE.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

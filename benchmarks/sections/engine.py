@@ -1,0 +1,96 @@
+"""What does not depend on a paper: exactness, overhead, the demo, and processes without emulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import overhead
+import two_processes
+from sections.base import Section, Taken, paragraphs, prose, with_json_output
+
+from penstock.bench.tables import markdown
+
+
+def render_exactness(figures: Any) -> str:
+    return "\n".join(prose(f"- {one['what']}: **{one['result']}** (`{one['command']}`)") for one in figures)
+
+
+def take_overhead() -> Taken:
+    return ["python benchmarks/overhead.py"], overhead.measured()
+
+
+def render_overhead(figures: Any) -> str:
+    rows = [
+        [
+            f"{run['layers']} layers, `{run['strategy']}`",
+            f"{run['ms']:.2f}",
+            f"{run['modelled_ms']:.2f}",
+            f"{run['ms'] / run['modelled_ms'] - 1:.1%}",
+            f"{run['hop_ms']:.2f}",
+            f"{run['loop_ms']:.2f}",
+        ]
+        for run in figures
+    ]
+    headings = ["model, decoding", "ms per token", "modelled", "over", "hop, ms", "loop, ms"]
+    return paragraphs(
+        "14 stage processes of 10 ms each, next to nothing on the links: plainly, a row goes through all "
+        "stages; with a drafter that is always right, one leaves the last stage at every step.",
+        markdown(headings, rows),
+        "With the two-layer model most stages hold no layer, so the figure is Penstock's own; with 16 layers the "
+        "stages' real computation competes with the messages for two cores.",
+    )
+
+
+def take_demo() -> Taken:
+    command, content = with_json_output(["demo"])
+    fast = content["runs"][1]
+    names = ("strategy", "overrun_fraction")
+    figures = {**{name: fast[name] for name in names}, **{name: content[name] for name in ("speedup", "identical")}}
+    return [command], figures
+
+
+def render_demo(figures: Any) -> str:
+    same = "identical to" if figures["identical"] else "DIFFERENT from"
+    return prose(
+        f"Two prompts of 48 tokens at T = 1 on four emulated edge boards: {figures['speedup']:.2f} times the plain "
+        f"pipeline with `{figures['strategy']}`, {same} its text, {figures['overrun_fraction']:.1%} overruns."
+    )
+
+
+def take_two_processes() -> Taken:
+    return ["python benchmarks/two_processes.py"], two_processes.measured()
+
+
+def render_two_processes(figures: Any) -> str:
+    rows = [
+        [f"{run['stages']}, `{run['strategy']}`", f"{run['tokens_per_second']:.1f}", f"{run['ratio']:.2f}x"]
+        for run in figures
+    ]
+    return paragraphs(
+        "The demo pair as one stage process and as two, on two cores; `static_tree` with 12 nodes, `pipedec` "
+        "with width 4.",
+        markdown(["stages, strategy", "tokens/s", "over plain, one stage"], rows),
+        "The model is so small (7M parameters) that messages and Python take longer than its arithmetic; the "
+        "draft model, a third process, takes its share of the two cores. This is not what a pipeline is for, "
+        "and is shown as it came out.",
+    )
+
+
+SECTIONS = (
+    Section(name="exactness", title="Exactness", how="Measured", take=None, render=render_exactness),
+    Section(
+        name="overhead",
+        title="Overhead",
+        how="Emulated, with a drafter that is always right",
+        take=take_overhead,
+        render=render_overhead,
+    ),
+    Section(name="demo", title="The demo", how="Emulated, with the demo pair", take=take_demo, render=render_demo),
+    Section(
+        name="two_processes",
+        title="Without emulation",
+        how="Measured, with the demo pair",
+        take=take_two_processes,
+        render=render_two_processes,
+    ),
+)

@@ -1,0 +1,30 @@
+"""Recordings that a command line names, and the models that they have to be of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.engine.options import model_folder
+from penstock.recording import Fingerprint, Recording, fingerprint
+
+
+def load_recordings(files: Sequence[Path], model: str | None, draft_model: str | None) -> list[Recording]:
+    """All of them, or none: raises ConfigError naming the file that is no recording, or one of other models.
+
+    ``model`` and ``draft_model`` are folders, hub ids or "demo"; None leaves open with which one a file was made.
+    """
+    target, draft = fingerprint_of(model, "target"), fingerprint_of(draft_model, "draft")
+    recordings = [Recording.load(file) for file in files]
+    for file, recording in zip(files, recordings, strict=True):
+        recording.check_made_with(file, target, draft)
+    return recordings
+
+
+def fingerprint_of(model: str | None, part: str) -> Fingerprint | None:
+    """Raises ConfigError for a model that is not there, or that Penstock does not run."""
+    if model is None:
+        return None
+    from penstock.models.checkpoint import open_checkpoint
+
+    return fingerprint(model, open_checkpoint(model_folder(model, part)).path)

@@ -1,0 +1,57 @@
+"""A learned drafter (EAGLE): a module that reads the target's own features, run as a pipeline of one stage."""
+
+from __future__ import annotations
+
+from penstock.drafters.base import Ask
+from penstock.drafters.small_model import Entries, SmallModelDrafter
+from penstock.messages import Batch, Cancel
+from penstock.pipeline.base import Pipeline
+from penstock.requests.request import Request
+from penstock.tree import Node
+
+
+class LearnedDrafter(SmallModelDrafter):
+    """As a small model, but each row also needs its parent's feature, which the target's stages send to the module.
+
+    What is certain has gone through the target, so its features are on their way at the latest: such rows wait for
+    them. A row below the root does not: where its parent is still in flight, the module's own output takes the
+    feature's place. Once such a row has become certain it is computed anew with the target's (EAGLE, section 4.2: the
+    accepted tokens' features replace the drafted ones), and what is drafted later sees the better keys.
+    """
+
+    def __init__(self, pipeline: Pipeline, chunk: int) -> None:
+        super().__init__(pipeline, chunk)
+        self._refreshed: dict[int, int] = {}
+        """By request, how many of its certain nodes have been computed with the target's features."""
+        self._again: set[int] = set()
+        self._entered: dict[int, list[int]] = {}
+        """By request, nodes whose rows may still wait for features."""
+
+    def forget(self, request: Request) -> None:
+        super().forget(request)
+        self._refreshed.pop(request.number, None)
+        if waiting := self._entered.pop(request.number, None):
+            self.pipeline.cancel(Cancel(before=self._feed.next_stream, nodes=waiting))
+
+    def _rows(self, ask: Ask) -> list[Node]:
+        request, first = ask.request, self._refreshed.get(ask.request.number, 0)
+        anew = {node.id: node for node in [*request.certain[first:], *ask.nodes]}
+        again = [node for node in anew.values() if self._feed.has(request, node)]
+        self._refreshed[request.number] = len(request.certain)
+        self._again.update(node.id for node in again)
+        return [*again, *self._feed.missing(request, ask.nodes)]
+
+    def _batch(self, entries: Entries, count: int) -> Batch:
+        if not self._outstanding:
+            self._entered.clear()
+        batch = self._feed.batch(entries, set(self._asked), count, self._again)
+        for request, nodes in entries:
+            self._entered.setdefault(request.number, []).extend(node.id for node in nodes)
+            batch.joins += [self._joins(request, node) for node in nodes]
+        self._again.difference_update(batch.rows.nodes)
+        return batch
+
+    def _joins(self, request: Request, node: Node) -> int:
+        """The node whose feature the row cannot do without: its parent, if the target's result of it is known."""
+        known = 0 < node.position <= request.tree.root.position
+        return request.certain[node.position - 1].id if known else 0

@@ -1,0 +1,82 @@
+"""What is known of a learned drafter's checkpoint before its tensors are read, and how one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from penstock.config import FieldError
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.speculators.weights import Stored
+
+FIELD: Final = "speculative_config.model"
+
+IGNORED: Final = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight", "t2d")
+"""Ends of the names of tensors that may lie in a file though nothing is computed with them."""
+
+Kind = Literal["eagle", "eagle3", "medusa"]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class SpeculatorCheckpoint:
+    """A learned drafter that fits its target; every shape has been checked.
+
+    ``reads`` are the hidden states of the target that it needs, as transformers numbers them: 0 the embedding, k what
+    layer k - 1 gives, and the number of layers itself the states after the final norm. ``hidden_size`` is the width of
+    its own states, ``draft_vocab_size`` the number of tokens that it can draft.
+
+    ``tensors`` says where each tensor is stored, under the names that the modules here give them; ``layer`` is the
+    LlamaConfig of EAGLE's layer. ``heads`` and ``layers`` (per head) are Medusa's.
+    """
+
+    kind: Kind
+    path: Path
+    reads: tuple[int, ...]
+    hidden_size: int
+    draft_vocab_size: int
+    tensors: Mapping[str, Stored]
+    layer: Any = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    heads: int = 0
+    layers: int = 0
+
+
+def refusal(path: Path, problem: str) -> FieldError:
+    """The error that refuses the speculator at ``path``."""
+    return FieldError(FIELD, f"is {str(path)!r}: {problem}")
+
+
+def check_equal(path: Path, name: str, own: Any, target: int, of_target: str) -> None:
+    """Raise FieldError if the speculator states a size (None: it does not) that differs from the target's."""
+    if own is not None and own != target:
+        raise refusal(path, f"{name} is {own}, {of_target} {target}: it was trained for another model")
+
+
+def check_shapes(path: Path, tensors: Mapping[str, Stored], needed: Shapes, optional: Shapes) -> dict[str, Stored]:
+    """The tensors that belong to the drafter. Raises FieldError for one that is missing, misshapen or unknown."""
+    for name, shape in {**optional, **needed}.items():
+        if name in tensors and tensors[name].shape != shape:
+            stored = tensors[name]
+            raise refusal(
+                path, f"{stored.name} is {list(stored.shape)}; its configuration and the target ask for {list(shape)}"
+            )
+        if name in needed and name not in tensors:
+            raise refusal(path, f"it lacks the tensor {name} {list(shape)}: download or save it again")
+    for name, stored in tensors.items():
+        if name not in needed and name not in optional and not name.endswith(IGNORED):
+            raise refusal(path, f"it holds the tensor {stored.name}, which no layout known here has")
+    return {name: stored for name, stored in tensors.items() if not name.endswith(IGNORED)}
+
+
+def draft_vocabulary(path: Path, tensors: Mapping[str, Stored], name: str, size: int, target: Checkpoint) -> Shapes:
+    """The tensor ``name`` that leads from a vocabulary of ``size`` to the target's; none where they are the same.
+
+    Raises FieldError where the two vocabularies cannot be brought together.
+    """
+    if size > target.vocab_size:
+        raise refusal(path, f"it drafts {size} tokens, the target knows {target.vocab_size}: it is another model's")
+    return {name: (size,)} if size < target.vocab_size or name in tensors else {}

@@ -1,0 +1,221 @@
+"""EAGLE-1 and EAGLE-3 checkpoints: their configuration and which tensors have to be there, of which shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.rope import LENGTH_DEPENDENT, rope_kinds
+from penstock.models.speculators.base import (
+    Shapes,
+    SpeculatorCheckpoint,
+    check_equal,
+    check_shapes,
+    draft_vocabulary,
+    refusal,
+)
+from penstock.models.speculators.weights import Stored
+
+log = logging.getLogger(__name__)
+
+NEEDED: Final = ("hidden_size", "intermediate_size", "num_attention_heads")
+TAKEN: Final = (
+    *NEEDED,
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+)
+"""The fields of a configuration that shape the layer; what is absent is as LlamaConfig has it."""
+
+DEFAULT_THETA: Final = 10000.0
+AUX_LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
+NOT_SUPPORTED: Final = ("fc_norm", "norm_output")
+"""Fields of vllm-project/speculators' eagle3 that change what is computed."""
+
+Tensors = Mapping[str, Stored]
+
+
+def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
+    """EAGLE-1's layout (EAGLE-2 has the same). Raises FieldError where it does not fit ``target``."""
+    layer = _layer_config(path, config, config, target)
+    check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
+    _agrees(path, config, "bias", True, tensors, "fc.bias")
+    width, vocab = layer.hidden_size, target.vocab_size
+    needed = {"fc.weight": (width, 2 * width), **_layer_shapes("layers.0", layer, width)}
+    optional = {
+        "fc.bias": (width,),
+        "embed_tokens.weight": (vocab, width),
+        "lm_head.weight": (vocab, width),
+        **_bias_shapes("layers.0", layer),
+    }
+    used = check_shapes(path, tensors, needed, optional)
+    return SpeculatorCheckpoint("eagle", path, (target.num_layers,), width, vocab, used, layer)
+
+
+def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
+    """EAGLE-3's layout, SafeAILab's or vllm-project's. Raises FieldError where it does not fit ``target``."""
+    for name in NOT_SUPPORTED:
+        if config.get(name):
+            raise refusal(path, f"config.json: {name} is {config[name]!r}, which is not supported yet")
+    layer = _layer_config(path, config, config.get("transformer_layer_config", config), target)
+    check_equal(path, "target_hidden_size", config.get("target_hidden_size"), target.hidden_size, "the target's width")
+    tensors = {name.replace("layers.0.", "midlayer."): stored for name, stored in tensors.items()}
+    reads = _reads(path, config, target)
+    draft_vocab = _draft_vocab_size(path, config, tensors, target)
+    needed, optional = _eagle3_shapes(layer, len(reads) * target.hidden_size, target)
+    mapped = draft_vocabulary(path, tensors, "d2t", draft_vocab, target)
+    head = {"lm_head.weight": (draft_vocab, layer.hidden_size)}
+    (needed if mapped or layer.hidden_size != target.hidden_size else optional).update(head)
+    return SpeculatorCheckpoint(
+        "eagle3",
+        path,
+        reads,
+        layer.hidden_size,
+        draft_vocab,
+        check_shapes(path, tensors, {**needed, **mapped}, optional),
+        layer,
+        norm_before_residual=_norm_before_residual(path, config),
+        norm_before_fc=_agrees(path, config, "norm_before_fc", False, tensors, "input_norm.weight"),
+    )
+
+
+def _eagle3_shapes(layer: Any, features: int, target: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What has to be there and what may be, but for head and draft vocabulary; ``features`` wide is what it reads."""
+    width = layer.hidden_size
+    needed: dict[str, Any] = {
+        "fc.weight": (width, features),
+        "norm.weight": (width,),
+        "midlayer.hidden_norm.weight": (width,),
+        "midlayer.input_layernorm.weight": (width,),
+        **_layer_shapes("midlayer", layer, 2 * width),
+    }
+    optional = {
+        "t2d": (target.vocab_size,),
+        "input_norm.weight": (features,),
+        **_bias_shapes("midlayer", layer),
+    }
+    embedding = {"embed_tokens.weight": (target.vocab_size, width)}
+    (optional if width == target.hidden_size else needed).update(embedding)
+    return needed, optional
+
+
+def _layer_shapes(prefix: str, layer: Any, width: int) -> Shapes:
+    """The matrices of a Llama layer whose attention takes in ``width``, and its second norm."""
+    hidden, inner = layer.hidden_size, layer.intermediate_size
+    heads, key_heads = (n * layer.head_dim for n in (layer.num_attention_heads, layer.num_key_value_heads))
+    shapes = {
+        "self_attn.q_proj": (heads, width),
+        "self_attn.k_proj": (key_heads, width),
+        "self_attn.v_proj": (key_heads, width),
+        "self_attn.o_proj": (hidden, heads),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "post_attention_layernorm": (hidden,),
+    }
+    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _bias_shapes(prefix: str, layer: Any) -> Shapes:
+    attention = _layer_shapes(prefix, layer, 0).items()
+    return {name.replace("weight", "bias"): shape[:1] for name, shape in attention if "self_attn" in name}
+
+
+def _layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Checkpoint) -> Any:
+    """The LlamaConfig of the drafter's layer, from ``layer``, config.json's table of it."""
+    if not config:
+        raise refusal(path, "there is no config.json beside its tensors: download it again")
+    if not isinstance(layer, Mapping):
+        raise refusal(path, f"config.json: transformer_layer_config is {layer!r}; it has to be a table")
+    for name in NEEDED:
+        if not isinstance(layer.get(name), int):
+            raise refusal(path, f"config.json: {name} is {layer.get(name)!r}; it has to be an integer")
+    check_equal(path, "num_hidden_layers", layer.get("num_hidden_layers"), 1, "EAGLE's is")
+    check_equal(path, "vocab_size", layer.get("vocab_size"), target.vocab_size, "the target's")
+    _warn_of_theta(path, layer, target)
+    try:
+        made = LlamaConfig(**{name: layer[name] for name in TAKEN if layer.get(name) is not None})
+    except Exception as error:
+        raise refusal(path, f"config.json cannot be used: {error}") from error
+    if made.num_attention_heads % made.num_key_value_heads:
+        raise refusal(
+            path,
+            f"config.json: num_key_value_heads is {made.num_key_value_heads}; it has to divide the "
+            f"{made.num_attention_heads} attention heads",
+        )
+    if made.hidden_act not in ACT2FN:
+        raise refusal(path, f"config.json: hidden_act is {made.hidden_act!r}, which transformers does not know")
+    if kinds := rope_kinds(made) & LENGTH_DEPENDENT:
+        raise refusal(path, f"its {', '.join(kinds)} rope depends on the longest request, which is not supported")
+    return made
+
+
+def _warn_of_theta(path: Path, layer: Mapping[str, Any], target: Checkpoint) -> None:
+    if layer.get("rope_theta") is not None or "rope_theta" in (layer.get("rope_parameters") or {}):
+        return
+    theta = (getattr(target.config, "rope_parameters", None) or {}).get("rope_theta")
+    if theta != DEFAULT_THETA:
+        log.warning(
+            "%s: config.json has no rope_theta: %s is taken, as EAGLE's own code does, not the target's %s",
+            path,
+            DEFAULT_THETA,
+            theta,
+        )
+
+
+def _agrees(path: Path, config: Mapping[str, Any], field: str, default: bool, tensors: Tensors, name: str) -> bool:
+    """Whether the file holds the tensor that a field speaks of. Raises FieldError if the field says otherwise."""
+    held = name in tensors
+    stated = config.get(field)
+    if stated is None and held != default:
+        has = "has" if held else "lacks"
+        log.warning(
+            "%s: config.json has no %s, which usually means %s, but the file %s %s: the file is followed",
+            path,
+            field,
+            default,
+            has,
+            name,
+        )
+    if stated is not None and bool(stated) != held:
+        raise refusal(path, f"config.json: {field} is {stated}, but the file {'holds' if held else 'lacks'} {name}")
+    return held
+
+
+def _norm_before_residual(path: Path, config: Mapping[str, Any]) -> bool:
+    stated = config.get("norm_before_residual")
+    if stated is None and "transformer_layer_config" in config:
+        log.warning(
+            "%s: config.json has no norm_before_residual: false is taken, as vllm-project/speculators does; vLLM takes "
+            "true. If drafts are seldom accepted, set it",
+            path,
+        )
+    return bool(stated)
+
+
+def _reads(path: Path, config: Mapping[str, Any], target: Checkpoint) -> tuple[int, ...]:
+    last = target.num_layers
+    reads = config.get(AUX_LAYERS) or [2, last // 2, last - 3]
+    if not isinstance(reads, list) or not all(isinstance(index, int) and 0 <= index <= last for index in reads):
+        raise refusal(path, f"{AUX_LAYERS} is {reads}; it has to be a list of the target's hidden states, 0 to {last}")
+    return tuple(reads)
+
+
+def _draft_vocab_size(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> int:
+    stated = config.get("draft_vocab_size")
+    if stated is None:
+        return tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else target.vocab_size
+    if not isinstance(stated, int):
+        raise refusal(path, f"config.json: draft_vocab_size is {stated!r}; it has to be an integer")
+    return stated

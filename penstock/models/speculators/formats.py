@@ -1,0 +1,72 @@
+"""Opens a learned drafter's checkpoint: tells its layout from the files, and checks it against its target.
+
+Only headers and configuration are read. The layouts: SafeAILab/EAGLE's for EAGLE-1 (cnets1) and EAGLE-3 (cnets),
+vllm-project/speculators' for eagle3, FasterDecoding/Medusa's, and vLLM's for Medusa.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.config import FieldError
+from penstock.core import ConfigError
+from penstock.models.checkpoint import Checkpoint, read_json, resolve
+from penstock.models.speculators.base import Kind, SpeculatorCheckpoint, refusal
+from penstock.models.speculators.eagle_format import parse_eagle, parse_eagle3
+from penstock.models.speculators.medusa_format import is_medusa, parse_medusa
+from penstock.models.speculators.weights import Stored, find_tensors
+
+__all__ = ["SpeculatorCheckpoint", "open_speculator"]
+
+PARSERS: Final = {"eagle": parse_eagle, "eagle3": parse_eagle3, "medusa": parse_medusa}
+PUBLISHED: Final = ("*.bin", "*.pt")
+"""Speculators are published in these files too, beside those that every checkpoint has."""
+
+TYPE_FIELD: Final = "speculators_model_type"
+
+
+def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
+    """Read everything but the weights of the speculator in a folder, file or hub id ``path``, drafting for ``target``.
+
+    Raises FieldError naming the tensor or field that is missing, unknown, not supported or made for another model.
+    """
+    with _named(path):
+        place = Path(path).expanduser()
+        place = place if place.is_file() else resolve(path, also=PUBLISHED)
+        tensors = find_tensors(place)
+        config = read_json((place.parent if place.is_file() else place) / "config.json")
+    return PARSERS[_kind(place, config, tensors)](place, config, tensors, target)
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """What is wrong with the files is said of the field that names them."""
+    try:
+        yield
+    except FieldError:
+        raise
+    except ConfigError as error:
+        raise refusal(Path(path), str(error).removeprefix("model: ")) from error
+
+
+def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> Kind:
+    stated = config.get(TYPE_FIELD)
+    if stated is not None:
+        if stated != "eagle3":
+            raise refusal(path, f"config.json: {TYPE_FIELD} is {stated!r}; only 'eagle3' is supported so far")
+        return "eagle3"
+    if any(name.startswith("midlayer.") for name in tensors) or "layers.0.hidden_norm.weight" in tensors:
+        return "eagle3"
+    if is_medusa(tensors):
+        return "medusa"
+    if "fc.weight" in tensors:
+        return "eagle"
+    some = ", ".join(sorted(tensors)[:3])
+    raise refusal(
+        path,
+        f"it is no EAGLE, EAGLE-3 or Medusa checkpoint; its tensors are {some}, ...; "
+        "a small model of its own drafts with method 'draft_model'",
+    )

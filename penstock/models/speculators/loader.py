@@ -1,0 +1,124 @@
+"""Builds a learned drafter's module from its checkpoint; embedding and head are the target's where it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core import ConfigError
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.loader import DTYPES, load_module
+from penstock.models.speculators.base import SpeculatorCheckpoint, refusal
+from penstock.models.speculators.eagle import Eagle
+from penstock.models.speculators.eagle3 import Eagle3
+from penstock.models.speculators.layer import DraftVocabulary
+from penstock.models.speculators.medusa import Medusa
+from penstock.models.speculators.weights import read_tensors
+from penstock.models.stage_model import NormOnly
+
+MAPS: Final = ("d2t", "token_map")
+"""Tensors that hold the target's token ids."""
+
+
+class TargetHead(nn.Module):
+    """The target's own head, with whatever soft cap or scale it has, over states that have been normed already."""
+
+    def __init__(self, target: Checkpoint, dtype: str, device: str) -> None:
+        super().__init__()
+        causal = load_module(target, target.num_layers, target.num_layers, dtype, device)
+        setattr(causal, target.parts.base, NormOnly(nn.Identity()))
+        self._causal = causal
+
+    def forward(self, hidden_nD: Tensor) -> Tensor:
+        """float32 [n, V]"""
+        return self._causal(inputs_embeds=hidden_nD[None], use_cache=False).logits[0].float()
+
+
+def load_speculator(
+    checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype: str, device: str
+) -> Eagle | Eagle3 | Medusa:
+    """The module of ``checkpoint``, with weights in ``dtype`` on ``device``, in no need of a gradient.
+
+    Raises ConfigError for a dtype that is unknown, or ids of tokens that the target does not have.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; it has to be one of {', '.join(DTYPES)}")
+    stored = read_tensors(checkpoint.tensors)
+    vocabulary = DraftVocabulary(_target_ids(checkpoint, target, stored), target.vocab_size)
+    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in stored.items() if name not in MAPS}
+    if checkpoint.kind == "medusa":
+        module: Eagle | Eagle3 | Medusa = _medusa(checkpoint, weights, vocabulary)
+    else:
+        embedding = _embedding(weights, target, dtype, device)
+        head = _head(weights, vocabulary, target, dtype, device)
+        module = _eagle(checkpoint, weights, embedding, head)
+    # Shapes and names were checked when the checkpoint was opened; what its file lacks, the target has brought.
+    module.load_state_dict(weights, strict=False, assign=True)
+    module.to(device).requires_grad_(False)
+    return module
+
+
+def _eagle(
+    checkpoint: SpeculatorCheckpoint, weights: Mapping[str, Tensor], embedding: nn.Module, head: nn.Module
+) -> Eagle | Eagle3:
+    layer = checkpoint.layer
+    biased = {name.split(".")[-2] for name in weights if name.endswith("_proj.bias")}
+    with torch.device("meta"):
+        if checkpoint.kind == "eagle":
+            return Eagle(layer, embedding, head, fc_bias="fc.bias" in weights, biased=biased)
+        return Eagle3(
+            layer,
+            weights["fc.weight"].shape[1],
+            embedding,
+            head,
+            biased=biased,
+            norm_before_residual=checkpoint.norm_before_residual,
+            norm_before_fc=checkpoint.norm_before_fc,
+        )
+
+
+def _medusa(checkpoint: SpeculatorCheckpoint, weights: Mapping[str, Tensor], vocabulary: DraftVocabulary) -> Medusa:
+    bias = "blocks.0.layers.0.bias" in weights
+    heads, layers, width = checkpoint.heads, checkpoint.layers, checkpoint.hidden_size
+    with torch.device("meta"):
+        return Medusa(heads, layers, width, checkpoint.draft_vocab_size, vocabulary, bias=bias)
+
+
+def _embedding(weights: Mapping[str, Tensor], target: Checkpoint, dtype: str, device: str) -> nn.Module:
+    """The drafter's own embedding, or the target's as it is stored: a scale that the target applies is not taken."""
+    weight = weights.get("embed_tokens.weight")
+    if weight is None:
+        base = getattr(load_module(target, 0, 0, dtype, device), target.parts.base)
+        weight = getattr(base, target.parts.embed).weight.detach()
+    return nn.Embedding.from_pretrained(weight)
+
+
+def _head(
+    weights: Mapping[str, Tensor], vocabulary: DraftVocabulary, target: Checkpoint, dtype: str, device: str
+) -> nn.Module:
+    if "lm_head.weight" not in weights:
+        return TargetHead(target, dtype, device)
+    weight = weights["lm_head.weight"]
+    with torch.device("meta"):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return nn.Sequential(linear, vocabulary)
+
+
+def _target_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint, stored: Mapping[str, Tensor]) -> Tensor | None:
+    """The target's id of each token that can be drafted [v]; None if these are all of the target's, in order."""
+    if "token_map" in stored:
+        name, ids_v = "token_map", stored["token_map"].long()
+    elif "d2t" in stored:
+        name, ids_v = "d2t", stored["d2t"].long() + torch.arange(len(stored["d2t"]))
+    else:
+        return None
+    strange = ids_v[(ids_v < 0) | (ids_v >= target.vocab_size)]
+    if len(strange):
+        raise refusal(checkpoint.path, f"{name} leads to token {int(strange[0])}; the target has {target.vocab_size}")
+    if len(ids_v.unique()) < len(ids_v):
+        raise refusal(checkpoint.path, f"{name} leads to one token of the target from two drafted ones")
+    return ids_v

@@ -1,0 +1,61 @@
+"""What every learned drafter's stage has: the target's features, and which node holds which slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.core import ConfigError
+from penstock.messages import Features, Pick, Sampling
+from penstock.models.loader import DTYPES
+from penstock.models.packing import weight_bytes
+from penstock.models.speculators.features import FeatureStore
+from penstock.stage.visibility import BatchView
+
+
+class FeatureReader:
+    """Part of ``stage.core.Layers``, and all of ``Reader``, for a module that reads states of ``width`` values each."""
+
+    def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
+        self.module = module
+        self.device = torch.device(device)
+        self.dtype = DTYPES[dtype]
+        self.store = FeatureStore(reads, capacity, width, self.dtype, device)
+        self._node_at = np.zeros(capacity, dtype=np.int64)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.module.hidden_size)
+
+    @property
+    def kv_bytes(self) -> int:
+        return 0
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.module)
+
+    def take(self, features: Features, states: Tensor | None) -> None:
+        self.store.take(features, states)
+
+    def lacks(self, nodes: set[int]) -> set[tuple[int, int]]:
+        return self.store.lacks(nodes)
+
+    def pick(self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
+        raise ConfigError("a learned drafter picks no tokens; it gives candidates")
+
+    def features(self, hidden: Tensor) -> Tensor:
+        raise ConfigError("nobody reads a drafter's features")
+
+    def register(self, view: BatchView) -> None:
+        """The rows of this batch now hold their slots."""
+        self._node_at[view.slots] = view.nodes
+
+    def nodes_in(self, slots_N: np.ndarray) -> np.ndarray:
+        """The node that holds each slot [N]; of what is below 0 it says nothing."""
+        nodes: np.ndarray = self._node_at[slots_N]
+        return nodes

@@ -1,0 +1,1 @@
+"""Trains learned drafters for a target from its own hidden states: ``penstock train``."""

@@ -1,0 +1,334 @@
+"""``penstock train``: data, hidden states, a fresh drafter, the loop under a bar, and what comes out of it.
+
+In the output folder lie the drafter, and in ``training`` what its making needs: hidden states, state, curves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import nn
+
+from penstock.bench.plots import require_matplotlib
+from penstock.bench.simulate import check_drafters
+from penstock.cluster import Cluster, load_cluster
+from penstock.config import FieldError
+from penstock.core import ConfigError
+from penstock.engine.options import model_folder
+from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from penstock.models.speculators.formats import SpeculatorCheckpoint, open_speculator
+from penstock.models.speculators.loader import TargetHead, load_speculator
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from penstock.trainer.batches import Loader, epoch_steps, packed
+from penstock.trainer.cache import StateCache, Wanted, fill, identity, key_of
+from penstock.trainer.curves import CANDIDATES, draw
+from penstock.trainer.data import Corpus, Document, make_corpus, read_documents
+from penstock.trainer.evaluate import Acceptance, estimated_speedup, evaluate
+from penstock.trainer.export import trained_parameters, write_fresh, write_trained
+from penstock.trainer.kind import Kind, Start
+from penstock.trainer.kinds import KINDS
+from penstock.trainer.loop import Run, Step, train
+from penstock.trainer.options import TrainOptions
+from penstock.trainer.state import Entry, State, load_state
+from penstock.trainer.vocabulary import USUAL, Vocabulary, choose
+
+HELD_OUT_TOKENS: Final = 1 << 14
+"""Most tokens that each evaluation looks at."""
+STATE: Final = "state.pt"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all steps of the command need. ``work`` is the output's folder ``training``."""
+
+    options: TrainOptions
+    kind: Kind
+    target: Checkpoint
+    cluster: Cluster | None
+    work: Path
+    accelerator: Any
+    console: Console
+
+    def say(self, text: str) -> None:
+        if self.accelerator.is_main_process:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def run_train(options: TrainOptions, console: Console | None = None) -> SpeculatorCheckpoint:
+    """Train, and return what was written. Raises ConfigError before anything starts for what cannot work.
+
+    Goes on with what the output folder holds of the same run.
+    """
+    setup = set_up(options, console or Console(stderr=True))
+    with setup.accelerator.main_process_first():
+        corpus = read_corpus(setup)
+        cache = cached_states(setup, corpus)
+        vocabulary = choose_vocabulary(setup, corpus)
+        settings = settings_of(setup, corpus, vocabulary)
+        state = load_state(setup.work / STATE, settings)
+        fresh = fresh_drafter(setup, vocabulary, settings)
+    run = make_run(setup, corpus, cache, fresh, vocabulary)
+    if state.step:
+        setup.say(f"going on after step {state.step} of {len(run.steps)}")
+    with Bar(setup, state.step, len(run.steps)) as bar:
+        state = train(run, state, bar)
+    return finish(setup, run, state, fresh)
+
+
+def set_up(options: TrainOptions, console: Console) -> Setup:
+    """Raises ConfigError for what is not installed, not there, or not usable here."""
+    require_matplotlib()
+    if find_spec("accelerate") is None:
+        raise ConfigError("training needs accelerate: pip install 'penstock[train]'")
+    from accelerate import Accelerator
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise FieldError("device", "is 'cuda', but torch finds no CUDA device here; use cpu")
+    target = open_checkpoint(model_folder(options.model, "target"))
+    cluster = None if options.cluster is None else emulated(options.cluster)
+    precision = "bf16" if options.dtype == "bfloat16" else "no"
+    accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision=precision)
+    least = options.max_length * options.accumulate * accelerator.num_processes
+    if options.batch_tokens < least:
+        raise FieldError(
+            "batch_tokens", f"is {options.batch_tokens}; for {accelerator.num_processes} processes at least {least}"
+        )
+    work = options.output / "training"
+    if accelerator.is_main_process:
+        if options.restart:
+            shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True, exist_ok=True)
+    accelerator.wait_for_everyone()
+    return Setup(options, KINDS[options.kind], target, cluster, work, accelerator, console)
+
+
+def emulated(name: str) -> Cluster:
+    cluster = load_cluster(name)
+    if not cluster.emulated:
+        raise FieldError("cluster", f"{name} has no as_model, so there are no modelled times to simulate; name another")
+    check_drafters([cluster])
+    return cluster
+
+
+# ------------------------------------------------------------------------------------------------------ before the run
+
+
+def read_corpus(setup: Setup) -> Corpus:
+    options = setup.options
+    tokenizer = load_tokenizer(setup.target.path)
+    documents: Sequence[Document] = read_documents(options.data)
+    if options.regenerate:
+        documents = regenerated(setup, documents, tokenizer)
+    corpus = make_corpus(documents, tokenizer, options.max_length)
+    sides = [sum(corpus.samples[i].lessons for i in side) for side in (corpus.training, corpus.held_out)]
+    setup.say(
+        f"data: {len(documents)} documents, {len(corpus.samples)} sequences; tokens to learn {sides[0]:,}, "
+        f"held out {sides[1]:,}"
+    )
+    return corpus
+
+
+def regenerated(setup: Setup, documents: Sequence[Document], tokenizer: Tokenizer) -> list[Document]:
+    from penstock.engine.llm import LLM
+    from penstock.trainer.regenerate import key_of as answers_key
+    from penstock.trainer.regenerate import regenerate
+
+    options = setup.options
+    key = answers_key(documents, identity(setup.target), options.max_length, options.seed)
+    file = setup.work / f"answers-{key}.jsonl"
+    written: list[Document] = []
+    with progress(setup.console) as bar:
+        task = bar.add_task("the target's own answers", total=len(documents))
+        engine = {"dtype": options.dtype, "device": options.device, "max_model_len": options.max_length}
+        with LLM(str(setup.target.path), **engine) as llm:
+            for written in regenerate(documents, llm, file, options.max_length, options.seed):
+                bar.update(task, completed=len(written))
+    return written
+
+
+def cached_states(setup: Setup, corpus: Corpus) -> StateCache:
+    options, target = setup.options, setup.target
+    layers = tuple(sorted({*setup.kind.reads(target), target.num_layers}))
+    wanted = Wanted(target, layers, options.max_length, options.dtype)
+    folder = setup.work / "states" / key_of(wanted, corpus)
+    with progress(setup.console) as bar:
+        task = bar.add_task("the target's hidden states", total=sum(map(len, corpus.samples)))
+        for done in fill(folder, corpus, wanted, options.device):
+            bar.update(task, completed=done)
+    return StateCache(folder, corpus.samples, layers)
+
+
+def choose_vocabulary(setup: Setup, corpus: Corpus) -> Vocabulary:
+    """Raises FieldError for more tokens than the target has."""
+    size, known = setup.options.draft_vocab_size, setup.target.vocab_size
+    if setup.options.kind != "eagle3":
+        return Vocabulary(None, known)
+    if size is not None and size > known:
+        raise FieldError("draft_vocab_size", f"is {size}; the target knows {known} tokens")
+    vocabulary = choose(corpus, USUAL if size is None else size, known)
+    if vocabulary.ids_v is not None:
+        shares = f"{vocabulary.training_share:.2%} of the tokens to learn, {vocabulary.held_out_share:.2%} held out"
+        setup.say(f"draft vocabulary: the {vocabulary.size} most frequent ones are {shares}")
+    return vocabulary
+
+
+def fresh_drafter(setup: Setup, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> SpeculatorCheckpoint:
+    """The untrained drafter of a run, written once: when it is resumed it begins with the same."""
+    folder = setup.work / f"fresh-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]}"
+    if not folder.is_dir():
+        generator = torch.Generator().manual_seed(setup.options.seed)
+        start = Start(setup.target, generator, vocabulary.ids_v)
+        write_fresh(folder, setup.kind, start, setup.options.model, vocabulary.size)
+    return open_speculator(str(folder), setup.target)
+
+
+def settings_of(setup: Setup, corpus: Corpus, vocabulary: Vocabulary) -> dict[str, Any]:
+    """What has to be the same for a run to go on."""
+    options = setup.options
+    names = ("kind", "epochs", "max_steps", "batch_tokens", "accumulate", "max_length", "dtype", "seed")
+    own = {name: getattr(options, name) for name in names}
+    learning = {"learning_rate": rate_of(setup), "ttt_steps": steps_of(setup), "draft_vocab_size": vocabulary.size}
+    found = {"model": identity(setup.target), "data": corpus.digest()}
+    return {**own, **learning, **found, "processes": setup.accelerator.num_processes}
+
+
+def rate_of(setup: Setup) -> float:
+    return setup.options.learning_rate or setup.kind.learning_rate
+
+
+def steps_of(setup: Setup) -> int:
+    return setup.options.ttt_steps or setup.kind.steps
+
+
+def make_run(
+    setup: Setup, corpus: Corpus, cache: StateCache, fresh: SpeculatorCheckpoint, vocabulary: Vocabulary
+) -> Run:
+    """Raises ConfigError for data of which no step can be made."""
+    options, kind, target, device = setup.options, setup.kind, setup.target, setup.accelerator.device
+    steps = planned(setup, corpus)
+    module = load_speculator(fresh, target, "float32", str(device))
+    head = TargetHead(target, options.dtype, str(device))
+    trainee = kind.trainee(module, head, steps_of(setup), vocabulary.ids_v).to(device)
+    parameters = trained_parameters(module, fresh)
+    for parameter in parameters.values():
+        parameter.requires_grad_(True)
+    loader = Loader(corpus, cache, kind.reads(target), target.num_layers, device)
+
+    def judge() -> tuple[Acceptance, float | None]:
+        with setup.accelerator.autocast():
+            found = held_out(options, corpus, loader, trainee, head)
+        return found, None if setup.cluster is None else estimated_speedup(found.profile, setup.cluster)
+
+    return Run(
+        setup.accelerator,
+        kind,
+        trainee,
+        parameters,
+        loader,
+        steps,
+        rate_of(setup),
+        options.seed,
+        options.save_every,
+        setup.work / STATE,
+        judge,
+    )
+
+
+def planned(setup: Setup, corpus: Corpus) -> list[Step]:
+    """All optimiser steps. Raises ConfigError if the data do not suffice for one."""
+    options = setup.options
+    parts = options.accumulate * setup.accelerator.num_processes
+    steps: list[Step] = []
+    for epoch in range(options.epochs):
+        steps += epoch_steps(corpus, options.seed, epoch, options.batch_tokens, parts)
+    if not steps:
+        raise ConfigError(f"data: {len(corpus.training)} sequences are fewer than the {parts} parts of one step")
+    return steps[: options.max_steps]
+
+
+def held_out(options: TrainOptions, corpus: Corpus, loader: Loader, trainee: Any, head: nn.Module) -> Acceptance:
+    """Figures on held-out samples, evenly taken where there are too many."""
+    tokens = sum(len(corpus.samples[i]) for i in corpus.held_out)
+    chosen = corpus.held_out[:: max(1, -(-tokens // HELD_OUT_TOKENS))]
+    batches = packed(chosen, corpus.samples, options.batch_tokens // options.accumulate)
+    found: Acceptance = evaluate(trainee, head, map(loader.batch, batches))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- under the run
+
+
+def progress(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+class Bar:
+    """The run's progress: the loss of the last steps, and the last figures on held-out data."""
+
+    def __init__(self, setup: Setup, done: int, steps: int) -> None:
+        self._setup = setup
+        self._steps = steps
+        self._progress = progress(setup.console)
+        self._task = self._progress.add_task("training", total=steps, completed=done)
+        self._loss = float("nan")
+        self._figures = ""
+
+    def __enter__(self) -> Bar:
+        if self._setup.accelerator.is_main_process:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._progress.stop()
+
+    def stepped(self, step: int, loss: float) -> None:
+        self._loss = loss if self._loss != self._loss else 0.95 * self._loss + 0.05 * loss
+        text = f"loss {self._loss:.3f}{self._figures}"
+        self._progress.update(self._task, completed=step, description=text)
+
+    def evaluated(self, entry: Entry) -> None:
+        if self._setup.accelerator.is_main_process:
+            self._figures = f", {figures(entry)}"
+            self._setup.say(f"step {entry.step} of {self._steps}: loss {entry.loss:.3f}{self._figures}")
+
+
+def figures(entry: Entry) -> str:
+    """Held-out acceptance in words: of the first token, then by position; and what it would gain."""
+    first = entry.by_step[0]
+    among = "/".join(f"{first[min(count, len(first)) - 1]:.1%}" for count in CANDIDATES)
+    chain = " ".join(f"{shares[0]:.0%}" for shares in entry.by_step)
+    gain = "" if entry.speedup is None else f", about {entry.speedup:.2f}x plain decoding (simulated)"
+    counts = "/".join(map(str, CANDIDATES))
+    return f"held-out tokens among the best {counts}: {among}, by position {chain}{gain}"
+
+
+# ------------------------------------------------------------------------------------------------------- after the run
+
+
+def finish(setup: Setup, run: Run, state: State, fresh: SpeculatorCheckpoint) -> SpeculatorCheckpoint:
+    """Write drafter and curves. Only the main process does; the others open what it has written."""
+    output, module = setup.options.output, setup.accelerator.unwrap_model(run.trainee).module
+    if setup.accelerator.is_main_process:
+        written = write_trained(output, setup.kind, fresh, module, setup.target)
+        draw(state.history, setup.work)
+        size = (output / setup.kind.file).stat().st_size
+        setup.say(f"written: {output / setup.kind.file}, {size / 1e6:.1f} MB; curves in {setup.work}")
+    setup.accelerator.wait_for_everyone()
+    return written if setup.accelerator.is_main_process else open_speculator(str(output), setup.target)

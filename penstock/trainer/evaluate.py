@@ -1,0 +1,95 @@
+"""How often a drafter in training is right, on held-out data at T = 0, and what that would gain on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.bench.intervals import paired_ratio
+from penstock.cluster import Cluster
+from penstock.config import SpeculativeConfig
+from penstock.simulator.run import simulate
+from penstock.simulator.script import profile_script
+from penstock.trainer.batches import Batch
+from penstock.trainer.kind import Trainee
+
+CANDIDATES: Final = 16
+CHAIN: Final = 7
+"""Tokens ahead that are looked at."""
+REQUESTS: Final = 4
+TOKENS: Final = 100
+"""Of each simulated request."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Shares of the held-out tokens; ``by_step[k][c]``: token k of a chain is among the c + 1 best candidates.
+
+    The tokens before it in the chain are the text's, whether or not they would have been drafted.
+    """
+
+    by_step: tuple[tuple[float, ...], ...]
+    drafts: tuple[int, ...]
+    """How many were looked at in each step."""
+
+    @property
+    def first(self) -> tuple[float, ...]:
+        """Of the first token after the target's own."""
+        return self.by_step[0]
+
+    @property
+    def chain(self) -> tuple[float, ...]:
+        """By position in a chain, of the best candidate."""
+        return tuple(shares[0] for shares in self.by_step)
+
+    @property
+    def profile(self) -> tuple[float, ...]:
+        """Over all steps alike: a full pipeline drafts at every depth."""
+        columns = zip(*self.by_step, strict=True)
+        return tuple(sum(s * n for s, n in zip(c, self.drafts, strict=True)) / sum(self.drafts) for c in columns)
+
+    def among(self, candidates: int) -> float:
+        """Share of the first tokens that are among so many candidates."""
+        return self.first[min(candidates, len(self.first)) - 1]
+
+
+@torch.no_grad()
+def evaluate(trainee: Trainee, head: nn.Module, batches: Iterable[Batch]) -> Acceptance:
+    """Where the target's best token stands among the drafter's candidates. ``head`` is the target's."""
+    hits: list[Tensor] = []
+    drafts: list[int] = []
+    for batch in batches:
+        learned_Bn = batch.learned_Bn
+        with torch.autocast(learned_Bn.device.type, enabled=False):
+            best_Bn = torch.full_like(batch.tokens_Bn, -1)
+            best_Bn[learned_Bn] = head(batch.final_BnD[learned_Bn]).argmax(-1)
+        for step, hidden in enumerate(trainee.unroll(batch, CHAIN)):
+            learned = learned_Bn[:, step:]
+            logits_mV = trainee.logits(step, hidden[learned])
+            ranked = logits_mV.topk(min(CANDIDATES, logits_mV.shape[1])).indices
+            found = (ranked == best_Bn[:, step:][learned][:, None]).sum(0)
+            if step == len(hits):
+                hits.append(torch.zeros_like(found))
+                drafts.append(0)
+            hits[step] += found
+            drafts[step] += len(logits_mV)
+    counted = [(one, of) for one, of in zip(hits, drafts, strict=True) if of]
+    shares = tuple(tuple((one.cumsum(0) / of).clamp(max=1).tolist()) for one, of in counted)
+    return Acceptance(shares, tuple(of for _, of in counted))
+
+
+def estimated_speedup(accuracy: Sequence[float], cluster: Cluster) -> float:
+    """Over plain decoding, simulated with drafts of this profile and the default strategy.
+
+    Drafting takes what the cluster's file says of its drafter.
+    """
+    script = profile_script(accuracy, REQUESTS, TOKENS, seed=0)
+    speculation = SpeculativeConfig(method="synthetic", accuracy=tuple(accuracy))
+    found, plain = simulate(cluster, script, speculation), simulate(cluster, script, None)
+    ratio = paired_ratio([base.seconds / one.seconds for one, base in zip(found, plain, strict=True)])
+    assert ratio is not None
+    return ratio.mean

@@ -1,0 +1,126 @@
+"""What a kind of drafter brings to its training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.loader import load_module
+from penstock.trainer.batches import Batch
+
+SPREAD: Final = 0.02
+"""Standard deviation of fresh matrices, as Llama's."""
+DECAY: Final = 0.8
+"""What a step, or a head, counts for beside the one before it (EAGLE-3's trainer, Medusa's)."""
+
+
+class Trainee(Protocol):
+    """A module in training, and its loss. ``forward`` is called through Accelerate."""
+
+    module: Any
+    steps: int
+    """How far ahead it learns to draft."""
+
+    def __call__(self, batch: Batch, seed: int) -> Tensor:
+        """The loss, summed over the rows that are learned from; ``seed`` decides all that is random."""
+        ...
+
+    def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+        """What logits are made from at each step [B, n - step, D]: entry i drafts the token after row i + step."""
+        ...
+
+    def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
+        """float32 [n, V] over the target's vocabulary."""
+        ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a fresh drafter is made for. ``draft_ids_v`` [v]: the target's ids of what can be drafted; None: all."""
+
+    target: Checkpoint
+    generator: torch.Generator
+    draft_ids_v: Tensor | None
+
+    def matrix(self, rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=self.generator) * SPREAD
+
+    def head(self) -> Tensor:
+        """The target's own, [V, D]."""
+        last = self.target.num_layers
+        weight: Tensor = load_module(self.target, last, last, "float32", "cpu").get_output_embeddings().weight
+        return weight.detach().clone()
+
+    def layer(self, prefix: str, width: int) -> dict[str, Tensor]:
+        """A Llama layer like the target's, whose attention takes in ``width``, without a first norm."""
+        shape = layer_config(self.target)
+        hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+        heads, keys = (shape[name] * shape["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+        sizes = {
+            "self_attn.q_proj": (heads, width),
+            "self_attn.k_proj": (keys, width),
+            "self_attn.v_proj": (keys, width),
+            "self_attn.o_proj": (hidden, heads),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        matrices = {f"{prefix}.{name}.weight": self.matrix(*size) for name, size in sizes.items()}
+        return {**matrices, f"{prefix}.post_attention_layernorm.weight": torch.ones(hidden)}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind. ``learning_rate``, ``betas`` and ``clip`` are its paper's or its authors' trainer's."""
+
+    name: str
+    learning_rate: float
+    betas: tuple[float, float]
+    clip: float
+    """Largest norm of all gradients together."""
+    steps: int
+    """How far ahead it learns to draft, unless the options say so."""
+    file: str
+    """Where its tensors lie in the output folder."""
+    reads: Callable[[Checkpoint], tuple[int, ...]]
+    config: Callable[[Checkpoint, str, int], dict[str, Any]]
+    """The config.json for a target, called by a name, and a number of tokens that can be drafted."""
+    fresh: Callable[[Start], dict[str, Tensor]]
+    """Tensors to start from, under the format's names."""
+    trainee: Callable[[Any, nn.Module, int, Tensor | None], nn.Module]
+    """From the module, the target's head, the steps and the tokens that can be drafted."""
+
+
+def layer_config(target: Checkpoint) -> dict[str, Any]:
+    """A Llama layer of the target's measures. Long-context scalings of its rope are not taken over."""
+    config = target.config
+    heads = int(config.num_attention_heads)
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return {
+        "model_type": "llama",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": int(getattr(config, "intermediate_size", None) or 4 * target.hidden_size),
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(config, "head_dim", None) or target.hidden_size // heads),
+        "hidden_act": "silu",
+        "rms_norm_eps": float(getattr(config, "rms_norm_eps", None) or 1e-6),
+        "rope_theta": float(rope.get("rope_theta") or 10000.0),
+        "max_position_embeddings": int(config.max_position_embeddings),
+        "vocab_size": target.vocab_size,
+        "tie_word_embeddings": False,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": list(target.eos_token_ids) or None,
+        "torch_dtype": dtype_name(target),
+    }
+
+
+def dtype_name(target: Checkpoint) -> str:
+    """The type that the target is stored in, and the drafter too."""
+    return str(getattr(target.config, "dtype", None) or torch.float32).removeprefix("torch.")

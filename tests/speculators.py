@@ -1,0 +1,179 @@
+"""Tiny random checkpoints of learned drafters in their published layouts, for targets of ``tests/checkpoints.py``.
+
+``eagle(target).save(folder)``. What a layout leaves out or states wrongly in the wild is so here too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from penstock.models.checkpoint import Checkpoint
+
+DRAFTED: Final = 60
+"""Tokens that a drafter with a vocabulary of its own can draft: every second one of the target's from 7 on."""
+
+FIRST_DRAFTED: Final = 7
+HEADS: Final = 4
+KEY_HEADS: Final = 2
+INNER: Final = 40
+
+
+@dataclass
+class Draft:
+    """Configuration and tensors of a drafter; change them at will before ``save``."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def save(self, folder: Path, file: str = "model.safetensors") -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.config:
+            (folder / "config.json").write_text(json.dumps(self.config))
+        if file.endswith(".safetensors"):
+            save_file(self.tensors, folder / file)
+        else:
+            torch.save(self.tensors, folder / file)
+        return folder
+
+
+class _Drawn:
+    """Random matrices, and norms that are not 1, drawn one after another from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def matrix(self, *shape: int, scale: float = 0.2) -> Tensor:
+        return torch.randn(*shape, generator=self._generator) * scale
+
+    def norm(self, width: int) -> Tensor:
+        return 1 + self.matrix(width)
+
+
+def eagle(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """EAGLE-1 as SafeAILab's cnets1 stores it: no ``bias`` field but fc.bias, an embedding of its own, no head."""
+    drawn, width = _Drawn(seed), target.hidden_size
+    tensors = {
+        "embed_tokens.weight": drawn.matrix(target.vocab_size, width),
+        "fc.weight": drawn.matrix(width, 2 * width),
+        "fc.bias": drawn.matrix(width),
+        **_layer("layers.0", drawn, width, width),
+    }
+    return Draft({**_config(target), "architectures": ["LlamaForCausalLM"]}, tensors)
+
+
+def eagle3(target: Checkpoint, *, seed: int = 0, width: int | None = None) -> Draft:
+    """EAGLE-3 as SafeAILab's cnets stores it: no embedding, a head over ``DRAFTED`` tokens.
+
+    With a ``width`` that is not the target's it has an embedding of its own.
+    """
+    drawn, own = _Drawn(seed), width or target.hidden_size
+    tensors = {
+        "fc.weight": drawn.matrix(own, 3 * target.hidden_size, scale=0.1),
+        **_layer("midlayer", drawn, own, 2 * own),
+        "midlayer.hidden_norm.weight": drawn.norm(own),
+        "midlayer.input_layernorm.weight": drawn.norm(own),
+        "norm.weight": drawn.norm(own),
+        "lm_head.weight": drawn.matrix(DRAFTED, own),
+        **_vocabulary(target),
+    }
+    config = {**_config(target), "hidden_size": own, "draft_vocab_size": DRAFTED}
+    if own != target.hidden_size:
+        config["target_hidden_size"] = target.hidden_size
+        tensors["embed_tokens.weight"] = drawn.matrix(target.vocab_size, own)
+    return Draft(config, tensors)
+
+
+def speculators_eagle3(
+    target: Checkpoint, *, seed: int = 0, reads: Sequence[int] | None = None, **fields: Any
+) -> Draft:
+    """The same as vllm-project/speculators stores it; ``fields`` go into the top level of its configuration."""
+    plain = eagle3(target, seed=seed)
+    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in plain.tensors.items()}
+    layer = {name: value for name, value in plain.config.items() if name != "draft_vocab_size"}
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.3.0",
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "target"}},
+        "transformer_layer_config": layer,
+        "draft_vocab_size": DRAFTED,
+        **fields,
+    }
+    if reads is not None:
+        config["eagle_aux_hidden_state_layer_ids"] = list(reads)
+        tensors["fc.weight"] = _Drawn(seed + 1).matrix(target.hidden_size, len(reads) * target.hidden_size, scale=0.1)
+    return Draft(config, tensors)
+
+
+def medusa(target: Checkpoint, *, seed: int = 0, heads: int = 3, layers: int = 1) -> Draft:
+    """As FasterDecoding stores it: save it as medusa_lm_head.safetensors or .pt. Its number of heads is wrong."""
+    drawn, width = _Drawn(seed), target.hidden_size
+    tensors = {}
+    for head in range(heads):
+        for layer in range(layers):
+            tensors[f"{head}.{layer}.linear.weight"] = drawn.matrix(width, width)
+            tensors[f"{head}.{layer}.linear.bias"] = drawn.matrix(width)
+        tensors[f"{head}.{layers}.weight"] = drawn.matrix(target.vocab_size, width)
+    return Draft({"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "target"}, tensors)
+
+
+def vllm_medusa(target: Checkpoint, *, seed: int = 0, heads: int = 3, layers: int = 2) -> Draft:
+    """vLLM's Medusa: blocks without bias, heads over ``DRAFTED`` tokens, named in token_map."""
+    drawn, width = _Drawn(seed), target.hidden_size
+    tensors = {"token_map": _target_ids(target)}
+    for head in range(heads):
+        for layer in range(layers):
+            tensors[f"blocks.{head}.layers.{layer}.weight"] = drawn.matrix(width, width)
+        tensors[f"lm_heads.{head}.weight"] = drawn.matrix(DRAFTED, width)
+    config = {"model_type": "medusa", "num_heads": heads, "num_hidden_layers": layers, "hidden_size": width}
+    return Draft({**config, "vocab_size": target.vocab_size, "truncated_vocab_size": DRAFTED}, tensors)
+
+
+def _config(target: Checkpoint) -> dict[str, Any]:
+    return {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_HEADS,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "vocab_size": target.vocab_size,
+    }
+
+
+def _layer(prefix: str, drawn: _Drawn, width: int, entering: int) -> dict[str, Tensor]:
+    """A Llama layer's matrices and second norm; ``entering`` wide is what its attention takes in."""
+    keys = width // HEADS * KEY_HEADS
+    shapes = {
+        "self_attn.q_proj": (width, entering),
+        "self_attn.k_proj": (keys, entering),
+        "self_attn.v_proj": (keys, entering),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (INNER, width),
+        "mlp.up_proj": (INNER, width),
+        "mlp.down_proj": (width, INNER),
+    }
+    tensors = {f"{prefix}.{name}.weight": drawn.matrix(*shape) for name, shape in shapes.items()}
+    return {**tensors, f"{prefix}.post_attention_layernorm.weight": drawn.norm(width)}
+
+
+def _target_ids(target: Checkpoint) -> Tensor:
+    ids = torch.arange(DRAFTED) * 2 + FIRST_DRAFTED
+    assert int(ids[-1]) < target.vocab_size
+    return ids
+
+
+def _vocabulary(target: Checkpoint) -> dict[str, Tensor]:
+    ids = _target_ids(target)
+    known = torch.zeros(target.vocab_size, dtype=torch.bool)
+    known[ids] = True
+    return {"d2t": ids - torch.arange(DRAFTED), "t2d": known}
