@@ -539,7 +539,7 @@ def train(
         int, typer.Option(help="Steps between states and held-out figures.", rich_help_panel=OUTPUT)
     ] = 100,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Forget an earlier run there.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--restart", help="Begin anew where there is an earlier run.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
     """Train a drafter on a target's own hidden states, in the format that other engines load."""

@@ -55,7 +55,8 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
 
     def seconds(self, rows: int) -> float:
         """Time a batch occupies the stage. Without surviving rows the header alone crosses the inner links."""
-        return sum(device.seconds(rows) for device in self.devices) + sum(link.seconds(rows) for link in self.between)
+        seconds = sum([device.seconds(rows) for device in self.devices])
+        return seconds + sum([link.seconds(rows) for link in self.between]) if self.between else seconds
 
 
 def stage_timings(cluster: Cluster) -> tuple[StageTiming, ...]:

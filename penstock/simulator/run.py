@@ -117,7 +117,7 @@ def simulate_one(loop: EngineLoop, script: Script, number: int, strategy: Strate
 
 def busy_share(spans: Sequence[tuple[float, float]], first: float, last: float) -> float:
     """How much of the time from ``first`` to ``last`` the spans cover, each counted for itself; 0 of no time."""
-    covered = sum(max(0.0, min(end, last) - max(start, first)) for start, end in spans)
+    covered = sum([min(end, last) - max(start, first) for start, end in spans if start < last and end > first])
     return covered / (last - first) if last > first else 0.0
 
 

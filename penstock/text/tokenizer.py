@@ -40,7 +40,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text is not valid Unicode: {error}") from error
-        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens)
+        # Not verbose: whether a text is too long is for whoever asks to say, and a corpus is cut later.
+        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

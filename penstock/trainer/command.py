@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -96,8 +95,7 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
         raise FieldError("device", "is 'cuda', but torch finds no CUDA device here; use cpu")
     target = open_checkpoint(model_folder(options.model, "target"))
     cluster = None if options.cluster is None else emulated(options.cluster)
-    precision = "bf16" if options.dtype == "bfloat16" else "no"
-    accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision=precision)
+    accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision="no")
     least = options.max_length * options.accumulate * accelerator.num_processes
     if options.batch_tokens < least:
         raise FieldError(
@@ -105,9 +103,9 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
         )
     work = options.output / "training"
     if accelerator.is_main_process:
-        if options.restart:
-            shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True, exist_ok=True)
+        if options.restart:
+            (work / STATE).unlink(missing_ok=True)
     accelerator.wait_for_everyone()
     return Setup(options, KINDS[options.kind], target, cluster, work, accelerator, console)
 
@@ -225,8 +223,7 @@ def make_run(
     loader = Loader(corpus, cache, kind.reads(target), target.num_layers, device)
 
     def judge() -> tuple[Acceptance, float | None]:
-        with setup.accelerator.autocast():
-            found = held_out(options, corpus, loader, trainee, head)
+        found = held_out(options, corpus, loader, trainee, head)
         return found, None if setup.cluster is None else estimated_speedup(found.profile, setup.cluster)
 
     return Run(
@@ -237,6 +234,7 @@ def make_run(
         loader,
         steps,
         rate_of(setup),
+        options.dtype == "bfloat16",
         options.seed,
         options.save_every,
         setup.work / STATE,

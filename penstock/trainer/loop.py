@@ -44,6 +44,8 @@ class Run:
     loader: Loader
     steps: Sequence[Step]
     learning_rate: float
+    half: bool
+    """Whether what gains from it is computed in bfloat16. Accelerate's own switch is one for the whole process."""
     seed: int
     save_every: int
     state_file: Path
@@ -83,11 +85,16 @@ def backward(run: Run, trainee: nn.Module, number: int) -> float:
     for i, part in own:
         batch = run.loader.batch(part)
         with accelerator.no_sync(trainee) if i != own[-1][0] else contextlib.nullcontext():
-            loss = trainee(batch, seed_of(run.seed, number, i))
+            with autocast(run):
+                loss = trainee(batch, seed_of(run.seed, number, i))
             # Data parallelism averages gradients over processes; here they are shares of one sum.
             accelerator.backward(loss * (accelerator.num_processes / lessons))
         total += loss.detach()
     return float(accelerator.reduce(total, reduction="sum")) / lessons
+
+
+def autocast(run: Run) -> torch.autocast:
+    return torch.autocast(run.accelerator.device.type, torch.bfloat16, enabled=run.half)
 
 
 def seed_of(seed: int, step: int, part: int) -> int:
@@ -112,7 +119,8 @@ def saved(run: Run, state: State, step: int, loss: float, optimizer: Any) -> Sta
     entry = Entry(step, loss, ())
     weights: dict[str, Tensor] = {name: one.detach().cpu().clone() for name, one in run.parameters.items()}
     if run.accelerator.is_main_process:
-        acceptance, speedup = run.judge()
+        with autocast(run):
+            acceptance, speedup = run.judge()
         entry = Entry(step, loss, acceptance.by_step, speedup)
     state = State(state.settings, step, weights, optimizer.state_dict(), [*state.history, entry])
     if run.accelerator.is_main_process:

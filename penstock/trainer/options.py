@@ -50,7 +50,7 @@ class TrainOptions:
     save_every: int = 100
     """Steps between two saved states, each with figures on held-out data."""
     restart: bool = False
-    """Forget what the output folder holds of a run."""
+    """Begin anew where the output folder holds a run. The target's hidden states are kept: they go by what they are of."""
     regenerate: bool = False
     """Let the target write the conversations' answers anew."""
 

@@ -64,7 +64,7 @@ def load_state(file: Path, settings: Mapping[str, Any]) -> State:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(f"output: {file} cannot be read ({error}); begin anew with --restart") from error
+        raise ConfigError(f"output: {file} is damaged; begin anew with --restart") from error
     held, asked = json.loads(content["settings"]), json.loads(json.dumps(settings))
     different = [name for name in asked if held.get(name) != asked[name]]
     if different:

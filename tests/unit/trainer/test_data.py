@@ -50,7 +50,8 @@ def test_of_a_conversation_the_answers_are_learned(tmp_path: Path, model: Path, 
 
 def test_answers_that_are_rendered_otherwise_later_are_not_learned(tmp_path: Path, model: Path) -> None:
     """As of templates that leave out the thoughts of earlier turns."""
-    forgetful = TEMPLATE.replace("{{ message['content'] }}", "{{ message['content'] if loop.last else '...' }}")
+    kept = "loop.last or message['role'] != 'assistant'"
+    forgetful = TEMPLATE.replace("{{ message['content'] }}", f"{{{{ message['content'] if {kept} else '...' }}}}")
     tokenizer = tokenizer_with(forgetful, model, tmp_path / "model")
     file = write_lines(tmp_path / "chat.jsonl", {"messages": TURNS}, {"messages": TURNS})
     assert learned_text(make_corpus(read_documents([file]), tokenizer, 256), tokenizer) == "3, of course\n"
@@ -95,7 +96,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, said: str) -> None:
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no file or folder .*nowhere"):
+    with pytest.raises(ConfigError, match=r"there is no file or folder .*nowhere"):
         read_documents([tmp_path / "nowhere"])
     (tmp_path / "latin.txt").write_bytes("für".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"latin\.txt is no UTF-8 text"):
@@ -107,7 +108,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, model: Path) -> Non
     with pytest.raises(ConfigError, match=r"chat\.jsonl, line 1: the checkpoint has no chat template"):
         make_corpus(read_documents([chat]), load_tokenizer(model), 64)
     (tmp_path / "short.txt").write_text("x" * 20)
-    with pytest.raises(ConfigError, match="1 sequences .* one has to be held out"):
+    with pytest.raises(ConfigError, match=r"1 sequences .* one has to be held out"):
         make_corpus(read_documents([tmp_path / "short.txt"]), load_tokenizer(model), 64)
 
 
