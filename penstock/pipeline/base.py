@@ -95,7 +95,8 @@ class EngineEnd:
 
     @property
     def due(self) -> float | None:
-        if self._results:
-            return self._results[0].arrives
-        waiting = self._free_at is not None and self._free_at > self._clock.now()
-        return self._free_at if waiting else None
+        free = self._free_at if self._free_at is not None and self._free_at > self._clock.now() else None
+        if not self._results:
+            return free
+        arrives = self._results[0].arrives
+        return arrives if free is None else min(arrives, free)

@@ -147,6 +147,17 @@ def test_messages_take_their_time_on_the_entrance() -> None:
     assert (end.ready, end.due) == (True, None)
 
 
+def test_a_buffer_that_is_free_before_the_next_result_is_due_first() -> None:
+    clock = VirtualClock()
+    end = EngineEnd(clock, Line(link(2.0)))
+    end.sending(prompt(0, 0, PROMPT))
+    end.received(Ready(stage=0, arrives=3.0))
+    end.received(Result(stream=0, arrives=5.0))
+    assert end.due == 3.0
+    clock.wait(3.0)
+    assert (end.ready, end.due) == (True, 5.0)
+
+
 def test_clocks() -> None:
     virtual, real = VirtualClock(), RealClock()
     virtual.wait(2.5)
