@@ -48,19 +48,20 @@ class Inbox:
 
         Takes nothing in: an interrupt while it waits loses nothing.
         """
-        # zmq's own poll counts whole milliseconds; its descriptor says when to look at the socket's events again.
-        left = None
-        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            left = 0.0
-        elif until is not None:
-            left = max(0.0, until - time.monotonic())
-        self._readable = select.select([self._socket.fileno(), *self._watched], [], [], left)[0]
+        # zmq's own poll counts whole milliseconds. Its descriptor wakes on time, though for its own affairs too, so the
+        # socket has the word on whether a frame has come.
+        self._readable = []
+        while not self._readable and not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            woken = select.select([self._socket.fileno(), *self._watched], [], [], left)[0]
+            self._readable = [fd for fd in woken if fd in self._watched]
+            if not woken:
+                return
 
     def take(self) -> list[list[bytes]]:
         """Every message that has arrived, as its frames."""
         for fd in self._readable:
-            if fd in self._watched:
-                self._watched[fd]()
+            self._watched[fd]()
         self._readable = []
         messages: list[list[bytes]] = []
         with contextlib.suppress(zmq.Again):

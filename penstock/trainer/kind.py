@@ -13,8 +13,6 @@ from penstock.models.checkpoint import Checkpoint
 from penstock.models.loader import load_module
 from penstock.trainer.batches import Batch
 
-SPREAD: Final = 0.02
-"""Standard deviation of fresh matrices, as Llama's."""
 DECAY: Final = 0.8
 """What a step, or a head, counts for beside the one before it (EAGLE-3's trainer, Medusa's)."""
 
@@ -48,7 +46,8 @@ class Start:
     draft_ids_v: Tensor | None
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=self.generator) * SPREAD
+        """Random so that what comes out is about as large as what enters, however wide the target is."""
+        return torch.randn(rows, columns, generator=self.generator) * columns**-0.5
 
     def head(self) -> Tensor:
         """The target's own, [V, D]."""
