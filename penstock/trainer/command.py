@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -44,6 +45,7 @@ from penstock.trainer.vocabulary import USUAL, Vocabulary, choose
 HELD_OUT_TOKENS: Final = 1 << 14
 """Most tokens that each evaluation looks at."""
 STATE: Final = "state.pt"
+FRESH: Final = "fresh-"
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,13 @@ def run_train(options: TrainOptions, console: Console | None = None) -> Speculat
     setup = set_up(options, console or Console(stderr=True))
     with setup.accelerator.main_process_first():
         corpus = read_corpus(setup)
-        cache = cached_states(setup, corpus)
+        steps = planned(setup, corpus)
         vocabulary = choose_vocabulary(setup, corpus)
         settings = settings_of(setup, corpus, vocabulary)
         state = load_state(setup.work / STATE, settings)
+        cache = cached_states(setup, corpus)
         fresh = fresh_drafter(setup, vocabulary, settings)
-    run = make_run(setup, corpus, cache, fresh, vocabulary)
+    run = make_run(setup, corpus, cache, fresh, vocabulary, steps)
     if state.step:
         setup.say(f"going on after step {state.step} of {len(run.steps)}")
     with Bar(setup, state.step, len(run.steps)) as bar:
@@ -94,6 +97,9 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise FieldError("device", "is 'cuda', but torch finds no CUDA device here; use cpu")
     target = open_checkpoint(model_folder(options.model, "target"))
+    size, known = options.draft_vocab_size, target.vocab_size
+    if size is not None and size > known:
+        raise FieldError("draft_vocab_size", f"is {size}; the target knows {known} tokens")
     cluster = None if options.cluster is None else emulated(options.cluster)
     accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision="no")
     least = options.max_length * options.accumulate * accelerator.num_processes
@@ -106,6 +112,8 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
         work.mkdir(parents=True, exist_ok=True)
         if options.restart:
             (work / STATE).unlink(missing_ok=True)
+            for fresh in work.glob(f"{FRESH}*"):
+                shutil.rmtree(fresh)
     accelerator.wait_for_everyone()
     return Setup(options, KINDS[options.kind], target, cluster, work, accelerator, console)
 
@@ -167,12 +175,10 @@ def cached_states(setup: Setup, corpus: Corpus) -> StateCache:
 
 
 def choose_vocabulary(setup: Setup, corpus: Corpus) -> Vocabulary:
-    """Raises FieldError for more tokens than the target has."""
+    """Says how much of the data it covers where it is not the whole of the target's."""
     size, known = setup.options.draft_vocab_size, setup.target.vocab_size
     if setup.options.kind != "eagle3":
         return Vocabulary(None, known)
-    if size is not None and size > known:
-        raise FieldError("draft_vocab_size", f"is {size}; the target knows {known} tokens")
     vocabulary = choose(corpus, USUAL if size is None else size, known)
     if vocabulary.ids_v is not None:
         shares = f"{vocabulary.training_share:.2%} of the tokens to learn, {vocabulary.held_out_share:.2%} held out"
@@ -182,7 +188,7 @@ def choose_vocabulary(setup: Setup, corpus: Corpus) -> Vocabulary:
 
 def fresh_drafter(setup: Setup, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> SpeculatorCheckpoint:
     """The untrained drafter of a run, written once: when it is resumed it begins with the same."""
-    folder = setup.work / f"fresh-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]}"
+    folder = setup.work / f"{FRESH}{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]}"
     if not folder.is_dir():
         generator = torch.Generator().manual_seed(setup.options.seed)
         start = Start(setup.target, generator, vocabulary.ids_v)
@@ -209,11 +215,15 @@ def steps_of(setup: Setup) -> int:
 
 
 def make_run(
-    setup: Setup, corpus: Corpus, cache: StateCache, fresh: SpeculatorCheckpoint, vocabulary: Vocabulary
+    setup: Setup,
+    corpus: Corpus,
+    cache: StateCache,
+    fresh: SpeculatorCheckpoint,
+    vocabulary: Vocabulary,
+    steps: Sequence[Step],
 ) -> Run:
-    """Raises ConfigError for data of which no step can be made."""
+    """Module, target's head and data, put together."""
     options, kind, target, device = setup.options, setup.kind, setup.target, setup.accelerator.device
-    steps = planned(setup, corpus)
     module = load_speculator(fresh, target, "float32", str(device))
     head = TargetHead(target, options.dtype, str(device))
     trainee = kind.trainee(module, head, steps_of(setup), vocabulary.ids_v).to(device)

@@ -50,7 +50,7 @@ class TrainOptions:
     save_every: int = 100
     """Steps between two saved states, each with figures on held-out data."""
     restart: bool = False
-    """Begin anew where the output folder holds a run. The target's hidden states are kept: they go by what they are of."""
+    """Begin anew where the output folder holds a run. The target's hidden states are kept: their name tells of what."""
     regenerate: bool = False
     """Let the target write the conversations' answers anew."""
 

@@ -220,4 +220,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(model: Path, texts: 
         run_train(options("eagle", model, texts, tmp_path / "out", cluster="local-2"))
     with pytest.raises(FieldError, match="draft_vocab_size is 1000; the target knows 259 tokens"):
         run_train(options("eagle3", model, texts, tmp_path / "out", draft_vocab_size=1000))
-    assert not (tmp_path / "out" / "config.json").exists()
+    few = write_texts(tmp_path / "few", 3)
+    with pytest.raises(ConfigError, match="data: 2 sequences are fewer than the 8 parts of one step"):
+        run_train(options("eagle", model, few, tmp_path / "out", max_length=512, accumulate=8, batch_tokens=1 << 12))
+    assert not list((tmp_path / "out" / "training").glob("states*"))

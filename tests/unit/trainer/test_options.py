@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from penstock.config import FieldError
+from penstock.trainer import kinds, options
 from penstock.trainer.options import TrainOptions
+
+
+def test_every_kind_has_its_recipe() -> None:
+    assert tuple(kinds.KINDS) == options.KINDS
 
 
 @pytest.mark.parametrize(

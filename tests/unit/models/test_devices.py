@@ -1,0 +1,66 @@
+"""A stage keeps to its device: on torch's meta device every operation checks where its tensors are, as a GPU's would.
+
+No arithmetic happens there, so this says nothing of the numbers, and nothing of the last step, where picks leave the
+device. Mixture-of-experts models are left out: their grouped product has a meta kernel for bfloat16 only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.messages import Features
+from penstock.models import stage_model
+from penstock.models.checkpoint import open_checkpoint
+from penstock.models.speculators.eagle_stage import EagleStage
+from penstock.models.speculators.stage import load_speculator_stage
+from penstock.stage.visibility import BatchView, RequestView
+from tests import speculators
+from tests.checkpoints import ARCHITECTURES, LAYERS, make_checkpoint
+
+EXPERTS = ("mixtral", "gpt_oss", "deepseek_v3")
+ROWS = 6
+
+
+def view() -> BatchView:
+    """A prompt of six rows."""
+    order = np.arange(ROWS)
+    request = RequestView(0, order, order, order, np.tril(np.ones((ROWS, ROWS), dtype=bool)))
+    return BatchView(order * 0, order + 1, order, order, order, [request], order - 1)
+
+
+@pytest.fixture(autouse=True)
+def _no_values_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors hold none, and the probe compares what enters the first layer with what it gave."""
+    monkeypatch.setattr(stage_model, "check_entry", lambda *args: None)
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in EXPERTS])
+def test_a_stage_computes_on_its_own_device(architecture: str, tmp_path: Path) -> None:
+    target = str(make_checkpoint(tmp_path, architecture))
+    for first, last in ((0, 2), (2, LAYERS), (0, LAYERS)):
+        stage = stage_model.load_stage(target, first, last, capacity=64, device="meta", max_model_len=128)
+        stage.tap([index for index in (1, LAYERS) if first < index <= last])
+        entering = None if first == 0 else torch.zeros(ROWS, stage.hidden_size)
+        hidden = stage.forward(view(), entering)
+        assert hidden.device.type == "meta"
+        assert stage.features(hidden).device.type == "meta"
+        if last == LAYERS:
+            assert stage.logits(hidden, [0, 5]).device.type == "meta"
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_learned_drafter_computes_on_its_own_device(kind: str, tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", "llama")
+    folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
+    stage = load_speculator_stage(str(folder), str(target), capacity=64, dtype="float32", device="meta")
+    assert isinstance(stage, EagleStage)
+    nodes, slots, layers = list(range(1, ROWS + 1)), list(range(ROWS)), stage.store.layers
+    states = torch.zeros(ROWS, stage.hidden_size * len(layers), device="meta")
+    stage.take(Features(layers=layers, nodes=nodes, slots=slots), states)
+    hidden = stage.forward(view(), None)
+    assert hidden.device.type == "meta"
+    assert stage.module.logits(hidden).device.type == "meta"
