@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
 from penstock.bench.plots import require_matplotlib
@@ -31,7 +30,7 @@ from penstock.models.speculators.loader import TargetHead, load_speculator
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.trainer.batches import Loader, epoch_steps, packed
 from penstock.trainer.cache import StateCache, Wanted, fill, identity, key_of
-from penstock.trainer.curves import CANDIDATES, draw
+from penstock.trainer.curves import draw
 from penstock.trainer.data import Corpus, Document, make_corpus, read_documents
 from penstock.trainer.evaluate import Acceptance, estimated_speedup, evaluate
 from penstock.trainer.export import trained_parameters, write_fresh, write_trained
@@ -39,7 +38,8 @@ from penstock.trainer.kind import Kind, Start
 from penstock.trainer.kinds import KINDS
 from penstock.trainer.loop import Run, Step, train
 from penstock.trainer.options import TrainOptions
-from penstock.trainer.state import Entry, State, load_state
+from penstock.trainer.progress import Bar, progress, say
+from penstock.trainer.state import State, load_state
 from penstock.trainer.vocabulary import USUAL, Vocabulary, choose
 
 HELD_OUT_TOKENS: Final = 1 << 14
@@ -59,10 +59,7 @@ class Setup:
     work: Path
     accelerator: Any
     console: Console
-
-    def say(self, text: str) -> None:
-        if self.accelerator.is_main_process:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Of the main process; the others' is silent."""
 
 
 def run_train(options: TrainOptions, console: Console | None = None) -> SpeculatorCheckpoint:
@@ -81,8 +78,8 @@ def run_train(options: TrainOptions, console: Console | None = None) -> Speculat
         fresh = fresh_drafter(setup, vocabulary, settings)
     run = make_run(setup, corpus, cache, fresh, vocabulary, steps)
     if state.step:
-        setup.say(f"going on after step {state.step} of {len(run.steps)}")
-    with Bar(setup, state.step, len(run.steps)) as bar:
+        say(setup.console, f"going on after step {state.step} of {len(run.steps)}")
+    with Bar(setup.console, state.step, len(run.steps)) as bar:
         state = train(run, state, bar)
     return finish(setup, run, state, fresh)
 
@@ -115,7 +112,8 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
             for fresh in work.glob(f"{FRESH}*"):
                 shutil.rmtree(fresh)
     accelerator.wait_for_everyone()
-    return Setup(options, KINDS[options.kind], target, cluster, work, accelerator, console)
+    shown = console if accelerator.is_main_process else Console(quiet=True)
+    return Setup(options, KINDS[options.kind], target, cluster, work, accelerator, shown)
 
 
 def emulated(name: str) -> Cluster:
@@ -137,9 +135,10 @@ def read_corpus(setup: Setup) -> Corpus:
         documents = regenerated(setup, documents, tokenizer)
     corpus = make_corpus(documents, tokenizer, options.max_length)
     sides = [sum(corpus.samples[i].lessons for i in side) for side in (corpus.training, corpus.held_out)]
-    setup.say(
+    say(
+        setup.console,
         f"data: {len(documents)} documents, {len(corpus.samples)} sequences; tokens to learn {sides[0]:,}, "
-        f"held out {sides[1]:,}"
+        f"held out {sides[1]:,}",
     )
     return corpus
 
@@ -181,8 +180,8 @@ def choose_vocabulary(setup: Setup, corpus: Corpus) -> Vocabulary:
         return Vocabulary(None, known)
     vocabulary = choose(corpus, USUAL if size is None else size, known)
     if vocabulary.ids_v is not None:
-        shares = f"{vocabulary.training_share:.2%} of the tokens to learn, {vocabulary.held_out_share:.2%} held out"
-        setup.say(f"draft vocabulary: the {vocabulary.size} most frequent ones are {shares}")
+        cover = f"{vocabulary.training_share:.2%} of those to learn, {vocabulary.held_out_share:.2%} of those held out"
+        say(setup.console, f"draft vocabulary: the {vocabulary.size} most frequent tokens cover {cover}")
     return vocabulary
 
 
@@ -273,60 +272,6 @@ def held_out(options: TrainOptions, corpus: Corpus, loader: Loader, trainee: Any
     return found
 
 
-# ------------------------------------------------------------------------------------------------------- under the run
-
-
-def progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-class Bar:
-    """The run's progress: the loss of the last steps, and the last figures on held-out data."""
-
-    def __init__(self, setup: Setup, done: int, steps: int) -> None:
-        self._setup = setup
-        self._steps = steps
-        self._progress = progress(setup.console)
-        self._task = self._progress.add_task("training", total=steps, completed=done)
-        self._loss = float("nan")
-        self._figures = ""
-
-    def __enter__(self) -> Bar:
-        if self._setup.accelerator.is_main_process:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._progress.stop()
-
-    def stepped(self, step: int, loss: float) -> None:
-        self._loss = loss if self._loss != self._loss else 0.95 * self._loss + 0.05 * loss
-        text = f"loss {self._loss:.3f}{self._figures}"
-        self._progress.update(self._task, completed=step, description=text)
-
-    def evaluated(self, entry: Entry) -> None:
-        if self._setup.accelerator.is_main_process:
-            self._figures = f", {figures(entry)}"
-            self._setup.say(f"step {entry.step} of {self._steps}: loss {entry.loss:.3f}{self._figures}")
-
-
-def figures(entry: Entry) -> str:
-    """Held-out acceptance in words: of the first token, then by position; and what it would gain."""
-    first = entry.by_step[0]
-    among = "/".join(f"{first[min(count, len(first)) - 1]:.1%}" for count in CANDIDATES)
-    chain = " ".join(f"{shares[0]:.0%}" for shares in entry.by_step)
-    gain = "" if entry.speedup is None else f", about {entry.speedup:.2f}x plain decoding (simulated)"
-    counts = "/".join(map(str, CANDIDATES))
-    return f"held-out tokens among the best {counts}: {among}, by position {chain}{gain}"
-
-
 # ------------------------------------------------------------------------------------------------------- after the run
 
 
@@ -337,6 +282,6 @@ def finish(setup: Setup, run: Run, state: State, fresh: SpeculatorCheckpoint) ->
         written = write_trained(output, setup.kind, fresh, module, setup.target)
         draw(state.history, setup.work)
         size = (output / setup.kind.file).stat().st_size
-        setup.say(f"written: {output / setup.kind.file}, {size / 1e6:.1f} MB; curves in {setup.work}")
+        say(setup.console, f"written: {output / setup.kind.file}, {size / 1e6:.1f} MB; curves in {setup.work}")
     setup.accelerator.wait_for_everyone()
     return written if setup.accelerator.is_main_process else open_speculator(str(output), setup.target)

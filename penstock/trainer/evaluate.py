@@ -37,24 +37,10 @@ class Acceptance:
     """How many were looked at in each step."""
 
     @property
-    def first(self) -> tuple[float, ...]:
-        """Of the first token after the target's own."""
-        return self.by_step[0]
-
-    @property
-    def chain(self) -> tuple[float, ...]:
-        """By position in a chain, of the best candidate."""
-        return tuple(shares[0] for shares in self.by_step)
-
-    @property
     def profile(self) -> tuple[float, ...]:
         """Over all steps alike: a full pipeline drafts at every depth."""
         columns = zip(*self.by_step, strict=True)
         return tuple(sum(s * n for s, n in zip(c, self.drafts, strict=True)) / sum(self.drafts) for c in columns)
-
-    def among(self, candidates: int) -> float:
-        """Share of the first tokens that are among so many candidates."""
-        return self.first[min(candidates, len(self.first)) - 1]
 
 
 @torch.no_grad()

@@ -21,7 +21,10 @@ from penstock.core import ConfigError
 
 @dataclass(frozen=True)
 class Entry:
-    """Figures at one saved step: the mean loss since the one before, and shares on held-out data."""
+    """Figures at one saved step: the mean loss since the one before, and shares on held-out data.
+
+    ``by_step`` is ``Acceptance``'s; empty in processes that do not evaluate.
+    """
 
     step: int
     loss: float

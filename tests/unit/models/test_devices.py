@@ -1,16 +1,20 @@
-"""A stage keeps to its device: on torch's meta device every operation checks where its tensors are, as a GPU's would.
+"""A stage keeps to its device: run on torch's meta device, no operation mixes its tensors with the host's.
 
-No arithmetic happens there, so this says nothing of the numbers, and nothing of the last step, where picks leave the
-device. Mixture-of-experts models are left out: their grouped product has a meta kernel for bfloat16 only.
+A GPU refuses that, but for copies, indices and single numbers. No arithmetic happens on the meta device, so this says
+nothing of the numbers, and nothing of the last step, where picks leave the device. Mixture-of-experts models are left out: their grouped product has a meta kernel for bfloat16 only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from penstock.messages import Features
 from penstock.models import stage_model
@@ -30,6 +34,24 @@ def view() -> BatchView:
     order = np.arange(ROWS)
     request = RequestView(0, order, order, order, np.tril(np.ones((ROWS, ROWS), dtype=bool)))
     return BatchView(order * 0, order + 1, order, order, order, [request], order - 1)
+
+
+class OneDevice(TorchDispatchMode):
+    """Raises where an operation is given tensors of the meta device and of the host, as a GPU's would."""
+
+    MAY_MIX: ClassVar = {"_to_copy", "copy_", "index", "index_put_", "_index_put_impl_"}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+        name = func.overloadpacket.__name__
+        assert name in self.MAY_MIX or len({tensor.device.type for tensor in tensors}) < 2, f"{name} mixes devices"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def _one_device() -> Iterator[None]:
+    with OneDevice():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 from penstock.cluster import load_cluster
 from penstock.models.checkpoint import Checkpoint
 from penstock.trainer.batches import Batch
-from penstock.trainer.evaluate import Acceptance, estimated_speedup, evaluate
+from penstock.trainer.evaluate import estimated_speedup, evaluate
 from tests.training import random_batch
 
 TOKENS = 20
@@ -40,16 +40,14 @@ def test_it_counts_ranks_by_step(target: Checkpoint) -> None:
     batches = [random_batch(target, 2, 8, 1), random_batch(target, 1, 6, 1)]
     batches[0].learned_BL[0, 4:] = False
     found = evaluate(Ranked(head, [0, 3, 18]), head, batches)  # type: ignore[arg-type]
-    assert found.first == (1.0,) * 16
+    assert found.by_step[0] == (1.0,) * 16
     assert found.by_step[1] == (0.0,) * 3 + (1.0,) * 13
-    assert found.chain == (1.0, 0.0, 0.0)
+    assert found.by_step[2] == (0.0,) * 16
     assert found.drafts == (12, 9, 6)
     assert found.profile[3] == pytest.approx(21 / 27)
-    assert found.among(4) == 1.0
 
 
 def test_a_better_drafter_is_estimated_faster() -> None:
     cluster = load_cluster("demo")
     worse, better = (estimated_speedup(accuracy, cluster) for accuracy in ((0.2, 0.3), (0.9, 0.95)))
     assert 1 < worse < better
-    assert Acceptance(((0.2, 0.3),), (1,)).among(16) == 0.3

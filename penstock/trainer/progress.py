@@ -1,0 +1,64 @@
+"""What a run says while it goes: a bar with the time that remains, and a line for each state that is saved."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from penstock.trainer.curves import CANDIDATES
+from penstock.trainer.state import Entry
+
+
+def say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def progress(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+class Bar:
+    """The run's progress: the loss of the last steps, and the last figures on held-out data."""
+
+    def __init__(self, console: Console, done: int, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+        self._progress = progress(console)
+        self._task = self._progress.add_task("training", total=steps, completed=done)
+        self._loss = math.nan
+        self._figures = ""
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._progress.stop()
+
+    def stepped(self, step: int, loss: float) -> None:
+        self._loss = loss if math.isnan(self._loss) else 0.95 * self._loss + 0.05 * loss
+        self._progress.update(self._task, completed=step, description=f"loss {self._loss:.3f}{self._figures}")
+
+    def evaluated(self, entry: Entry) -> None:
+        if entry.by_step:
+            self._figures = f", {figures(entry)}"
+            say(self._console, f"step {entry.step} of {self._steps}: loss {entry.loss:.3f}{self._figures}")
+
+
+def figures(entry: Entry) -> str:
+    """Held-out acceptance in words: of the first token, then by position; and what it would gain."""
+    first = entry.by_step[0]
+    among = "/".join(f"{first[min(count, len(first)) - 1]:.1%}" for count in CANDIDATES)
+    chain = " ".join(f"{shares[0]:.0%}" for shares in entry.by_step)
+    gain = "" if entry.speedup is None else f", about {entry.speedup:.2f}x plain decoding (simulated)"
+    counts = "/".join(map(str, CANDIDATES))
+    return f"held-out tokens among the best {counts}: {among}, by position {chain}{gain}"
