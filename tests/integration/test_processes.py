@@ -35,8 +35,10 @@ from penstock.messages import (
     Stop,
     encode,
 )
+from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import ProcessPipeline
+from tests import speculators
 
 PROMPT = {"prompt_token_ids": [40, 50, 60, 70]}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -123,6 +125,18 @@ def test_a_killed_draft_model_is_named(target: Path, draft: Path) -> None:
     with start(target, 2, speculative_config={"method": "draft_model", "model": str(draft)}) as llm:
         llm.observe(KillAfter(stage_processes()[0], results=3))
         with pytest.raises(PipelineError, match=r"draft model 0 \(layers 0-4\) was lost: killed by signal 9"):
+            llm.generate(PROMPT, ENDLESS)
+
+
+@pytest.mark.parametrize("victim", ["drafter", "stage"])
+def test_a_learned_drafter_or_its_features_source_killed_ends_the_requests(
+    target: Path, tmp_path: Path, victim: str
+) -> None:
+    folder = speculators.eagle3(open_checkpoint(str(target))).save(tmp_path / "eagle3")
+    with start(target, 2, speculative_config={"method": "eagle3", "model": str(folder)}) as llm:
+        killed, message = {"drafter": (0, r"drafter 0 \(.*eagle3\)"), "stage": (2, r"stage 1 \(layers .*\)")}[victim]
+        llm.observe(KillAfter(stage_processes()[killed], results=5))
+        with pytest.raises(PipelineError, match=message + " was lost: killed by signal 9"):
             llm.generate(PROMPT, ENDLESS)
 
 
