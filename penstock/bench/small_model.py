@@ -31,9 +31,12 @@ class SmallModel:
 
 
 def modelled_small_model(setup: Resolved, questions: Sequence[Question]) -> list[SmallModel]:
-    """One row at a time on the cluster's drafting device, without a link; none where it names no drafter."""
+    """One row at a time on the cluster's drafting device, without a link; none where it names no drafter.
+
+    A learned drafter is no model that could do without its target.
+    """
     cluster = setup.cluster
-    timing = draft_timing(cluster) if cluster is not None and cluster.emulated else None
+    timing = draft_timing(cluster) if cluster is not None and cluster.emulated and setup.speculator is None else None
     if timing is None:
         return []
     speed = 1 / timing.seconds(1)

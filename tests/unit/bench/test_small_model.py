@@ -45,29 +45,14 @@ def test_each_prompt_is_asked_once_per_setting() -> None:
 
 def test_a_modelled_one_takes_its_devices_time_per_token() -> None:
     """The demo cluster's comment: a pass takes 38.0 ms and 2 ms overhead."""
-    setup: Any = SimpleNamespace(cluster=load_cluster("demo"))
+    setup: Any = SimpleNamespace(cluster=load_cluster("demo"), speculator=None)
     small = modelled_small_model(setup, QUESTIONS)
     assert [one.setting for one in small] == [COLD, WARM]
     assert small[0].modelled
     assert 1 / small[0].tokens_per_second == pytest.approx(0.040, rel=0.01)
-    assert modelled_small_model(SimpleNamespace(cluster=load_cluster("local-2")), QUESTIONS) == []  # type: ignore[arg-type]
 
 
-def test_a_measured_one_counts_from_the_first_token() -> None:
-    llm: Any = FakeLLM(max_model_len=100)
-    begun: list[None] = []
-    small = measured_small_model(llm, asked_once(QUESTIONS), lambda: begun.append(None))
-    assert [(one.setting, one.tokens_per_second, one.modelled) for one in small] == [
-        (COLD, 2.0, False),
-        (WARM, 2.0, False),
-    ]
-    assert len(begun) == 4
-    assert len(llm.asked) == 5, "and once to warm up"
-
-
-def test_what_the_small_model_cannot_hold_is_left_out() -> None:
-    short: Any = FakeLLM(max_model_len=9)
-    measured_small_model(short, asked_once(QUESTIONS), lambda: None)
-    assert short.asked == ["a", "a", "a"]
-    shorter: Any = FakeLLM(max_model_len=8)
-    assert measured_small_model(shorter, asked_once(QUESTIONS), lambda: None) == []
+def test_there_is_none_without_a_device_or_with_a_learned_drafter() -> None:
+    unpriced: Any = SimpleNamespace(cluster=load_cluster("local-2"), speculator=None)
+    learned: Any = SimpleNamespace(cluster=load_cluster("demo"), speculator=object())
+    assert modelled_small_model(unpriced, QUESTIONS) == modelled_small_model(learned, QUESTIONS) == []
