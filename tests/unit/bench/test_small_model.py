@@ -56,3 +56,23 @@ def test_there_is_none_without_a_device_or_with_a_learned_drafter() -> None:
     unpriced: Any = SimpleNamespace(cluster=load_cluster("local-2"), speculator=None)
     learned: Any = SimpleNamespace(cluster=load_cluster("demo"), speculator=object())
     assert modelled_small_model(unpriced, QUESTIONS) == modelled_small_model(learned, QUESTIONS) == []
+
+
+def test_a_measured_one_counts_from_the_first_token() -> None:
+    llm: Any = FakeLLM(max_model_len=100)
+    begun: list[None] = []
+    small = measured_small_model(llm, asked_once(QUESTIONS), lambda: begun.append(None))
+    assert [(one.setting, one.tokens_per_second, one.modelled) for one in small] == [
+        (COLD, 2.0, False),
+        (WARM, 2.0, False),
+    ]
+    assert len(begun) == 4
+    assert len(llm.asked) == 5, "and once to warm up"
+
+
+def test_what_the_small_model_cannot_hold_is_left_out() -> None:
+    short: Any = FakeLLM(max_model_len=9)
+    measured_small_model(short, asked_once(QUESTIONS), lambda: None)
+    assert short.asked == ["a", "a", "a"]
+    shorter: Any = FakeLLM(max_model_len=8)
+    assert measured_small_model(shorter, asked_once(QUESTIONS), lambda: None) == []

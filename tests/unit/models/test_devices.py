@@ -1,7 +1,8 @@
 """A stage keeps to its device: run on torch's meta device, no operation mixes its tensors with the host's.
 
 A GPU refuses that, but for copies, indices and single numbers. No arithmetic happens on the meta device, so this says
-nothing of the numbers, and nothing of the last step, where picks leave the device. Mixture-of-experts models are left out: their grouped product has a meta kernel for bfloat16 only.
+nothing of the numbers, and nothing of the last step, where picks leave the device. Mixture-of-experts models are left
+out: their grouped product has a meta kernel for bfloat16 only.
 """
 
 from __future__ import annotations
