@@ -54,7 +54,7 @@ class MedusaStage(FeatureReader):
         return answers
 
     def _source(self, slot: int) -> tuple[int, int]:
-        """The head and the slot whose state it reads, for a row whose parent is in ``slot``; slot -1: no head reaches."""
+        """The head, and the slot whose state it reads, of a row whose parent is in ``slot``; slot -1: none reaches."""
         for head in range(self.module.heads):
             if slot < 0:
                 break
