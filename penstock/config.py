@@ -194,7 +194,7 @@ class SpeculativeConfig:
     """Who drafts (``method``) and which drafted nodes enter the pipeline (``strategy``). Raises FieldError."""
 
     method: Method = "ngram"
-    """``draft_model``: a small model; ``eagle`` (1 and 2), ``eagle3``, ``medusa``: a module trained on the target's hidden
+    """``draft_model``: a small model; ``eagle`` (1 and 2), ``eagle3``, ``medusa``: a module trained on the target's own
     states; ``ngram``: prompt lookup; ``synthetic``: knows the answer, measures engines."""
     model: str | None = None
     """Folder or hub name of the small model, whose tokenizer has to be the target's, or of the learned drafter."""
