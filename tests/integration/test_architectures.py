@@ -21,7 +21,6 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp(request.param)
     return make_checkpoint(folder, request.param, seed=2, max_shard_size="40KB")
 

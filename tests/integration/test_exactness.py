@@ -5,7 +5,7 @@ And at three temperatures, on the shipped pair and on other architectures: the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,15 +37,6 @@ SAMPLED = Sampling(seed=11, temperature=1.0, top_p=0.95)
 TEMPERATURES = [Sampling(), Sampling(seed=3, temperature=0.6, top_p=0.9, top_k=80), Sampling(seed=4, temperature=1.0)]
 """The papers' settings: greedy, PipeDec's sampling (section 4.3.3), and the model's own distribution."""
 CODE = 'def read_lines(path):\n    """Return the lines of a file."""\n    with open('
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Rows are so small that threads would take several times as long waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def strategies(stages: int, experience: Experience) -> list[Strategy]:

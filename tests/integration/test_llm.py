@@ -41,7 +41,6 @@ CASES: list[tuple[str, SamplingParams]] = [
 
 @pytest.fixture(scope="module")
 def model(target: Path) -> Any:
-    torch.set_num_threads(1)
     return AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
 
 

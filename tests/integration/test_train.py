@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,19 +54,9 @@ def saving(state, file):
     save_state(state, file)
 
 loop.rate_at, loop.save_state = stepping, saving
-torch.set_num_threads(1)
 run_train(options(kind, Path(model), Path(data), Path(output)))
 """
 """A run that kills its process before step ``at``, or while the state after it is being written."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The models are tiny; and the same number of threads adds up in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ FIELD = r"^speculative_config\.model is "
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    torch.set_num_threads(1)
     return open_checkpoint(str(make_checkpoint(tmp_path_factory.mktemp("target"), num_hidden_layers=8)))
 
 

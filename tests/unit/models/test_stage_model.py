@@ -23,7 +23,6 @@ TOKENS = [17, 3, 99, 42, 8, 64, 120]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return make_checkpoint(tmp_path_factory.mktemp("llama"))
 
 

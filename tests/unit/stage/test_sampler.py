@@ -19,9 +19,6 @@ from penstock.stage import sampler
 from penstock.stage.sampler import pick_tokens, rank_candidates
 from tests.statistics import chi_square_p_value
 
-torch.set_num_threads(1)
-
-
 # --- The plain reference: Hugging Face's own filters, or a full sort, and then an argmax ---
 
 
