@@ -113,6 +113,7 @@ COMPARED = ("autoregressive", "static_tree", "pipedec", "auto")
 
 def take_simulator() -> Taken:
     texts = ["--num-prompts", "2", "--max-tokens", "48", "--temperature", "1"]
+    scales = {"pipedec-7": ["--time-scale", "3"]}  # this host is too slow for the real computation otherwise
     RECORDINGS.mkdir(exist_ok=True)
     file = str((RECORDINGS / "two.safetensors").relative_to(ROOT))
     tree = "autoregressive,static_tree[tree_size=8]"
@@ -120,7 +121,10 @@ def take_simulator() -> Taken:
     penstock(recorded)
     commands, figures = [command_line(recorded)], []
     for cluster in SAMPLE:
-        command, content = with_json_file(["bench", "--cluster", cluster, "--strategies", ",".join(COMPARED), *texts])
+        scale = scales.get(cluster, [])
+        bench = ["bench", "--cluster", cluster, "--strategies", ",".join(COMPARED), *texts, *scale]
+        command, content = with_json_file(bench)
+        stretched = float(scale[1]) if scale else 1.0
         again, runs = simulated([cluster], COMPARED, ["--recording", file])
         commands += [command, again]
         for run in content["runs"]:
@@ -128,7 +132,7 @@ def take_simulator() -> Taken:
                 {
                     "cluster": cluster,
                     "strategy": run["strategy"],
-                    "emulated_ms": 1e3 / run["tokens_per_second"],
+                    "emulated_ms": 1e3 / run["tokens_per_second"] / stretched,
                     "simulated_ms": find(runs, run["strategy"])["ms_per_token"],
                     "overruns": run["overrun_fraction"],
                     "valid": run["valid"],
@@ -153,17 +157,19 @@ def render_simulator(figures: Any) -> str:
                     f"{run['hop_ms']:.2f}",
                 ]
             )
-    fixed = [run for run in figures if run["strategy"] != "auto" and run["valid"]]
-    furthest = max(abs(run["emulated_ms"] / run["simulated_ms"] - 1) for run in fixed)
+    valid = [run for run in figures if run["valid"]]
+    fixed, learning = (
+        max(abs(run["emulated_ms"] / run["simulated_ms"] - 1) for run in valid if (run["strategy"] == "auto") is learns)
+        for learns in (False, True)
+    )
     headings = ["", "", "emulated, ms per token", "simulated", "ratio", "overruns", "overhead per hop, ms"]
     return paragraphs(
         "The same two prompts of 48 tokens at T = 1: in stage processes, and simulated from a recording of "
         "them. The sample (three presets, four strategies) was chosen before looking.",
         markdown(headings, rows),
-        f"Valid figures of the strategies that do not learn agree within {furthest:.1%} before any overhead is "
-        "added. `auto` does not: in the bench it has learned from the warm-up and the other strategies' runs "
-        "what drafts and rows are worth, in the simulation it begins with nothing, and two short requests are "
-        "mostly beginning. That comparison is still to be made like with like.",
+        f"Valid figures of the strategies that do not learn agree within {fixed:.1%} before any overhead is added, "
+        f"those of `auto` within {learning:.1%}: what it enters depends on moments, so that no two runs are the "
+        "same, and two short requests hold few misses.",
     )
 
 
