@@ -1,4 +1,4 @@
-"""A learned drafter (EAGLE): a module that reads the target's own features, run as a pipeline of one stage."""
+"""A learned drafter (EAGLE, Medusa): a module that reads the target's own features, run as a pipeline of one stage."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Feed:
     ) -> Batch:
         """The next batch: these rows of these requests. ``wanted`` are ids of nodes whose successor is asked for.
 
-        ``again`` are ids of nodes that have entered before: a learned drafter's, now certain, computed anew.
+        ``again`` are ids of nodes that have entered before: a learned drafter's, computed anew or asked about again.
         """
         batch = Batch(stream=self.next_stream, rows=Rows(), candidates=candidates)
         self.next_stream += 1

@@ -163,7 +163,7 @@ class StageDriver:
         self._pending = (end, Outgoing(outcome, hidden))
         if (tapped := self.core.tapped()) is not None:
             features, states = tapped
-            features.arrives = self._aside.arrival(end, features, len(features.nodes))
+            features.arrives = self._aside.arrival(end, features, len(features.nodes) * len(features.layers))
             yield Outgoing(features, states, aside=True)
 
     def _apply_features(self, now: float) -> None:

@@ -27,7 +27,7 @@ class Strategy(Protocol):
         ...
 
     def ready(self, tree: TokenTree) -> bool:
-        """Whether ``enter`` would name any row now. Changes nothing."""
+        """Whether ``enter`` would name any row now. Changes no row; a strategy may note how long it has waited."""
         ...
 
     def enter(self, tree: TokenTree) -> list[Node]:

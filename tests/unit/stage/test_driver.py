@@ -254,3 +254,16 @@ def test_tapped_states_leave_aside_when_the_stage_is_done() -> None:
     assert (aside.message.layers, aside.message.nodes, aside.message.slots) == ([4], [0], [0])
     assert aside.message.arrives == pytest.approx(2.5, abs=1e-3)
     assert len(aside.tensor) == 1
+
+
+def test_each_layers_state_of_a_row_weighs_on_the_line_aside() -> None:
+    arrivals = []
+    for taps in ([4], [2, 4]):
+        clock = VirtualClock()
+        core = StageCore(HashLayers(0, 64, 7), 64, is_last=False, taps=taps)
+        one = StageDriver(0, core, clock.now, stage_timing(2.0), aside=LinkTiming(0.5, 1e6, 1e6))
+        one.on_message(batch(0))
+        _, aside = one.step()
+        assert isinstance(aside.message, Features)
+        arrivals.append(aside.message.arrives)
+    assert arrivals == pytest.approx([3.5, 4.5], abs=1e-3)
