@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from typing import Any
 
-from sections.base import path_of, store, stored
+from sections.base import kept_figures, store
 
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
@@ -105,14 +105,9 @@ def line(cluster: str, found: dict[str, Any]) -> str:
     )
 
 
-def finished() -> dict[str, dict[str, Any]]:
-    """By cluster what is in the file; nothing where there is none."""
-    return dict(stored(NAME).figures) if path_of(NAME).exists() else {}
-
-
 def left(requests: int, clusters: list[str]) -> list[str]:
     """Those that are not in the file with as many requests."""
-    known = finished()
+    known = kept_figures(NAME)
     return [name for name in clusters if known.get(name, {}).get("requests") != requests]
 
 
@@ -121,7 +116,7 @@ def measured(requests: int, clusters: list[str]) -> Iterator[tuple[str, dict[str
     with ProcessPoolExecutor(2) as pool:
         names = {pool.submit(compared, cluster, requests): cluster for cluster in left(requests, clusters)}
         for future in as_completed(names):
-            found = {**finished(), names[future]: future.result()}
+            found = {**kept_figures(NAME), names[future]: future.result()}
             ordered = {name: found[name] for name in (*PRESETS, *RANDOM, *found) if name in found}
             store(NAME, HOW, ([f"python benchmarks/auto_against.py {requests}"], ordered))
             yield names[future], future.result()

@@ -87,6 +87,15 @@ Bandwidth = Annotated[
         show_default="the cluster's",
     ),
 ]
+DrafterOn = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE,...",
+        help="Where the emulated drafter runs: engine, last-stage, or a device's name; several are compared.",
+        rich_help_panel=PIPELINE,
+        show_default="the cluster's",
+    ),
+]
 FiguresFile = Annotated[
     Path | None,
     typer.Option(
@@ -272,6 +281,7 @@ def bench(
         ),
     ] = None,
     bandwidth_gbit_s: Bandwidth = None,
+    drafter_on: DrafterOn = None,
     draft_model: DraftModel = None,
     speculative_config: SpeculativeJson = None,
     speculative_slots: Annotated[
@@ -330,6 +340,7 @@ def bench(
             pipeline_parallel_size=pipeline_parallel_size,
             time_scale=time_scale,
             bandwidth_gbit_s=bandwidth_gbit_s,
+            drafter_on=split_entries(drafter_on or ""),
             speculative_config=table,
             speculative_slots=speculative_slots,
             prompts=tuple(prompts) if prompts else None,
@@ -391,6 +402,7 @@ def simulate(
     ] = 100,
     seed: Annotated[int, typer.Option(help="Decides which drafts are right.", rich_help_panel=SAMPLING)] = 0,
     bandwidth_gbit_s: Bandwidth = None,
+    drafter_on: DrafterOn = None,
     sweep: Annotated[
         str,
         typer.Option(
@@ -420,6 +432,7 @@ def simulate(
             tokens_per_request=tokens_per_request,
             seed=seed,
             bandwidth_gbit_s=bandwidth_gbit_s,
+            drafter_on=split_entries(drafter_on or ""),
             sweep=parse_sweep(sweep),
             json=json_file,
             report=report,
@@ -467,7 +480,9 @@ def trace(
 
 @app.command()
 def train(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to train: eagle, eagle3 or medusa.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="What to train: eagle, eagle3, medusa, spd, early-exit or draft.")
+    ],
     data: Annotated[
         list[Path],
         typer.Option(
@@ -517,14 +532,63 @@ def train(
     draft_vocab_size: Annotated[
         int | None,
         typer.Option(
-            help="eagle3: how many tokens, the most frequent ones, can be drafted.",
+            help="eagle3, medusa, spd, early-exit: how many tokens, the most frequent ones, can be drafted.",
             rich_help_panel=TRAINING,
-            show_default="32000, or all of fewer",
+            show_default="32000, or all of fewer; medusa: all",
         ),
     ] = None,
     ttt_steps: Annotated[
         int | None,
         typer.Option(help="eagle3: steps of its training-time test.", rich_help_panel=TRAINING, show_default="7"),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="medusa: how many heads.", rich_help_panel=TRAINING, show_default="5")
+    ] = None,
+    spec_layers: Annotated[
+        int | None, typer.Option(help="spd, early-exit: its layers.", rich_help_panel=TRAINING, show_default="1")
+    ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            help="spd: anchors, for any number of stages, or paper, for one.",
+            rich_help_panel=TRAINING,
+            show_default="anchors",
+        ),
+    ] = None,
+    anchors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,STATE,...",
+            help="spd: the target's hidden states that it reads.",
+            rich_help_panel=TRAINING,
+            show_default="0,1,2,4,... up to half, and the last",
+        ),
+    ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="spd: numbers of pipeline stages to train for; variant paper takes one.",
+            rich_help_panel=TRAINING,
+            show_default="4,8,16 as far as there are layers",
+        ),
+    ] = None,
+    post_state: Annotated[
+        bool,
+        typer.Option(
+            "--post-state", help="spd of the paper: asked once a token has passed a stage.", rich_help_panel=TRAINING
+        ),
+    ] = False,
+    exit_layer: Annotated[
+        int | None,
+        typer.Option(
+            help="early-exit: the hidden state that it reads.",
+            rich_help_panel=TRAINING,
+            show_default="a quarter of the layers",
+        ),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="draft: the model's layers.", rich_help_panel=TRAINING, show_default="2")
     ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same weights.", rich_help_panel=TRAINING)] = 0,
     cluster: Annotated[
@@ -544,7 +608,7 @@ def train(
 ) -> None:
     """Train a drafter on a target's own hidden states, in the format that other engines load."""
     with reported():
-        from penstock.trainer.options import TrainOptions
+        from penstock.trainer.options import TrainOptions, whole_numbers
 
         options = TrainOptions(
             kind=kind,
@@ -559,6 +623,14 @@ def train(
             max_length=max_length,
             draft_vocab_size=draft_vocab_size,
             ttt_steps=ttt_steps,
+            heads=heads,
+            spec_layers=spec_layers,
+            variant=variant,
+            anchors=whole_numbers("anchors", anchors),
+            stages=whole_numbers("stages", stages),
+            post_state=post_state,
+            exit_layer=exit_layer,
+            layers=layers,
             cluster=cluster,
             device=device,
             dtype=dtype,

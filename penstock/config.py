@@ -157,22 +157,24 @@ def join(where: str, key: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------ speculation
 
-Method = Literal["draft_model", "eagle", "eagle3", "medusa", "ngram", "synthetic"]
+Method = Literal["draft_model", "eagle", "eagle3", "early_exit", "medusa", "ngram", "spd", "synthetic"]
 Strategy = Literal["auto", "continuous", "flowspec", "pipedec", "static_tree", "autoregressive"]
 
 METHOD_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "draft_model": ("model",),
     "eagle": ("model",),
     "eagle3": ("model",),
+    "early_exit": ("model",),
     "medusa": ("model",),
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
+    "spd": ("model", "feature_lag", "post_state"),
     "synthetic": ("accuracy", "seed"),
 }
-LEARNED: Final = ("eagle", "eagle3", "medusa")
+LEARNED: Final = ("eagle", "eagle3", "early_exit", "medusa", "spd")
 """Methods whose module reads the target's own hidden states."""
 STRATEGY_OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "auto": {"width": 128, "children": 16},
-    "continuous": {"width": 128, "children": 16},
+    "auto": {"width": 128, "children": 16, "in_flight_correction": True},
+    "continuous": {"width": 128, "children": 16, "in_flight_correction": True},
     "flowspec": {
         "tree_size": 80,
         "tree_depth": 6,
@@ -194,15 +196,18 @@ class SpeculativeConfig:
     """Who drafts (``method``) and which drafted nodes enter the pipeline (``strategy``). Raises FieldError."""
 
     method: Method = "ngram"
-    """``draft_model``: a small model; ``eagle`` (1 and 2), ``eagle3``, ``medusa``: a module trained on the target's own
-    states; ``ngram``: prompt lookup; ``synthetic``: knows the answer, measures engines."""
+    """``draft_model``: a small model; ``eagle`` (1 and 2), ``eagle3``, ``medusa``, ``spd``, ``early_exit``: a module
+    trained on the target's own states; ``ngram``: prompt lookup; ``synthetic``: knows the answer, measures engines."""
     model: str | None = None
-    """Folder or hub name of the small model, whose tokenizer has to be the target's, or of the learned drafter."""
+    """Folder or hub name of the small model, whose tokenizer has to be the target's, or of the learned drafter; with the
+    target that comes with the package some learned drafters come along and need none."""
     strategy: Strategy = "auto"
     width: int | None = None
     """pipedec: most nodes in one layer of the tree; auto and continuous: most rows that enter at a time."""
     children: int | None = None
     """Most children of one node: how many candidates the drafter gives."""
+    in_flight_correction: bool | None = None
+    """auto and continuous: whether a drafter that knows more of a node in flight than before corrects its children."""
     tree_size: int | None = None
     """static_tree, flowspec: nodes drafted before they are verified together (FlowSpec's L)."""
     tree_depth: int | None = None
@@ -219,6 +224,10 @@ class SpeculativeConfig:
     """ngram: longest suffix of the text that is looked up in it (vLLM's name)."""
     prompt_lookup_min: int = 1
     """ngram: shortest such suffix (vLLM's name)."""
+    feature_lag: int = 0
+    """spd: batches by which every token counts as less far than it is, so that drafting waits for no feature."""
+    post_state: bool = False
+    """spd: whether a token has to have passed the first stage before the module looks at it (SPD, section 4.4)."""
     accuracy: tuple[float, ...] | None = None
     """synthetic: chance that the target's token is among the first 1, 2, ... candidates."""
     seed: int = 0
@@ -237,10 +246,9 @@ class SpeculativeConfig:
             f"at most prompt_lookup_max, {self.prompt_lookup_max}",
         )
         check(self.seed >= 0, "seed", self.seed, "0 or above")
+        check_positive(self, "feature_lag", or_zero=True)
         if self.method == "draft_model" and not self.model:
             raise FieldError("model", "is missing: method 'draft_model' needs the small model's folder or name")
-        if self.method in LEARNED and not self.model:
-            raise FieldError("model", f"is missing: method {self.method!r} needs the drafter's folder or name")
         if self.method == "synthetic" and self.accuracy is None:
             raise FieldError("accuracy", "is missing: method 'synthetic' needs it, for example [0.7, 0.8, 0.85]")
         if self.accuracy is not None:

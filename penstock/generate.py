@@ -90,7 +90,7 @@ def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    writer = trace_writer(llm.setup)
+    writer = trace_writer(llm.setup, llm.drafter)
     llm.observe(writer)
     try:
         yield

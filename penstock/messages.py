@@ -90,7 +90,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     """When a stage worked on a batch (seconds of its host's monotonic clock) and on how many rows.
 
     ``computed`` is the part of ``end - start`` that was real computation; ``modelled`` is the emulated device's time
-    for the batch (0 where nothing is emulated), ``received`` the moment the batch had arrived.
+    for the batch (0 where nothing is emulated), ``received`` the moment the batch had arrived. ``features`` is the
+    moment a link delivered the batch's features to the drafter (0 where no link is modelled): those that this stage
+    sent, or, in the drafter itself, the last that the batch needed; None where there were none.
     """
 
     stage: int
@@ -100,6 +102,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     computed: float
     modelled: float
     rows: int
+    features: float | None = None
 
 
 class Batch(msgspec.Struct, tag="batch", kw_only=True):
@@ -109,7 +112,8 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True):
     ``wanted`` are the indices of the rows whose next token the last stage is to pick; ``candidates`` above 0 asks
     for that many noise-ranked candidates of each instead (the drafter's question). ``joins`` are the nodes whose
     features a learned drafter must have before it computes the rows, one entry per row, 0 where it can do without;
-    empty where no features are read.
+    empty where no features are read. ``levels`` say how deep they are to be, one entry per row, as the drafter counts
+    them; empty where it reads the same of every row.
     """
 
     stream: int
@@ -120,6 +124,7 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True):
     wanted: list[int] = []
     candidates: int = 0
     joins: list[int] = []
+    levels: list[int] = []
     alive: list[int] = []
     dtype: str = ""
     width: int = 0
@@ -186,6 +191,21 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     arrives: float = 0.0
 
 
+class Occupy(msgspec.Struct, tag="occupy", kw_only=True):
+    """Emulation: a drafter's pass takes so many seconds of the device that holds this stage too."""
+
+    seconds: float
+    arrives: float = 0.0
+
+
+class Occupied(msgspec.Struct, tag="occupied", kw_only=True):
+    """To the engine: when the stage's device takes the drafter's pass, after what came to it before."""
+
+    stage: int
+    start: float
+    end: float
+
+
 class Started(msgspec.Struct, tag="started", kw_only=True):
     """A stage has loaded its layers and listens at ``address``. Sizes of its arenas and its tensors in bytes."""
 
@@ -214,7 +234,7 @@ class Stop(msgspec.Struct, tag="stop", kw_only=True):
     """Asks a stage to leave its loop."""
 
 
-Message = Batch | Features | Result | Cancel | Ready | Started | Wire | Failed | Stop
+Message = Batch | Features | Result | Cancel | Ready | Occupy | Occupied | Started | Wire | Failed | Stop
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no message, hold text that is not UTF-8, or nest thousands of levels deep."""
@@ -275,6 +295,8 @@ def check_batch(batch: Batch) -> None:
         raise MalformedMessage(f"stream {batch.stream}: surviving rows are not in ascending order")
     if batch.joins and len(batch.joins) != count:
         raise MalformedMessage(f"stream {batch.stream}: {len(batch.joins)} joins of {count} rows")
+    if batch.levels and len(batch.levels) != len(batch.joins):
+        raise MalformedMessage(f"stream {batch.stream}: {len(batch.levels)} levels of {len(batch.joins)} joins")
     if (batch.dtype and batch.dtype not in DTYPE_BYTES) or batch.width < 0:
         raise MalformedMessage(f"stream {batch.stream}: dtype {batch.dtype!r}, width {batch.width}")
 

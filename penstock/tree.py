@@ -14,10 +14,11 @@ class Node:
 
     ``chance`` is the log of the chance that the target picks this node after its parent, as the drafter sees it;
     ``score`` is the sum of the chances along the path, from the root at which the tree began (not the present one) down
-    to this node: below the present root it is ``node.score - root.score``, and a commit changes no score. ``due`` is
-    when its result is expected, once it has entered. ``picked`` is the target's next token after this node, once the
-    last stage has said so. ``candidates`` are the drafter's children for it, best first, as (token, chance); None until
-    it has answered.
+    to this node: below the present root it is ``node.score - root.score``, and a commit changes no score. Once it has
+    entered, with the batch ``stream``, ``due`` is when its result is expected. ``picked`` is the target's next token
+    after this node, once the last stage has said so. ``candidates`` are the drafter's children for it, best first, as
+    (token, chance); None until it has answered. ``earlier`` are those of its answers, the first one first, that a
+    correction has replaced.
     """
 
     id: int
@@ -31,9 +32,11 @@ class Node:
     alive: bool = True
     asked: bool = False
     entered: bool = False
+    stream: int = -1
     due: float = math.inf
     picked: int | None = None
     candidates: Sequence[tuple[int, float]] | None = None
+    earlier: tuple[Sequence[tuple[int, float]], ...] = ()
 
 
 class NodeSource(Protocol):
@@ -60,6 +63,8 @@ class TokenTree:
     def __init__(self, root: Node, source: NodeSource) -> None:
         self.root = root
         self.size = 1
+        self.corrected: list[Node] = []
+        """Nodes that the drafter has corrected, until the strategy takes that in."""
         self._source = source
         self._frontier: list[Node] | None = None
         """The whole of a level that was the deepest once: only what lies below it has to be walked."""
@@ -92,6 +97,30 @@ class TokenTree:
         if self._frontier and self._frontier[0].position == node.position:
             self._frontier = None
         return node
+
+    def correct(self, node: Node, candidates: Sequence[tuple[int, float]]) -> None:
+        """The drafter, which has answered for ``node``, answers again. Its children keep their chances for now."""
+        assert node.candidates, "a correction follows an answer"
+        node.earlier = (*node.earlier, node.candidates)
+        node.candidates = candidates
+        self.corrected.append(node)
+
+    def rescore(self, parents: Sequence[Node]) -> set[int]:
+        """Bring the scores below ``parents``, the higher ones first, in line with their children's new chances.
+
+        Returns the ids of the nodes whose score has changed.
+        """
+        moved: set[int] = set()
+        for parent in parents:
+            queue = [parent]
+            for node in queue:
+                for child in node.children.values():
+                    score = node.score + child.chance
+                    if score != child.score:  # else all is right below it, or it is below another of the parents
+                        child.score = score
+                        queue.append(child)
+            moved.update(node.id for node in queue[1:])
+        return moved
 
     def commit(self, token: int) -> tuple[Node | None, list[Node]]:
         """Follow the root's child that carries ``token``.

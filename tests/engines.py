@@ -14,13 +14,15 @@ from penstock.cluster.timing import DeviceTiming, StageTiming
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter
 from penstock.drafters.emulated import EmulatedDrafter
-from penstock.drafters.learned import LearnedDrafter
+from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
-from penstock.engine.build import tapped_layers
+from penstock.drafters.spd import SpdDrafter
+from penstock.engine.build import depths, tapped_layers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Pick, Sampling
 from penstock.models.checkpoint import even_split, open_checkpoint
+from penstock.models.speculators.formats import open_speculator
 from penstock.models.speculators.stage import load_speculator_stage
 from penstock.models.stage_model import load_stage
 from penstock.pipeline.clock import VirtualClock
@@ -60,6 +62,7 @@ class InProcessEngine:
         draft: Path | Drafter | None = None,
         slots: int = 2048,
         learned: Path | None = None,
+        post_state: bool = False,
     ) -> None:
         self.pool = SlotPool(slots, slots)
         self.clock = VirtualClock()
@@ -67,6 +70,7 @@ class InProcessEngine:
         layers = even_split(open_checkpoint(str(target)).num_layers, stages)
         taps: list[tuple[int, ...]] = [()] * stages
         reading: InProcessPipeline | None = None
+        self.drafter: LearnedDrafter
         if learned is not None:
             self.reader = load_speculator_stage(
                 str(learned), str(target), capacity=self.pool.total, dtype="float32", device="cpu"
@@ -75,7 +79,12 @@ class InProcessEngine:
             core = StageCore(self.reader, self.pool.total, is_last=True)
             core.reader = self.reader
             reading = InProcessPipeline([StageDriver(0, core, self.clock.now)], self.clock)
-            draft = self.drafter = LearnedDrafter(reading, chunk=256)
+            speculator = open_speculator(str(learned), open_checkpoint(str(target)))
+            draft = self.drafter = (
+                SpdDrafter(reading, 256, depths(layers, speculator, post_state=post_state))
+                if speculator.levels
+                else FollowingDrafter(reading, 256)
+            )
         if isinstance(draft, Path):
             whole = [(0, open_checkpoint(str(draft)).num_layers)]
             draft = SmallModelDrafter(self._pipeline(draft, whole, None), chunk=256)

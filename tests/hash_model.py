@@ -82,8 +82,8 @@ class HashReader(HashLayers):
         (layer,) = features.layers
         self.known.update(((node, layer), state) for node, state in zip(features.nodes, states, strict=True))
 
-    def lacks(self, nodes: set[int]) -> set[tuple[int, int]]:
-        return {(node, layer) for node in nodes for layer in self.reads} - self.known.keys()
+    def lacks(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        return {(node, layer) for node, _ in awaited for layer in self.reads} - self.known.keys()
 
     def forward(self, view: BatchView, hidden: None) -> HiddenRows:
         out: list[int] = [0] * len(view)
@@ -107,6 +107,37 @@ class HashReader(HashLayers):
     ) -> list[Candidates]:
         kept = [i for i in wanted if self.read[int(view.nodes[i])] or not self.needs_all]
         return super().candidates(view, hidden, kept, samplings, count)
+
+
+class HashSpd(HashLayers):
+    """SPD's module: a row's KV is a hash of its token and of the states that its level reads, its own."""
+
+    def __init__(self, capacity: int, vocabulary: int, levels: Sequence[Sequence[int]]) -> None:
+        """``levels`` are the stages whose outputs each level reads."""
+        super().__init__(0, capacity, vocabulary)
+        self.levels = levels
+        self.known: dict[tuple[int, int], int] = {}
+
+    def take(self, features: Features, states: HiddenRows) -> None:
+        (layer,) = features.layers
+        self.known.update(((node, layer), state) for node, state in zip(features.nodes, states, strict=True))
+
+    def lacks(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        return {(node, layer) for node, level in awaited for layer in self.levels[level]} - self.known.keys()
+
+    def forward(self, view: BatchView, hidden: None) -> HiddenRows:
+        assert view.levels is not None
+        sees = {row: (seen, line) for seen in view.views for line, row in enumerate(seen.rows.tolist())}
+        out: list[int] = [0] * len(view)
+        for row, (node, slot, level) in enumerate(zip(view.nodes, view.slots, view.levels, strict=True)):
+            states = [self.known[int(node), layer] for layer in self.levels[level]]
+            self.kv[slot] = digest("kv", int(view.tokens[row]), states)
+        for row in range(len(view)):
+            seen, line = sees[row]
+            visible = sorted((int(seen.positions[c]), int(seen.slots[c])) for c in seen.mask[line].nonzero()[0])
+            assert [position for position, _ in visible] == list(range(int(view.positions[row]) + 1))
+            out[row] = digest("out", [self.kv[slot] for _, slot in visible])
+        return HiddenRows(out)
 
 
 def columns(view: BatchView) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

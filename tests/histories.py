@@ -10,14 +10,15 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.core import FinishReason
-from penstock.drafters.base import Drafter
+from penstock.drafters.base import Ask, Drafter
 from penstock.drafters.emulated import EmulatedDrafter
-from penstock.drafters.learned import LearnedDrafter
+from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
+from penstock.drafters.spd import Depths, SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
@@ -35,7 +36,7 @@ from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
-from tests.hash_model import HashLayers, HashReader, plain_decode, plain_kv
+from tests.hash_model import HashLayers, HashReader, HashSpd, plain_decode, plain_kv
 
 FLOWSPEC_SIZES = {"tree_size": 20, "tree_depth": 4, "segment": 6, "expansion_depth": 3}
 
@@ -69,12 +70,32 @@ class UnrulyPipeline(InProcessPipeline):
         self._clock = clock
 
     def cancel(self, message: Cancel) -> None:
-        for driver in self._drivers:
+        for driver in self.drivers:
             for _ in range(self._rng.choice([0, 1, 1, 2])):
                 delay = self._rng.choice([0.0, 0.0, 0.5, 3.0, 50.0])
                 copy = Cancel(before=message.before, nodes=message.nodes)
                 copy.arrives = self._clock.now() + delay
                 driver.on_message(copy)
+
+
+class RestlessDrafter(FollowingDrafter):
+    """Comes back to any nodes that it has answered for, where the strategy takes corrections."""
+
+    def __init__(self, pipeline: InProcessPipeline, chunk: int, rng: random.Random) -> None:
+        super().__init__(pipeline, chunk)
+        self._rng = rng
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        return super().ask([self._with_corrections(ask) if ask.corrects else ask for ask in asks])
+
+    def _with_corrections(self, ask: Ask) -> Ask:
+        asked = {node.id for node in ask.nodes}
+        again = [
+            node
+            for node in ask.request.tree.nodes()
+            if node.candidates and node.id not in asked and self._rng.random() < 0.3
+        ]
+        return replace(ask, nodes=sorted([*again, *ask.nodes], key=lambda node: node.position))
 
 
 @dataclass
@@ -111,6 +132,8 @@ class History:
         reader = inner.pipeline if isinstance(inner, LearnedDrafter) else None
         drivers = self._drivers(self.layers, self.reads)
         pipeline = UnrulyPipeline(rng, drivers, self.clock, self._line(), reader)  # type: ignore[arg-type]
+        if self.pool.total % 2:  # no draw of its own, which would make another history of every seed
+            self.drafter.share(pipeline, self.pool.total % self.stages)
         scheduler = Scheduler(self.pool, self.stages, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
         self.loop = EngineLoop(pipeline, self.drafter, scheduler, self.clock)
         self.requests = [self._request(number) for number in range(rng.randint(1, 5))]
@@ -124,7 +147,7 @@ class History:
         drivers = []
         for i, one in enumerate(layers):
             core = StageCore(one, self.pool.total, i == len(layers) - 1, [i] if i in reads else [])
-            core.reader = one if isinstance(one, HashReader) else None
+            core.reader = one if isinstance(one, HashReader | HashSpd) else None
             links = (RandomTiming(rng, 0.2), RandomTiming(rng, 0.1), RandomTiming(rng, 0.5))
             speed = RandomTiming(rng, rng.choice([0.1, 1.0, 4.0]))
             drivers.append(StageDriver(i, core, self.clock.now, speed, *links))  # type: ignore[arg-type]
@@ -132,7 +155,7 @@ class History:
 
     def _drafter(self) -> EmulatedDrafter:
         rng = self.rng
-        kind = rng.choice(["synthetic", "synthetic", "ngram", "small", "small", "learned", "learned"])
+        kind = rng.choice(["synthetic", "synthetic", "ngram", "small", "small", "learned", "learned", "spd", "spd"])
         if kind == "synthetic":
             profile = sorted(rng.random() for _ in range(min(4, self.vocabulary - 1)))
             inner: Drafter = SyntheticDrafter(profile, self.vocabulary, rng.randrange(1000), self.plain)
@@ -144,13 +167,26 @@ class History:
                 self._drivers([HashReader(self.pool.total, self.vocabulary, self.reads, rng.random() < 0.4)]),
                 self.clock,
             )
-            inner = LearnedDrafter(drafting, chunk=rng.choice([2, 8, 64]))
+            inner = RestlessDrafter(drafting, rng.choice([2, 8, 64]), random.Random(rng.randrange(1000)))
+        elif kind == "spd":
+            levels = [tuple(rng.sample(range(k), rng.randint(0, k))) for k in range(self.stages + 1)]
+            self.reads = sorted({stage for level in levels for stage in level})
+            drafting = InProcessPipeline(self._drivers([HashSpd(self.pool.total, self.vocabulary, levels)]), self.clock)
+            inner = SpdDrafter(drafting, rng.choice([2, 8, 64]), self._depths(levels))
         else:
             layers = [HashLayers(0, self.pool.total, self.vocabulary)]
             drafting = InProcessPipeline(self._drivers(layers), self.clock)
             inner = SmallModelDrafter(drafting, chunk=rng.choice([2, 8, 64]))
         timing = RandomTiming(rng, rng.choice([0.1, 1.0, 5.0]))
         return EmulatedDrafter(inner, timing, None, self.clock)  # type: ignore[arg-type]
+
+    def _depths(self, levels: Sequence[Sequence[int]]) -> Depths:
+        """Which level a token has by depth: any that reads no stage beyond; or, of the paper's module, its own."""
+        rng = self.rng
+        memory = rng.random() < 0.3
+        of_depth = list(range(len(levels))) if memory else [rng.randint(0, depth) for depth in range(len(levels))]
+        reading = frozenset(i for i, level in enumerate(levels) if level)
+        return Depths(of_depth, reading, rng.choice([0, 0, 1, 2]), rng.choice([0, 0, 1]), memory)
 
     def _strategy(self) -> Strategy:
         rng = self.rng
@@ -226,7 +262,7 @@ class History:
             tokens = [node.token for node in request.certain]
             expected = plain_kv(tokens, self.stages)
             for stage, layers in enumerate(self.layers):
-                visibility = self.loop.pipeline._drivers[stage].core.visibility  # type: ignore[attr-defined]
+                visibility = self.loop.pipeline.drivers[stage].core.visibility  # type: ignore[attr-defined]
                 if request.number not in visibility.open_requests:
                     continue
                 slots = visibility.certain_slots(request.number)

@@ -26,6 +26,10 @@ KEY_HEADS: Final = 2
 INNER: Final = 40
 
 
+SPD_FILE: Final = "speculation_head.pt"
+"""SPD's repository writes configuration and tensors into one file."""
+
+
 @dataclass
 class Draft:
     """Configuration and tensors of a drafter; change them at will before ``save``."""
@@ -33,8 +37,14 @@ class Draft:
     config: dict[str, Any]
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def save(self, folder: Path, file: str = "model.safetensors") -> Path:
+    file: str = "model.safetensors"
+
+    def save(self, folder: Path, file: str | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
+        file = file or self.file
+        if file == SPD_FILE:
+            torch.save({"state_dict": self.tensors, "config": self.config}, folder / file)
+            return folder
         if self.config:
             (folder / "config.json").write_text(json.dumps(self.config))
         if file.endswith(".safetensors"):
@@ -135,6 +145,84 @@ def vllm_medusa(target: Checkpoint, *, seed: int = 0, heads: int = 3, layers: in
         tensors[f"lm_heads.{head}.weight"] = drawn.matrix(DRAFTED, width)
     config = {"model_type": "medusa", "num_heads": heads, "num_hidden_layers": layers, "hidden_size": width}
     return Draft({**config, "vocab_size": target.vocab_size, "truncated_vocab_size": DRAFTED}, tensors)
+
+
+def spd(
+    target: Checkpoint,
+    *,
+    seed: int = 0,
+    anchors: Sequence[int] = (0, 2, 4, 7),
+    layers: int = 1,
+    drafted: bool = True,
+    normed: bool = False,
+) -> Draft:
+    """SPD's module with anchors (version 11), as its repository writes it; 7 is the last but one state of 8 layers."""
+    drawn, width = _Drawn(seed), target.hidden_size
+    tensors = {f"aggr_projs.{i}.weight": drawn.matrix(width, (i + 1) * width, scale=0.1) for i in range(len(anchors))}
+    tensors |= _spec_layers(drawn, width, layers, normed)
+    tensors["lm_head.weight"] = drawn.matrix(DRAFTED if drafted else target.vocab_size, width)
+    config = {
+        **_spd_config(target, layers, drafted),
+        "num_stages": 4,
+        "num_aggr_types": len(anchors),
+        "version": 11,
+        "trained_with_use_deepest": False,
+        "aggr_feature_bound": list(anchors),
+    }
+    return Draft(config, tensors, SPD_FILE)
+
+
+def spd_paper(target: Checkpoint, *, seed: int = 0, stages: int = 3, layers: int = 1) -> Draft:
+    """The paper's module for a number of stages (version 10): its Eq. 1 with the states of an even split."""
+    drawn, width = _Drawn(seed), target.hidden_size
+    done = [last for _, last in target.even_split(stages)]
+    done[-1] -= 1
+    reads = [sorted({0, last // 2, last}) for last in reversed(done)]
+    tensors = {"g0_proj.weight": drawn.matrix(width, width)}
+    for k, row in enumerate(reads):
+        tensors[f"stage_projs.{k}.weight"] = drawn.matrix(width, len(row) * width, scale=0.1)
+    for j in range(layers):
+        for i in range(stages):
+            tensors[f"fixed_stage_per_layer_projs.{j}.{i}.weight"] = drawn.matrix(width, width)
+    tensors |= _spec_layers(drawn, width, layers, normed=False)
+    tensors["lm_head.weight"] = drawn.matrix(target.vocab_size, width)
+    config = {
+        **_spd_config(target, layers, drafted=False),
+        "num_stages": stages,
+        "version": 10,
+        "trained_with_use_deepest": False,
+        "shallow_hidden_layer_indices": reads,
+    }
+    return Draft(config, tensors, SPD_FILE)
+
+
+def early_exit(target: Checkpoint, *, seed: int = 0, layer: int = 2) -> Draft:
+    """A head on what a layer gives, in Penstock's own layout."""
+    made = spd(target, seed=seed, anchors=(layer,), drafted=False)
+    config = {name: value for name, value in made.config.items() if name != "num_stages"}
+    return Draft({**config, "speculator": "early_exit"}, made.tensors)
+
+
+def _spd_config(target: Checkpoint, layers: int, drafted: bool) -> dict[str, Any]:
+    config = {
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": DRAFTED if drafted else target.vocab_size,
+        "num_spec_layers": layers,
+        "base_model_path": "target",
+    }
+    return {**config, "draft_token_ids": _target_ids(target).tolist()} if drafted else config
+
+
+def _spec_layers(drawn: _Drawn, width: int, layers: int, normed: bool) -> dict[str, Tensor]:
+    tensors = {}
+    for j in range(layers):
+        tensors |= _layer(f"spec_layers.{j}", drawn, width, width)
+        tensors[f"spec_layers.{j}.input_layernorm.weight"] = drawn.norm(width)
+        if normed:
+            for name in ("q_norm", "k_norm"):
+                tensors[f"spec_layers.{j}.self_attn.{name}.weight"] = drawn.norm(width // HEADS)
+    return tensors
 
 
 def _config(target: Checkpoint) -> dict[str, Any]:

@@ -82,6 +82,11 @@ def store(name: str, how: str, taken: Taken) -> None:
     part.replace(path)  # whoever stops us finds the old file or the new one
 
 
+def kept_figures(name: str) -> dict[str, Any]:
+    """What was measured so far of a section whose parts are stored one by one; nothing where there is none."""
+    return dict(stored(name).figures) if path_of(name).exists() else {}
+
+
 def path_of(name: str) -> Path:
     return MEASURED / f"{name}.json"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from penstock.bench.entries import Named, parse_entries
+from penstock.bench.entries import PLACED, PLAIN, Named, parse_entries, strategy_of
 from penstock.bench.grid import Question, check_lengths, questions_of
 from penstock.bench.measure import StrategyRun, is_plain, measure_all, with_plain
 from penstock.bench.plots import require_matplotlib
@@ -58,6 +58,8 @@ class BenchOptions:
     """How many times each prompt is run, each time with another seed."""
     time_scale: float | None = None
     bandwidth_gbit_s: float | None = None
+    drafter_on: tuple[str, ...] = ()
+    """Where the emulated drafter runs: one after the other. Empty: as the cluster says."""
     dtype: str = "float32"
     json: Path | None = None
     report: Path | None = None
@@ -69,7 +71,7 @@ class BenchOptions:
         check(self.num_prompts >= 1, "num_prompts", self.num_prompts, "at least 1")
         check(self.max_tokens >= 2, "max_tokens", self.max_tokens, "at least 2: the first token is the prompt's")
         check(self.seeds >= 1, "seeds", self.seeds, "at least 1")
-        for name in ("strategies", "temperature"):
+        for name in ("strategies", "temperature", "drafter_on"):
             values = getattr(self, name)
             check(len(set(values)) == len(values), name, ",".join(map(str, values)), "different ones")
         if self.json is not None:
@@ -86,8 +88,14 @@ class Plan:
 
     strategies: list[Named]
     questions: list[Question]
-    cluster: Cluster | None
+    clusters: dict[str, Cluster | None]
+    """By where the drafter runs; a single one under "" where that was not asked."""
     drafting: SpeculativeConfig | None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """Any of them: they are alike but for the drafter."""
+        return next(iter(self.clusters.values()))
 
     @property
     def measures_small_model(self) -> bool:
@@ -98,7 +106,7 @@ class Plan:
     @property
     def total(self) -> int:
         """How many requests will be decoded."""
-        return len(self.questions) * len(self.strategies) + len(self.small_questions)
+        return len(self.questions) * len(self.strategies) * len(self.clusters) + len(self.small_questions)
 
     @property
     def small_questions(self) -> list[Question]:
@@ -140,13 +148,18 @@ def plan_of(options: BenchOptions) -> Plan:
     params = SamplingParams(top_p=options.top_p, top_k=options.top_k, seed=options.seed, max_tokens=options.max_tokens)
     seeds_at_zero = options.seeds if is_synthetic(drafting) else 1
     questions = questions_of(sets, options.temperature, options.seeds, params, seeds_at_zero)
-    return Plan(strategies, questions, cluster_of(options), drafting)
+    if options.drafter_on and (drafting is None or drafting.method == "ngram"):
+        raise FieldError("drafter_on", "means nothing where no device drafts; remove it")
+    clusters = {place: cluster_of(options, place) for place in options.drafter_on or ("",)}
+    return Plan(strategies, questions, clusters, drafting)
 
 
-def cluster_of(options: BenchOptions) -> Cluster | None:
-    """The named cluster with what the options change in it. Raises ConfigError."""
+def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
+    """The named cluster with what the options change in it, and the drafter in its place. Raises ConfigError."""
     given = {name: getattr(options, name) for name in ("time_scale", "bandwidth_gbit_s")}
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if place:
+        changes["drafter_on"] = place
     if options.cluster is None:
         if changes:
             raise FieldError(next(iter(changes)), "changes modelled times: it needs an emulated cluster")
@@ -169,26 +182,36 @@ def prepare(folder: Path) -> None:
 
 
 def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolved, list[StrategyRun], list[SmallModel]]:
-    """Start the engine and put every question to every strategy; then the small model alone."""
+    """Start an engine and put every question to every strategy, by drafter's place; then the small model alone."""
     from penstock.engine.llm import LLM
 
-    slots = {} if options.speculative_slots is None else {"speculative_slots": options.speculative_slots}
-    with LLM(
-        options.model,
-        cluster=plan.cluster,
-        pipeline_parallel_size=options.pipeline_parallel_size,
-        speculative_config=plan.drafting,
-        dtype=options.dtype,
-        **slots,
-    ) as llm:
-        check_lengths(llm, plan.questions)
-        runs = measure_all(llm, plan.questions, plan.strategies, on_progress=ticker.strategy_begins)
-        setup = llm.setup
+    runs: list[StrategyRun] = []
+    for place, cluster in plan.clusters.items():
+        with LLM(
+            options.model,
+            cluster=cluster,
+            pipeline_parallel_size=options.pipeline_parallel_size,
+            speculative_config=plan.drafting,
+            dtype=options.dtype,
+            speculative_slots=options.speculative_slots,
+        ) as llm:
+            check_lengths(llm, plan.questions)
+            found = measure_all(llm, plan.questions, plan.strategies, on_progress=ticker.strategy_begins)
+            setup = llm.setup
+        runs += placed(found, place, first=not runs) if place else found
     if not plan.measures_small_model:
         return setup, runs, modelled_small_model(setup, plan.questions)
     assert setup.draft is not None
     with LLM(setup.draft.path, pipeline_parallel_size=1, dtype=options.dtype) as small:
         return setup, runs, measured_small_model(small, plan.small_questions, ticker.small_model_begins)
+
+
+def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[StrategyRun]:
+    """The runs under names that say where their drafter ran; plain decoding, which has none, once."""
+    for run in runs:
+        if strategy_of(run.strategy) != PLAIN:
+            run.strategy += f"{PLACED}{place}"
+    return [run for run in runs if first or strategy_of(run.strategy) != PLAIN]
 
 
 # ----------------------------------------------------------------------------------------------------------- progress

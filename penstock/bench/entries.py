@@ -14,6 +14,8 @@ Named = tuple[str, SpeculativeConfig | None]
 """An entry's own text, and what it comes to; None decodes plainly."""
 
 PLAIN = "autoregressive"
+PLACED = " @ "
+"""Between an entry and where its drafter ran."""
 
 
 def split_entries(text: str) -> tuple[str, ...]:
@@ -30,7 +32,7 @@ def split_entries(text: str) -> tuple[str, ...]:
 
 def strategy_of(label: str) -> str:
     """The strategy that an entry names."""
-    return re.split(r"[][]", label, maxsplit=1)[0].strip()
+    return re.split(rf"[][]|{PLACED}", label, maxsplit=1)[0].strip()
 
 
 def parse_entries(entries: Sequence[str], common: Mapping[str, Any]) -> list[Named]:
@@ -59,6 +61,8 @@ def with_own(entry: str, shared: SpeculativeConfig | None, own: Mapping[str, Any
 def own_options(entry: str) -> dict[str, Any]:
     """What stands in an entry's brackets, by option. Raises FieldError for a name that is none, or is there twice."""
     strategy = strategy_of(entry)
+    if PLACED in entry:
+        raise FieldError("strategies", f"entry {entry!r}: say with drafter_on where the drafter runs, for all entries")
     if strategy not in STRATEGY_OPTIONS:
         raise FieldError(
             "strategies", f"entry {entry!r}: strategy is {strategy!r}; {nearest(strategy, STRATEGY_OPTIONS)}"

@@ -17,8 +17,8 @@ class Lockstep:
                        full:  t = 0, 1, 2, 3, ...  result 0 is there at 3, before batch 3 enters
 
     ``timesteps`` runs from the result that gave the first token to the one that gave the last, as a bench's seconds
-    do. Stages x tokens / timesteps is then the theoretical speed-up over the plain pipeline (SPD, section 4.2,
-    equation 4: N / K x n), and plain decoding has exactly 1.
+    do, steps in which nothing enters included. It is the K of SPD's equivalent acceptance length n N / K (section 4.2,
+    equation 4), of which plain decoding has exactly 1.
     """
 
     def __init__(self, stages: int) -> None:

@@ -14,10 +14,12 @@ from penstock.bench.grid import Question, Setting
 from penstock.bench.intervals import paired_ratio
 from penstock.bench.meter import Meter
 from penstock.bench.sample import Sample, sample_of
+from penstock.bench.theory import drafting_factor
 from penstock.bench.timeline import Timeline, timeline_of
 from penstock.cluster import Cluster, link_timings, stage_timings
 from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.core import RequestOutput, SamplingParams
+from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
 from penstock.strategies.experience import Experience
 
@@ -50,7 +52,8 @@ class StrategyRun:
     tokens_per_second: float
     tokens_per_stage_time: float
     mean_acceptance_length: float
-    """vLLM's: 1 + accepted tokens / drafts (trees); looping outputs left out, as in the next three."""
+    """vLLM's, and the AL of its report: 1 + accepted tokens / drafts (trees); looping outputs left out, as in the next
+    three."""
     stage_busy: list[float]
     rows_computed: int
     rows_cancelled: int
@@ -66,7 +69,8 @@ class StrategyRun:
     options: dict[str, Any] = field(default_factory=dict)
     """The strategy's own options as they were in force."""
     draft_acceptance_rate: float | None = None
-    """vLLM's: accepted drafted tokens / drafted tokens given to the target, here all drafted rows that entered."""
+    """vLLM's, and the AR of its report: accepted drafted tokens / drafted tokens given to the target, here all drafted
+    rows that entered."""
     decided_by_depth: list[int] = field(default_factory=list)
     hit_by_depth: list[int] = field(default_factory=list)
     mean_ttft_ms: float = 0.0
@@ -77,10 +81,14 @@ class StrategyRun:
     """Over plain decoding of the same question: geometric mean of the pairs."""
     wall_clock_speedup_interval: list[float] | None = None
     """Its 95% bounds (``intervals.paired_ratio``); None for a single pair."""
+    equivalent_acceptance_length: float | None = None
+    """SPD's L' = n N / K: stages x tokens / timesteps of ideal lockstep (``lockstep.Lockstep``), geometric mean."""
     theoretical_speedup: float | None = None
-    """The same in ideal lockstep: stages x tokens / timesteps (``lockstep.Lockstep``), geometric mean."""
+    """L', less what the stages wait for drafts by SPD's formulas (``theory``)."""
     efficiency: float | None = None
     """Wall-clock / theoretical speed-up: above 1 where links, which only plain decoding waits for, weigh most."""
+    feature_bytes_per_token: float = 0.0
+    """Hidden states that the stages sent a learned drafter, the prompt's left out."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     outputs: list[RequestOutput] = field(repr=False, default_factory=list)
     timeline: Timeline | None = field(repr=False, default=None)
@@ -191,7 +199,7 @@ def run_one(
     llm: LLM, question: Question, config: SpeculativeConfig | None, experience: Experience
 ) -> tuple[Sample, Meter]:
     """One request alone, watched."""
-    meter = Meter(llm.setup.stages, llm.drafter)
+    meter = Meter(llm.setup.stages, llm.drafter, feature_bytes(llm.setup))
     llm.observe(meter)
     output = run_alone(llm, question, config, experience)
     llm.loop.observers.remove(meter)
@@ -240,6 +248,7 @@ def summarise(
         stage_busy=[fmean(shares) for shares in zip(*(sample.stage_busy for sample in samples), strict=True)],
         rows_computed=sum(sample.rows_computed for sample in samples),
         rows_cancelled=sum(sample.rows_cancelled for sample in samples),
+        feature_bytes_per_token=sum(sample.feature_bytes for sample in samples) / tokens if tokens else 0.0,
         looping_outputs=sum(sample.looping for sample in samples),
         overrun_fraction=late / modelled if modelled else 0.0,
         overhead_per_hop_ms=1e3 * median(sample.overhead_per_hop for sample in samples),
@@ -255,7 +264,7 @@ def summarise(
         requests=[sample.as_dict() for sample in samples],
         outputs=[sample.output for sample in samples],
         **acceptance(samples),
-        **speedups(llm.setup.stages, samples, plain),
+        **speedups(llm.setup.stages, drafting_factor(llm.setup, config), samples, plain),
     )
 
 
@@ -276,19 +285,21 @@ def acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def speedups(stages: int, samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
-    """Wall-clock and theoretical speed-up and their quotient, by field of StrategyRun.
+def speedups(stages: int, drafting_factor: float, samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
+    """L', wall-clock and theoretical speed-up and the quotient of these, by field of StrategyRun.
 
-    All three are geometric means over the questions whose completions have a second token.
+    All are geometric means over the questions whose completions have a second token.
     """
     pairs = [(one, base) for one, base in zip(samples, plain, strict=True) if one.speed and base.speed]
     wall = paired_ratio([one.speed / base.speed for one, base in pairs if one.speed and base.speed])
-    theory = paired_ratio([stages * one.tokens / one.timesteps for one, _ in pairs])
+    length = paired_ratio([stages * one.tokens / one.timesteps for one, _ in pairs])
+    theory = length.mean * drafting_factor if length else None
     return {
         "wall_clock_speedup": wall.mean if wall else None,
         "wall_clock_speedup_interval": wall.bounds if wall else None,
-        "theoretical_speedup": theory.mean if theory else None,
-        "efficiency": wall.mean / theory.mean if wall and theory else None,
+        "equivalent_acceptance_length": length.mean if length else None,
+        "theoretical_speedup": theory,
+        "efficiency": wall.mean / theory if wall and theory else None,
     }
 
 

@@ -20,8 +20,10 @@ from penstock.requests.request import Request
 class Meter(Observer):
     """Watches one run of one request, from its making until ``stop``."""
 
-    def __init__(self, stages: int, drafter: Drafter | None) -> None:
+    def __init__(self, stages: int, drafter: Drafter | None, row_bytes: Sequence[float] | None = None) -> None:
+        """``row_bytes`` are those of the features that each stage sends the drafter per row."""
         self.stages = stages
+        self._row_bytes = row_bytes or [0.0] * stages
         self._drafter = drafter if isinstance(drafter, EmulatedDrafter) else None
         self.draft_asks, self.draft_overruns = self._draft_counts()
         self.submitted_at: dict[int, float] = {}
@@ -96,6 +98,14 @@ class Meter(Observer):
     def rows_cancelled(self) -> int:
         """Rows that some stage dropped before computing them."""
         return self.rows_entered - self.rows_computed
+
+    @property
+    def feature_bytes(self) -> float:
+        """Bytes of features that went to a learned drafter, of batches that entered after the first token."""
+        begun = self.commits[0][0] if self.commits else 0.0
+        decoding = [result for result, _ in self.results if self.submitted_at[result.stream] >= begun]
+        spans = [span for result in decoding for span in result.spans if span.features is not None]
+        return sum(span.rows * self._row_bytes[span.stage] for span in spans)
 
     @property
     def overruns(self) -> tuple[int, int]:

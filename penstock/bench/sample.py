@@ -29,6 +29,7 @@ class Sample:
     stage_seconds: float
     rows_computed: int
     rows_cancelled: int
+    feature_bytes: float
     overruns: tuple[int, int]
     overhead_per_hop: float
     overhead_per_loop: float
@@ -77,6 +78,7 @@ def sample_of(question: Question, output: RequestOutput, meter: Meter, links: Se
         stage_seconds=meter.stage_seconds,
         rows_computed=meter.rows_computed,
         rows_cancelled=meter.rows_cancelled,
+        feature_bytes=meter.feature_bytes,
         overruns=meter.overruns,
         overhead_per_hop=meter.overhead_per_hop(links),
         overhead_per_loop=meter.overhead_per_loop(),

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.bench.command import prepare, progress_bar
-from penstock.bench.entries import PLAIN, parse_entries
+from penstock.bench.entries import PLACED, PLAIN, parse_entries
 from penstock.bench.intervals import CONFIDENCE
 from penstock.bench.measure import WARM_UP, is_plain
 from penstock.bench.recordings import load_recordings
@@ -57,14 +57,16 @@ class SimulateOptions:
     tokens_per_request: int = 100
     seed: int = 0
     bandwidth_gbit_s: float | None = None
+    drafter_on: tuple[str, ...] = ()
+    """Where the drafter runs: each cluster once for each. Empty: as the cluster says."""
     sweep: Sweep = field(default_factory=dict)
     json: Path | None = None
     report: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("clusters", "strategies"):
+        for name in ("clusters", "strategies", "drafter_on"):
             values = getattr(self, name)
-            check(bool(values), name, values, "at least one name")
+            check(bool(values) or name == "drafter_on", name, values, "at least one name")
             check(len(set(values)) == len(values), name, ",".join(values), "different ones")
         if self.accuracy is not None:
             check_accuracy(self.accuracy)
@@ -143,7 +145,13 @@ def plan_of(options: SimulateOptions) -> Plan:
     entries.sort(key=lambda entry: entry[-1] is not None)  # plain decoding first: the others are compared with it
     if entries[0][-1] is not None:
         entries.insert(0, (PLAIN, PLAIN, {}, None))
-    clusters = [(name, *found) for name in options.clusters for found in clusters_of(name, options)]
+    places = options.drafter_on or ("",)
+    clusters = [
+        (f"{name}{PLACED}{place}" if place else name, *found)
+        for name in options.clusters
+        for place in places
+        for found in clusters_of(name, options, place)
+    ]
     if any(configs):
         check_drafters(cluster for _, cluster, _ in clusters)
     cases = [
@@ -153,9 +161,12 @@ def plan_of(options: SimulateOptions) -> Plan:
     return Plan(script_of(options), cases)
 
 
-def clusters_of(name: str, options: SimulateOptions) -> Iterator[tuple[Cluster, Settings]]:
-    """The named cluster; where stages are swept, one of its kind for each number of them, and that number."""
-    changes = {} if options.bandwidth_gbit_s is None else {"bandwidth_gbit_s": options.bandwidth_gbit_s}
+def clusters_of(name: str, options: SimulateOptions, place: str) -> Iterator[tuple[Cluster, Settings]]:
+    """The named cluster with the drafter in its place.
+
+    Where stages are swept, one of its kind for each number of them, and that number.
+    """
+    changes: dict[str, Any] = {"bandwidth_gbit_s": options.bandwidth_gbit_s, "drafter_on": place or None}
     drawn = re.fullmatch(r"random-(\d+)(:\d+)?", name)
     cluster = load_cluster(name, **changes)
     if not cluster.emulated:

@@ -35,6 +35,10 @@ def times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
+def length(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
 def bounds(interval: Sequence[float] | None) -> str:
     return "-" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
 
@@ -45,7 +49,7 @@ def hit_rate(run: StrategyRun) -> float | None:
 
 
 SPEED: Final = (
-    Column("tokens/s", lambda run: f"{run.tokens_per_second:.2f}"),
+    Column("tokens/s\n(TP)", lambda run: f"{run.tokens_per_second:.2f}"),
     Column("speed-up", lambda run: times(run.wall_clock_speedup)),
     Column(f"{CONFIDENCE:.0%}\nbounds", lambda run: bounds(run.wall_clock_speedup_interval)),
     Column("in\ntheory", lambda run: times(run.theoretical_speedup)),
@@ -53,17 +57,19 @@ SPEED: Final = (
     Column("iden-\ntical", lambda run: "yes" if run.identical_to_autoregressive else "NO"),
 )
 DRAFTS: Final = (
-    Column("latency,\ns", lambda run: f"{run.mean_e2el_ms / 1e3:.2f}"),
+    Column("latency,\ns (Lat)", lambda run: f"{run.mean_e2el_ms / 1e3:.2f}"),
     Column("first\ntoken, s", lambda run: f"{run.mean_ttft_ms / 1e3:.3f}"),
-    Column("drafts\naccepted", lambda run: share(run.draft_acceptance_rate)),
+    Column("drafts\naccepted\n(AR)", lambda run: share(run.draft_acceptance_rate)),
     Column("hit\nrate", lambda run: share(hit_rate(run))),
-    Column("tokens\nper tree", lambda run: f"{run.mean_acceptance_length:.2f}"),
+    Column("tokens\nper tree\n(AL)", lambda run: f"{run.mean_acceptance_length:.2f}"),
+    Column("tokens\nper trip\n(L')", lambda run: length(run.equivalent_acceptance_length)),
     Column("tokens\nper stage\ntime", lambda run: f"{run.tokens_per_stage_time:.3f}"),
 )
 COST: Final = (
     Column("stages\nbusy", lambda run: f"{sum(run.stage_busy) / len(run.stage_busy):.0%}"),
     Column("rows\ncom-\nputed", lambda run: str(run.rows_computed)),
     Column("rows\ncan-\ncelled", lambda run: str(run.rows_cancelled)),
+    Column("fea-\ntures,\nkB", lambda run: f"{run.feature_bytes_per_token / 1e3:.1f}"),
     Column("over-\nruns", lambda run: f"{run.overrun_fraction:.1%}" if run.emulated else "-"),
     Column("overhead\nper hop,\nms", lambda run: f"{run.overhead_per_hop_ms:.2f}"),
     Column("overhead\nper loop,\nms", lambda run: f"{run.overhead_per_loop_ms:.2f}"),
@@ -140,7 +146,7 @@ def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = ()) -> li
     if any(run.wall_clock_speedup_interval for run in runs):
         lines.append(
             f"Speed-ups are geometric means over pairs of the same request; {CONFIDENCE:.0%} bounds: Student's t of "
-            "their logarithms. In theory: lockstep without links, drafting time and overhead."
+            "their logarithms. In theory: SPD's formulas over lockstep without links and overhead. docs/bench.md."
         )
     return [*lines, *(line for setting, some in by_setting(runs).items() for line in doubts(setting, some))]
 

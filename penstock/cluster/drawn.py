@@ -110,13 +110,20 @@ def drawn_device(rng: Random, name: str, host: str, bandwidths: Span, overheads:
 
 
 def drawn_links(rng: Random, hosts: Sequence[str]) -> dict[str, Any]:
-    """Inside hosts alike; between hosts each its own, in a ring from the drafter's through the stages' and back."""
+    """Inside hosts alike; between hosts each its own, in a ring from the drafter's through the stages' and back.
+
+    Features take other ways, from each stage to the drafter: as slow as the slowest of the ring.
+    """
     gbit_s, milliseconds = NETWORK_GBIT_S.part(rng), NETWORK_MS.part(rng)
     ring = dict.fromkeys(tuple(sorted(pair)) for pair in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
-    return {
-        "local": drawn_link(rng, LOCAL_GBIT_S, LOCAL_MS),
-        "between": [{"ends": pair, **drawn_link(rng, gbit_s, milliseconds)} for pair in ring],
+    local = drawn_link(rng, LOCAL_GBIT_S, LOCAL_MS)
+    links = [drawn_link(rng, gbit_s, milliseconds) for _ in ring]
+    slowest = {
+        "bandwidth_gbit_s": min(link["bandwidth_gbit_s"] for link in links),
+        "latency_ms": max(link["latency_ms"] for link in links),
     }
+    between = [{"ends": pair, **link} for pair, link in zip(ring, links, strict=True)]
+    return {"local": local, "network": slowest, "between": between}
 
 
 def drawn_link(rng: Random, gbit_s: Span, milliseconds: Span) -> dict[str, float]:

@@ -3,7 +3,7 @@
 The file, with everything optional in brackets::
 
     name = "two-boxes"
-    [description, as_model, draft_as_model, engine, drafter, time_scale]
+    [description, as_model, draft_as_model, draft_pass_ms, engine, drafter, time_scale]
     devices = [{ name = "a1", host = "a", kind = "rtx3090" }, ...]     # or the kind's numbers on the device itself
     stages = [{ devices = ["a1"], layers = 4 }, { devices = ["a2", "b1"], layers = [6, 6] }, ...]
 
@@ -29,6 +29,7 @@ from penstock.cluster.spec import Cluster, Device, DeviceKind, LinkBetween, Link
 from penstock.config import FieldError, check, check_positive, nearest, parse, read_toml
 from penstock.core import ConfigError
 
+DRAFTER_ON: Final = "drafter_on"
 PRESETS: Final = Path(__file__).parent / "presets"
 
 
@@ -54,6 +55,7 @@ class ClusterFile:
     engine: str | None = None
     """Default: the drafter's device, else the first stage's."""
     drafter: str | None = None
+    draft_pass_ms: float | None = None
     time_scale: float = 1.0
     kinds: dict[str, DeviceKind] = field(default_factory=dict)
     devices: tuple[Device, ...]
@@ -61,21 +63,25 @@ class ClusterFile:
     links: Links = field(default_factory=Links)
 
     def __post_init__(self) -> None:
-        check_positive(self, "time_scale")
+        check_positive(self, "time_scale", "draft_pass_ms")
         check(bool(self.stages), "stages", [], "a list of at least one stage")
 
 
-def load_cluster(name_or_path: str, *, bandwidth_gbit_s: float | None = None, **overrides: Any) -> Cluster:
+def load_cluster(
+    name_or_path: str, *, bandwidth_gbit_s: float | None = None, drafter_on: str | None = None, **overrides: Any
+) -> Cluster:
     """Load a preset, a path that ends in ``.toml``, ``local-N`` or ``random-SEED``.
 
     ``local-N``: N stages on this host, nothing emulated. ``random-17`` or ``random-17:32``: ``random_cluster``.
     ``bandwidth_gbit_s``: of every link between different hosts, in place of the file's, in 1e9 bits/s of payload.
+    ``drafter_on``: where the drafter runs in place of the file's device: ``with_drafter_on``.
     ``overrides`` replace fields of the file, tables key by key: ``time_scale=2.0`` or
     ``links={"network": {"latency_ms": 1}}``. Raises ConfigError that names the source and the field.
     """
     try:
         cluster = resolve(parse(ClusterFile, merged(read_cluster(name_or_path), overrides)))
-        return cluster if bandwidth_gbit_s is None else with_network_bandwidth(cluster, bandwidth_gbit_s)
+        cluster = cluster if bandwidth_gbit_s is None else with_network_bandwidth(cluster, bandwidth_gbit_s)
+        return cluster if drafter_on is None else with_drafter_on(cluster, drafter_on)
     except FieldError as error:
         raise ConfigError(f"cluster {name_or_path}: {error}") from None
 
@@ -150,6 +156,23 @@ def joins_hosts(link: LinkBetween, devices: tuple[Device, ...]) -> bool:
     return len({device.host for device in devices for end in link.ends if end in (device.name, device.host)}) > 1
 
 
+def with_drafter_on(cluster: Cluster, place: str) -> Cluster:
+    """The cluster with the drafter on "engine" (its device), "last-stage", or the device of that name.
+
+    The engine stays. Raises FieldError where nothing drafts, the device is unknown or cannot hold the drafter.
+    """
+    check(cluster.emulated, DRAFTER_ON, place, "left out: no as_model, so where the drafter runs changes nothing")
+    check(cluster.drafter is not None, DRAFTER_ON, place, "left out: the cluster names no drafter that could be moved")
+    known = {"engine": cluster.engine, "last-stage": cluster.stages[-1].devices[-1]}
+    known |= {device.name: device.name for device in cluster.devices}
+    if place not in known:
+        raise FieldError(DRAFTER_ON, f"is {place!r}, which is no device; {nearest(place, known)}")
+    moved = dataclasses.replace(cluster, drafter=known[place])
+    assert moved.as_model is not None
+    check_emulated(moved, moved.as_model)
+    return moved
+
+
 def resolve(file: ClusterFile) -> Cluster:
     """Fill in what a file leaves to defaults and check the whole. Raises FieldError."""
     check_names(file)
@@ -164,6 +187,7 @@ def resolve(file: ClusterFile) -> Cluster:
         drafter=file.drafter,
         as_model=as_model,
         draft_as_model=price("draft_as_model", file.draft_as_model),
+        draft_pass_ms=file.draft_pass_ms,
         time_scale=file.time_scale,
     )
     if cluster.as_model is not None:
@@ -204,7 +228,7 @@ def check_names(file: ClusterFile) -> None:
     for where, name in uses(file):
         if name not in names:
             raise FieldError(where, f"names {name!r}, which is no device; {nearest(name, names)}")
-        if name in taken and where != "engine":
+        if name in taken and where not in ("engine", "drafter"):
             raise FieldError(where, f"uses {name!r}, which {taken[name]} uses already")
         taken[name] = where
     check_ends(file.links.between, list(dict.fromkeys(names + hosts)))
@@ -232,7 +256,7 @@ def check_ends(links: tuple[LinkBetween, ...], known: list[str]) -> None:
 
 
 def uses(file: ClusterFile) -> Iterator[tuple[str, str]]:
-    """Every (field, device name) that gives a device something to do. The engine may share another's device."""
+    """Every (field, device name) that gives a device something to do. Engine and drafter may share a stage's."""
     for i, stage in enumerate(file.stages):
         yield from ((f"stages[{i}].devices[{j}]", name) for j, name in enumerate(stage.devices))
     if file.drafter is not None:
@@ -296,10 +320,12 @@ def spread(layers: int, devices: int) -> tuple[int, ...]:
 def check_emulated(cluster: Cluster, model: ModelPrice) -> None:
     """Raise FieldError unless every number that emulation needs is there, and the weights fit."""
     check_drafter(cluster)
-    computing = {name for stage in cluster.stages for name in stage.devices} | {cluster.drafter}
+    staged = {name for stage in cluster.stages for name in stage.devices}
     for i, device in enumerate(cluster.devices):
-        if device.name in computing:
+        if device.name in staged:
             check_priced(f"devices[{i}]", device)
+        elif device.name == cluster.drafter:
+            check_priced(f"devices[{i}]", with_pass(device, cluster.draft_pass_ms))
     for one, other in cluster.hops():
         cluster.link(one, other)
     check_memory(cluster, model)
@@ -318,25 +344,42 @@ def check_priced(where: str, device: Device) -> None:
         )
 
 
+def with_pass(device: Device, pass_ms: float | None) -> Device:
+    """The drafter's device with the pass that the file states, in place of what it would be made of."""
+    if pass_ms is None:
+        return device
+    return dataclasses.replace(device, pass_ms=pass_ms, weight_bandwidth_gb_s=None, overhead_ms=None)
+
+
 def check_drafter(cluster: Cluster) -> None:
     if cluster.drafter is None and cluster.draft_as_model is not None:
         raise FieldError("drafter", "is missing: draft_as_model prices the device that it names")
     if cluster.drafter is not None and cluster.draft_as_model is None:
         raise FieldError("draft_as_model", "is missing: it prices the drafter")
+    if cluster.draft_pass_ms is not None:
+        check(cluster.drafter is not None, "draft_pass_ms", cluster.draft_pass_ms, "left out: there is no drafter")
+    elif (stage := cluster.drafting_stage) is not None and cluster.device(str(cluster.drafter)).pass_ms is not None:
+        problem = f"is missing: {cluster.drafter!r} has pass_ms, which is stages[{stage}]'s; measure the drafter's too"
+        raise FieldError("draft_pass_ms", problem)
 
 
 def check_memory(cluster: Cluster, model: ModelPrice) -> None:
-    """Raise FieldError naming the device whose weights exceed its memory, with the numbers."""
+    """Raise FieldError naming the device whose weights exceed its memory, with the numbers.
+
+    A drafter's weights, an embedding of its own included, count on the device that holds it beside a stage's.
+    """
+    draft = cluster.draft_as_model
+    drafting = draft.weight_bytes(draft.layers, head=True) + draft.embedding_bytes if draft is not None else 0.0
     last = cluster.stages[-1].devices[-1]
     for i, stage in enumerate(cluster.stages):
         for j, (name, layers) in enumerate(zip(stage.devices, stage.layers, strict=True)):
             embedding = model.embedding_bytes if i == j == 0 else 0.0
             needed = model.weight_bytes(layers, head=name == last) + embedding
             check_fits(f"stages[{i}].devices[{j}]", cluster.device(name), needed, f"its {layers} layers")
-    if cluster.drafter is not None and cluster.draft_as_model is not None:
-        draft = cluster.draft_as_model
-        needed = draft.weight_bytes(draft.layers, head=True) + draft.embedding_bytes
-        check_fits("drafter", cluster.device(cluster.drafter), needed, "the draft model")
+            if name == cluster.drafter:
+                check_fits("drafter", cluster.device(name), needed + drafting, f"{layers} layers and the draft model")
+    if cluster.drafter is not None and cluster.drafting_stage is None:
+        check_fits("drafter", cluster.device(cluster.drafter), drafting, "the draft model")
 
 
 def check_fits(where: str, device: Device, needed: float, what: str) -> None:
@@ -351,6 +394,7 @@ def refuse_emulation(cluster: Cluster) -> None:
         for name in ("weight_bandwidth_gb_s", "compute_tflops", "overhead_ms", "pass_ms"):
             if getattr(device, name) is not None:
                 raise FieldError("as_model", f"is missing: devices[{i}] ({device.name!r}) has {name}, for emulation")
-    if cluster.draft_as_model is not None:
-        raise FieldError("as_model", "is missing: draft_as_model is set, for emulation")
+    for name in ("draft_as_model", "draft_pass_ms"):
+        if getattr(cluster, name) is not None:
+            raise FieldError("as_model", f"is missing: {name} is set, for emulation")
     check(cluster.time_scale == 1, "time_scale", cluster.time_scale, "left at 1: no as_model, so nothing is emulated")

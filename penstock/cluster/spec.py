@@ -115,6 +115,8 @@ class Cluster:
     as_model: ModelPrice | None = None
     """Emulation: the model that the stages are priced as. None means that nothing is emulated."""
     draft_as_model: ModelPrice | None = None
+    draft_pass_ms: float | None = None
+    """Measured time of one of the drafter's passes, on whatever device it is; None: what ``draft_as_model`` gives."""
     time_scale: float = 1.0
     """Factor on every modelled time."""
 
@@ -128,6 +130,11 @@ class Cluster:
     def link(self, one: str, other: str) -> Link | None:
         """The link between two devices; None between a device and itself."""
         return None if one == other else self.links.find(self.device(one), self.device(other))
+
+    @property
+    def drafting_stage(self) -> int | None:
+        """The stage with which the drafter shares a device; None where it has one of its own, or the engine's."""
+        return next((i for i, stage in enumerate(self.stages) if self.drafter in stage.devices), None)
 
     def route(self) -> list[tuple[str, str]]:
         """The hops of a batch: engine to first stage, stage to stage, last stage to engine."""

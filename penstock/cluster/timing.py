@@ -7,6 +7,7 @@ message on a link lasts ``latency + bytes / rate``. Stage processes wait by thes
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -86,17 +87,26 @@ def draft_timing(cluster: Cluster) -> StageTiming | None:
     """One pass of the draft model, priced on the drafter's device; None where the cluster names no drafter."""
     if cluster.drafter is None or cluster.draft_as_model is None:
         return None
-    draft = cluster.draft_as_model
-    device = cluster.device(cluster.drafter)
-    return StageTiming(devices=(device_timing(device, draft, draft.layers, cluster.time_scale, head=True),))
+    return drafter_timing(cluster, cluster.draft_as_model, cluster.draft_as_model.layers)
 
 
-def speculator_timing(cluster: Cluster) -> StageTiming | None:
-    """One pass of a learned drafter: a layer of the target's model and its head; None where no drafter is named."""
+def speculator_timing(cluster: Cluster, depth: int) -> StageTiming | None:
+    """One pass of a learned drafter: ``depth`` layers of the target's model and its head; None without a drafter.
+
+    Where the cluster file states a measured pass, that.
+    """
     if cluster.drafter is None or cluster.as_model is None:
         return None
+    return drafter_timing(cluster, cluster.as_model, depth)
+
+
+def drafter_timing(cluster: Cluster, model: ModelPrice, layers: int) -> StageTiming:
+    """So many layers of a model and its head on the drafter's device."""
+    assert cluster.drafter is not None
     device = cluster.device(cluster.drafter)
-    return StageTiming(devices=(device_timing(device, cluster.as_model, 1, cluster.time_scale, head=True),))
+    if cluster.draft_pass_ms is not None:
+        device = replace(device, pass_ms=cluster.draft_pass_ms)
+    return StageTiming(devices=(device_timing(device, model, layers, cluster.time_scale, head=True),))
 
 
 def feature_links(cluster: Cluster) -> tuple[LinkTiming, ...]:

@@ -16,7 +16,8 @@ def uniform_cluster(cluster: Cluster, stages: int) -> Cluster:
     The model grows with them (the last stage has its head, too), so that a stage takes the same time however many there
     are. Between stages lies the link from the first to the second, or in a cluster of one stage that to the engine;
     engine and drafter keep their devices, and their links to the first stage. The engine runs on the first copy where
-    it ran on the first stage. Memory is not checked. The cluster has to be emulated. Raises FieldError unless there is
+    it ran on the first stage; a drafter that shares the last stage's device shares the last copy's, one that shares
+    another's the first copy's. Memory is not checked. The cluster has to be emulated. Raises FieldError unless there is
     a stage.
     """
     check(stages >= 1, "stages", stages, "at least 1")
@@ -24,15 +25,19 @@ def uniform_cluster(cluster: Cluster, stages: int) -> Cluster:
     first = cluster.stages[0]
     names = [tuple(copy_of(name, i) for name in first.devices) for i in range(stages)]
     copies = [Stage(devices=devices, layers=first.layers) for devices in names]
+    drafter = drafter_among(cluster, copies)
     engine = copy_of(cluster.engine, 0) if cluster.engine in first.devices else cluster.engine
+    if cluster.engine == cluster.drafter and drafter is not None:
+        engine = drafter
     return replace(
         cluster,
         name=f"{cluster.name}:{stages}",
         description=f"{stages} stages like the first of {cluster.name}",
-        devices=tuple(devices_of(cluster, copies)),
-        links=Links(between=tuple(links_of(cluster, copies, engine))),
+        devices=tuple(devices_of(cluster, copies, {engine, drafter})),
+        links=Links(between=tuple(links_of(cluster, copies, engine, drafter))),
         stages=tuple(copies),
         engine=engine,
+        drafter=drafter,
         as_model=replace(cluster.as_model, layers=stages * sum(first.layers)),
     )
 
@@ -41,18 +46,25 @@ def copy_of(name: str, index: int) -> str:
     return f"{name}-{index + 1}"
 
 
-def devices_of(cluster: Cluster, copies: list[Stage]) -> Iterator[Device]:
+def drafter_among(cluster: Cluster, copies: list[Stage]) -> str | None:
+    """The drafter's device: its own, or that of the stage whose place in the pipeline comes nearest."""
+    if cluster.drafting_stage is None:
+        return cluster.drafter
+    return copies[-1 if cluster.drafting_stage == len(cluster.stages) - 1 else 0].devices[-1]
+
+
+def devices_of(cluster: Cluster, copies: list[Stage], others: set[str | None]) -> Iterator[Device]:
     """The copies, and the engine's and the drafter's own devices; each on a host of its own, since links are given."""
     first = cluster.stages[0].devices
     for stage in copies:
         for original, name in zip(first, stage.devices, strict=True):
             yield replace(cluster.device(original), name=name, host=name)
     for device in cluster.devices:
-        if device.name in (cluster.engine, cluster.drafter) and device.name not in first:
+        if device.name in others:
             yield replace(device, host=device.name)
 
 
-def links_of(cluster: Cluster, copies: list[Stage], engine: str) -> Iterator[LinkBetween]:
+def links_of(cluster: Cluster, copies: list[Stage], engine: str, drafter: str | None) -> Iterator[LinkBetween]:
     """Every link that messages take, by the names of its devices."""
     first, second = cluster.stages[0].devices, cluster.stages[min(1, len(cluster.stages) - 1)].devices
     outside = cluster.link(cluster.engine, first[0])
@@ -65,8 +77,8 @@ def links_of(cluster: Cluster, copies: list[Stage], engine: str) -> Iterator[Lin
         found[frozenset((stage.devices[-1], following.devices[0]))] = hop
     for end in (copies[0].devices[0], copies[-1].devices[-1]):
         found.setdefault(frozenset((engine, end)), outside or hop)
-    if cluster.drafter is not None:
-        found[frozenset((engine, cluster.drafter))] = cluster.link(cluster.engine, cluster.drafter)
+    if cluster.drafter is not None and drafter is not None:
+        found[frozenset((engine, drafter))] = cluster.link(cluster.engine, cluster.drafter)
     for between, link in found.items():
         if link is not None and len(between) == 2:
             yield LinkBetween(

@@ -6,27 +6,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from penstock.messages import Occupied
 from penstock.requests.request import Request
 from penstock.tree import Node
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Nodes of one request, parents first, for each of which ``count`` candidates are wanted."""
+    """Nodes of one request, parents first, for each of which ``count`` candidates are wanted.
+
+    ``stream`` is the number of the last batch that has entered the target's stages.
+    """
 
     request: Request
     nodes: Sequence[Node]
     count: int
+    stream: int = 0
+    corrects: bool = False
+    """Whether a node that has been answered for may be answered for again, where the drafter knows better."""
 
 
 class Draft(NamedTuple):
     """Candidates for one node, best first, as (token, log of the chance that the target picks it).
 
-    None: the drafter cannot say yet, but may when the root has moved on.
+    None: the drafter cannot say yet, but may when the root has moved on, or the node has entered.
     """
 
     node: Node
     candidates: Sequence[tuple[int, float]] | None
+
+
+class Spent(NamedTuple):
+    """What a drafter's round has spent its time on, in seconds: of the one under way, or the last one.
+
+    It waited for ``features`` and for its ``device``, perhaps at once, and computed. The last features had arrived at
+    ``features_at`` (the clock's seconds, 0 where no link is modelled); ``turn`` is when a stage's device took the pass.
+    """
+
+    features: float = 0.0
+    features_at: float = 0.0
+    device: float = 0.0
+    computing: float = 0.0
+    turn: Occupied | None = None
 
 
 class Drafter(Protocol):
@@ -35,6 +56,11 @@ class Drafter(Protocol):
     @property
     def busy(self) -> bool:
         """Whether the last asks have not been answered."""
+        ...
+
+    @property
+    def spent(self) -> Spent:
+        """What the last asks have cost so far; nothing where the answers are there at once."""
         ...
 
     def ask(self, asks: Sequence[Ask]) -> int:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from penstock.cluster.timing import LinkTiming, StageTiming
-from penstock.drafters.base import Ask, Draft, Drafter
-from penstock.pipeline.base import Clock
+from penstock.drafters.base import Ask, Draft, Drafter, Spent
+from penstock.messages import Occupied, Occupy
+from penstock.pipeline.base import Clock, Pipeline
 from penstock.requests.request import Request
 
 
 class EmulatedDrafter:
-    """Wraps any drafter. An answer that really took longer than its modelled time is an overrun."""
+    """Wraps any drafter. An answer that really took longer than its modelled time is an overrun.
+
+    A round is one pass: it begins when the question and the features that its rows wait for have arrived, and, after
+    ``share``, no sooner than the stage that holds the device gives it its turn. It asks for its turn with the question,
+    before it knows of the features: what the device does meanwhile is not modelled.
+    """
 
     def __init__(self, drafter: Drafter, timing: StageTiming, link: LinkTiming | None, clock: Clock) -> None:
         self.inner = drafter
@@ -22,22 +29,41 @@ class EmulatedDrafter:
         self._link = link
         self._clock = clock
         self._answers: list[Draft] = []
-        self._until = 0.0
         self._waiting = False
+        self._way = self._pass = self._arrives = self._begins = 0.0
+        """Of the round: the time of its way, there as back, and of its pass; when the question has arrived, and when
+        the device begins, which is infinite before that is known."""
+        self._host: tuple[Pipeline, int] | None = None
+        self._turn: Occupied | None = None
+
+    def share(self, pipeline: Pipeline, stage: int) -> None:
+        """From now on the drafter's passes and the batches of this stage take turns on one device."""
+        self._host = pipeline, stage
 
     @property
     def busy(self) -> bool:
         return self._waiting
 
+    @property
+    def spent(self) -> Spent:
+        """Of the round: modelled times."""
+        at = self.inner.spent.features_at
+        features, device = max(0.0, at - self._arrives), self._begins - self._arrives
+        return Spent(features, at, device, self._pass, self._turn)
+
     def ask(self, asks: Sequence[Ask]) -> int:
         started = self._clock.now()
         rows = self.inner.ask(asks)
-        seconds = self._timing.seconds(rows)
-        if self._link is not None:  # the question there, the answer back
-            seconds += 2 * self._link.seconds(rows)
+        self._way = self._link.seconds(rows) if self._link is not None else 0.0
+        self._pass = self._timing.seconds(rows)
+        self._arrives = self._begins = started + self._way
+        self._turn = None
+        if self._host is not None and rows:
+            pipeline, stage = self._host
+            pipeline.occupy(stage, Occupy(seconds=self._pass, arrives=self._arrives))
+            self._begins = math.inf
         self.asks += 1
-        self.busy_seconds += seconds
-        self._until = started + seconds
+        self.busy_seconds += self._pass + 2 * self._way
         self._waiting = True
         return rows
 
@@ -46,20 +72,28 @@ class EmulatedDrafter:
             return []
         was_busy = self.inner.busy
         self._answers += self.inner.poll()
-        now = self._clock.now()
-        if was_busy and not self.inner.busy and now > self._until:
+        if self._host is not None and (turn := self._host[0].occupied()) is not None:
+            self._turn, self._begins = turn, turn.start
+        now, until = self._clock.now(), self._until
+        if was_busy and not self.inner.busy and now > until:
             self.overruns += 1
-        if self.inner.busy or now < self._until:
+        if self.inner.busy or now < until:
             return []
         self._waiting = False
         answers, self._answers = self._answers, []
         return answers
 
     @property
+    def _until(self) -> float:
+        """When the answer arrives, by what is known of the device and the features."""
+        return max(self._begins, self.inner.spent.features_at) + self._pass + self._way
+
+    @property
     def due(self) -> float | None:
         if not self._waiting:
             return None
-        return self.inner.due if self.inner.busy else self._until
+        due = self.inner.due if self.inner.busy else self._until
+        return due if due != math.inf else None
 
     def forget(self, request: Request) -> None:
         self.inner.forget(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.drafters.base import Draft
+from penstock.drafters.base import Draft, Spent
 from penstock.requests.request import Request
 
 
@@ -15,6 +15,10 @@ class InstantDrafter:
     @property
     def busy(self) -> bool:
         return bool(self._answers)
+
+    @property
+    def spent(self) -> Spent:
+        return Spent()
 
     def poll(self) -> list[Draft]:
         answers, self._answers = self._answers, []

@@ -1,8 +1,10 @@
-"""A learned drafter (EAGLE, Medusa): a module that reads the target's own features, run as a pipeline of one stage."""
+"""A learned drafter: a module that reads the target's own features, run as a pipeline of one stage."""
 
 from __future__ import annotations
 
-from penstock.drafters.base import Ask
+from collections.abc import Sequence
+
+from penstock.drafters.base import Ask, Draft
 from penstock.drafters.small_model import Entries, SmallModelDrafter
 from penstock.messages import Batch, Cancel
 from penstock.pipeline.base import Pipeline
@@ -11,7 +13,45 @@ from penstock.tree import Node
 
 
 class LearnedDrafter(SmallModelDrafter):
-    """As a small model, but each row also needs its parent's feature, which the target's stages send to the module.
+    """As a small model, but rows may have to wait for what the target's stages send, and may be computed anew."""
+
+    def __init__(self, pipeline: Pipeline, chunk: int) -> None:
+        super().__init__(pipeline, chunk)
+        self._again: set[int] = set()
+        self._waiting: dict[int, list[Node]] = {}
+        """By request, nodes whose rows may still wait for features."""
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        self._again.clear()
+        return super().ask(asks)
+
+    def poll(self) -> list[Draft]:
+        """As a drafter does. A row whose node has died would wait for features that nobody sends any more."""
+        for request, nodes in self._waiting.items():
+            if dead := [node.id for node in nodes if not node.alive]:
+                self._cancel(dead)
+                self._waiting[request] = [node for node in nodes if node.alive]
+        return super().poll()
+
+    def forget(self, request: Request) -> None:
+        super().forget(request)
+        if waiting := self._waiting.pop(request.number, None):
+            self._cancel([node.id for node in waiting])
+
+    def _batch(self, entries: Entries, count: int) -> Batch:
+        if not self._outstanding:
+            self._waiting.clear()
+        batch = self._feed.batch(entries, set(self._asked), count, self._again)
+        for request, nodes in entries:
+            self._waiting.setdefault(request.number, []).extend(nodes)
+        return batch
+
+    def _cancel(self, nodes: list[int]) -> None:
+        self.pipeline.cancel(Cancel(before=self._feed.next_stream, nodes=nodes))
+
+
+class FollowingDrafter(LearnedDrafter):
+    """EAGLE's and Medusa's: each row needs its parent's feature.
 
     What is certain has gone through the target, so its features are on their way at the latest: such rows wait for
     them. A row below the root does not: where its parent is still in flight, the module's own output takes the
@@ -23,15 +63,10 @@ class LearnedDrafter(SmallModelDrafter):
         super().__init__(pipeline, chunk)
         self._refreshed: dict[int, int] = {}
         """By request, how many of its certain nodes have been computed with the target's features."""
-        self._again: set[int] = set()
-        self._entered: dict[int, list[int]] = {}
-        """By request, nodes whose rows may still wait for features."""
 
     def forget(self, request: Request) -> None:
         super().forget(request)
         self._refreshed.pop(request.number, None)
-        if waiting := self._entered.pop(request.number, None):
-            self.pipeline.cancel(Cancel(before=self._feed.next_stream, nodes=waiting))
 
     def _rows(self, ask: Ask) -> list[Node]:
         request, first = ask.request, self._refreshed.get(ask.request.number, 0)
@@ -42,13 +77,9 @@ class LearnedDrafter(SmallModelDrafter):
         return [*again, *self._feed.missing(request, ask.nodes)]
 
     def _batch(self, entries: Entries, count: int) -> Batch:
-        if not self._outstanding:
-            self._entered.clear()
-        batch = self._feed.batch(entries, set(self._asked), count, self._again)
+        batch = super()._batch(entries, count)
         for request, nodes in entries:
-            self._entered.setdefault(request.number, []).extend(node.id for node in nodes)
             batch.joins += [self._joins(request, node) for node in nodes]
-        self._again.difference_update(batch.rows.nodes)
         return batch
 
     def _joins(self, request: Request, node: Node) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.drafters.base import Ask, Draft
-from penstock.messages import Batch, Candidates
+from penstock.drafters.base import Ask, Draft, Spent
+from penstock.messages import Batch, Candidates, Span
 from penstock.pipeline.base import Pipeline
 from penstock.requests.feed import Feed
 from penstock.requests.request import Request
@@ -29,13 +29,20 @@ class SmallModelDrafter:
         self._asked: dict[int, Node] = {}
         self._outstanding = 0
         self._drafts: list[Draft] = []
+        self._spans: list[Span] = []
+        """The round's."""
 
     @property
     def busy(self) -> bool:
         return bool(self._queue or self._outstanding or self._drafts)
 
+    @property
+    def spent(self) -> Spent:
+        return spent_on(self._spans)
+
     def ask(self, asks: Sequence[Ask]) -> int:
         total = 0
+        self._spans = []
         for ask in asks:
             rows = self._rows(ask)
             lacking = {node.id for node in rows}
@@ -54,10 +61,11 @@ class SmallModelDrafter:
     def poll(self) -> list[Draft]:
         for result in self.pipeline.poll():
             self._outstanding -= 1
+            self._spans += result.spans
             self._drafts += [self._draft(answer) for answer in result.candidates]
         self._submit()
         if not self._queue and not self._outstanding:
-            self._drafts += [Draft(node, None) for node in self._asked.values() if node.alive]
+            self._drafts += [Draft(node, None) for node in self._asked.values() if node.alive and not node.candidates]
             self._asked.clear()
         drafts, self._drafts = self._drafts, []
         return drafts
@@ -92,6 +100,18 @@ class SmallModelDrafter:
 
     def _draft(self, answer: Candidates) -> Draft:
         return Draft(self._asked.pop(answer.node), list(zip(answer.tokens, answer.scores, strict=True)))
+
+
+def spent_on(spans: Sequence[Span]) -> Spent:
+    """What a drafter's batches have cost, on its one stage one after the other."""
+    features = at = computing = free = 0.0
+    for span in spans:
+        if span.features is not None:
+            features += span.start - max(span.received, free)
+            at = max(at, span.features)
+        computing += span.end - span.start
+        free = span.end
+    return Spent(features=features, features_at=at, computing=computing)
 
 
 def merge(queue: list[tuple[Entries, int]], limit: int) -> list[tuple[Entries, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.core import FinishReason
@@ -15,13 +14,13 @@ from penstock.tree import Node
 class Advance:
     """What one walk did. ``committed`` nodes in order, ``hits`` of which had been drafted; ``dead`` nodes to cancel.
 
-    ``verdicts`` are the drafter's candidates for each root that it had answered for, and the token that came.
+    ``verdicts`` are the roots that the drafter had answered for: what came after them, ``picked``, judges its answers.
     """
 
     committed: list[Node] = field(default_factory=list)
     hits: int = 0
     dead: list[Node] = field(default_factory=list)
-    verdicts: list[tuple[Sequence[tuple[int, float]], int]] = field(default_factory=list)
+    verdicts: list[Node] = field(default_factory=list)
     finished: FinishReason | None = None
 
 
@@ -43,7 +42,7 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, a
     pick = request.picks.pop(root.id)
     _count(request, root)
     if root.candidates:
-        done.verdicts.append((root.candidates, root.picked))
+        done.verdicts.append(root)
     hit, dead = request.tree.commit(root.picked)
     pool.free_speculative(node.slot for node in dead)
     done.dead.extend(dead)

@@ -25,6 +25,7 @@ from penstock.engine.build import make_loop, start_drafter, start_pipeline
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions, Resolved, resolve_options
 from penstock.messages import Pick, Sampling
+from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import Mailbox
 from penstock.requests.request import Request
@@ -93,17 +94,19 @@ def logprobs_of(pick: Pick) -> dict[int, Logprob]:
 class LLM:
     """One model over a pipeline of stage processes. Use it in a ``with`` block, or call ``close``.
 
-    Keyword arguments are the fields of ``EngineOptions``. Raises ConfigError before anything starts, and
-    PipelineError when a stage cannot be started.
+    Keyword arguments are the fields of ``EngineOptions``, and ``host``: what runs the stages in place of processes of
+    their own; closing this closes it. Raises ConfigError before anything starts, and PipelineError when a stage cannot
+    be started.
     """
 
-    def __init__(self, model: str | Path = "demo", **options: Any) -> None:
+    def __init__(self, model: str | Path = "demo", *, host: Host | None = None, **options: Any) -> None:
         known = EngineOptions.__dataclass_fields__
         for name in options:
             if name not in known:
                 raise unknown_option(name, list(known))
         checked = EngineOptions(model=str(model), **options)
-        shared_fork_server()  # it imports torch while this process does
+        if host is None:
+            shared_fork_server()  # it imports torch while this process does
         self._setup: Resolved = resolve_options(checked)
         self._tokenizer: Tokenizer | None = None
         if not self._setup.options.skip_tokenizer_init:
@@ -111,16 +114,16 @@ class LLM:
         self._numbers = itertools.count()
         self.plain_answers: dict[Any, Sequence[int]] = {}
         """What plain decoding gave, by request; only the synthetic drafter asks. Another LLM's may be added."""
-        self._mailbox = Mailbox(self._setup.options.transport)
+        self._host: Host = Mailbox(self._setup.options.transport) if host is None else host
         self._drafter: Drafter | None = None
         try:
             if self._setup.speculation is not None and self._setup.speculation.strategy != "autoregressive":
-                self._drafter = start_drafter(self._setup, self._setup.speculation, self._mailbox, self._answer)
-            self._pipeline = start_pipeline(self._setup, self._mailbox, self._drafter)
+                self._drafter = start_drafter(self._setup, self._setup.speculation, self._host, self._answer)
+            self._pipeline = start_pipeline(self._setup, self._host, self._drafter)
         except BaseException:
             self.close()
             raise
-        self._loop: EngineLoop = make_loop(self._setup, self._pipeline, self._drafter, self._mailbox)
+        self._loop: EngineLoop = make_loop(self._setup, self._pipeline, self._drafter, self._host)
 
     # ------------------------------------------------------------------------------------------ what users call
 
@@ -169,8 +172,7 @@ class LLM:
             if part is not None:
                 part.close()
         self._pipeline = self._drafter = None  # type: ignore[assignment]
-        if not self._mailbox.context.closed:
-            self._mailbox.close()
+        self._host.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -253,7 +255,7 @@ class LLM:
             seed = fresh_seed() if params.temperature > 0 else 0
         ends = ends_of(params, self._setup.checkpoint)
         job = Job(text, ids)
-        started = self._mailbox.now()
+        started = self._host.now()
         for index in range(params.n):
             completion = Completion(index, params, self._detokenizer(ids, params), started)
             sampling = sampling_of(params, seed, index, ends, len(ids))

@@ -67,7 +67,9 @@ class EngineLoop:
         self.requests: dict[int, Request] = {}
         self.ended: str | None = None
         self._owner: dict[int, Request] = {}
-        self._asking: dict[int, Request] = {}
+        self._asked: dict[int, tuple[Request, bool]] = {}
+        """Whose the nodes are that the drafter has been asked about, and whether they had entered by then; it may come
+        back to any that is in a tree."""
         self._asked_at = 0.0
         self._asked_rows = 0
         self.pace = Pace(self.experience, pipeline.stages)
@@ -188,8 +190,8 @@ class EngineLoop:
         done = advance(request, self.nodes, self.pool, now)
         self._cancel(request, done.dead)
         self.experience.decided(done.hits, len(done.committed))
-        for candidates, picked in done.verdicts:
-            self.experience.calibration.learn(candidates, picked)
+        for root in done.verdicts:
+            self.experience.judge(root)
         for observer in self.observers:
             observer.advanced(request, done, now)
         if done.finished is not None:
@@ -198,6 +200,7 @@ class EngineLoop:
     def _cancel(self, request: Request, dead: Sequence[Node]) -> None:
         for node in dead:
             request.picks.pop(node.id, None)
+            self._asked.pop(node.id, None)
         message = self.inflight.cancel(dead)
         if message is not None:
             request.metrics.rows_dead += len(message.nodes)
@@ -208,9 +211,7 @@ class EngineLoop:
             return
         drafts = self.drafter.poll()
         for draft in drafts:
-            if draft.candidates is None:
-                self._asking[draft.node.id].postpone(draft.node)
-            draft.node.candidates = draft.candidates or ()
+            self._take_draft(draft)
         if not self.drafter.busy:
             if self._asked_rows:
                 self.experience.drafter.learn(self._asked_rows, self.clock.now() - self._asked_at)
@@ -220,6 +221,18 @@ class EngineLoop:
             self._changed = True
             for observer in self.observers:
                 observer.drafted(drafts, self._asked_at, self.clock.now())
+
+    def _take_draft(self, draft: Draft) -> None:
+        """A node's first answer or, where there is one, a correction."""
+        node = draft.node
+        request, entered = self._asked.get(node.id, (None, False))
+        if node.candidates:
+            if draft.candidates and request is not None and request.strategy.corrects:
+                request.tree.correct(node, draft.candidates)
+            return
+        if draft.candidates is None and request is not None:
+            request.postpone(node, entered)
+        node.candidates = draft.candidates or ()
 
     def _start_requests(self) -> None:
         for request in self.scheduler.admit():
@@ -241,7 +254,7 @@ class EngineLoop:
             self.inflight.entered(batch.stream, entering)
             due = self.experience.entered(batch.stream, len(entering))
             for node in entering:
-                node.due = due
+                node.due, node.stream = due, batch.stream
             self.pipeline.submit(batch)
             self.pace.entered(self.clock.now(), len(batch.rows))
             for observer in self.observers:
@@ -252,14 +265,15 @@ class EngineLoop:
             return
         asks = []
         for request in self.scheduler.running:
-            nodes = [*request.postponed(), *request.strategy.ask(request.tree)]
+            nodes = [*request.take_postponed(), *request.strategy.ask(request.tree)]
             if nodes:
-                asks.append(Ask(request, nodes, request.strategy.candidates))
+                strategy, stream = request.strategy, self.feed.next_stream - 1
+                asks.append(Ask(request, nodes, strategy.candidates, stream, strategy.corrects))
                 request.metrics.drafted_nodes += len(nodes)
             for node in nodes:
                 node.asked = True
         if asks:
-            self._asking = {node.id: ask.request for ask in asks for node in ask.nodes}
+            self._asked.update((node.id, (ask.request, node.entered)) for ask in asks for node in ask.nodes)
             self._asked_at = self.clock.now()
             self._asked_rows = self.drafter.ask(asks)
             self.experience.draft_due = self._asked_at + self.experience.drafter.seconds(self._asked_rows)

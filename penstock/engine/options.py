@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cluster import Cluster, load_cluster
+from penstock.cluster import Cluster, feature_links, load_cluster
 from penstock.config import LEARNED, FieldError, SpeculativeConfig, check, parse_speculative
 from penstock.core import ConfigError
 from penstock.requests.slots import speculative_slots
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 DEMO: Final = Path(__file__).parent.parent / "demo"
+DEMO_DRAFTERS: Final = DEMO / "drafters"
 DEFAULT_MODEL_LEN: Final = 4096
 
 
@@ -94,19 +95,20 @@ def resolve_options(options: EngineOptions) -> Resolved:
         speculation = parse_speculative(speculation)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
     draft = speculator = None
-    if speculation is not None and speculation.model is not None:
-        if speculation.method in LEARNED:
-            from penstock.models.speculators.formats import open_speculator
+    if speculation is not None and speculation.method in LEARNED:
+        from penstock.models.speculators.formats import open_speculator
 
-            speculator = open_speculator(speculation.model, checkpoint)
-            check_method(speculation.method, speculator)
-        else:
-            draft = open_checkpoint(model_folder(speculation.model, "draft"))
-            check_same_vocabulary(checkpoint, draft)
+        speculator = open_speculator(speculator_folder(options.model, speculation), checkpoint)
+        check_method(speculation.method, speculator)
+    elif speculation is not None and speculation.model is not None:
+        draft = open_checkpoint(model_folder(speculation.model, "draft"))
+        check_same_vocabulary(checkpoint, draft)
     cluster = load_cluster(options.cluster) if isinstance(options.cluster, str) else options.cluster
     if cluster is not None:
         check_cluster(cluster, options, speculation)
     layers = tuple(split_layers(options, checkpoint, cluster))
+    if speculator is not None and speculation is not None:
+        check_stages(speculator, layers, speculation)
     slots = options.speculative_slots
     longest = options.max_model_len or min(positions_of(checkpoint), DEFAULT_MODEL_LEN)
     check(longest <= positions_of(checkpoint), "max_model_len", longest, f"at most {positions_of(checkpoint)}")
@@ -129,6 +131,20 @@ def model_folder(name: str, part: str) -> str:
     return str(DEMO / part) if name == "demo" else name
 
 
+def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:
+    """The learned drafter's folder or hub id. Raises FieldError where none is named and none is shipped."""
+    if speculation.model is not None:
+        return speculation.model
+    shipped = sorted(file.parent.name for file in DEMO_DRAFTERS.glob("*/config.json")) if target == "demo" else []
+    if speculation.method not in shipped:
+        hint = f"; with the target 'demo' come {', '.join(shipped)}" if shipped else ""
+        raise FieldError(
+            "speculative_config.model",
+            f"is missing: method {speculation.method!r} needs the drafter's folder or name{hint}",
+        )
+    return str(DEMO_DRAFTERS / speculation.method)
+
+
 def positions_of(checkpoint: Checkpoint) -> int:
     return int(getattr(checkpoint.config, "max_position_embeddings", None) or DEFAULT_MODEL_LEN)
 
@@ -149,6 +165,34 @@ def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
         )
 
 
+def check_stages(
+    speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]], speculation: SpeculativeConfig
+) -> None:
+    """Raise FieldError where SPD's module was trained for another pipeline."""
+    if speculator.stages is None:
+        return
+    model = f"{str(speculator.path)!r}"
+    if speculator.stages != len(layers):
+        raise FieldError(
+            "speculative_config.model",
+            f"is {model}, a module for {speculator.stages} stages, and there are {len(layers)}: "
+            f"set pipeline_parallel_size to {speculator.stages}, or train one with anchors",
+        )
+    for depth, (_, last) in enumerate(layers[:-1], 1):
+        deepest = max(speculator.levels[depth])
+        if deepest > last:
+            raise FieldError(
+                "speculative_config.model",
+                f"is {model}, which reads state {deepest} of tokens that have passed {depth} stages, but these end "
+                f"with layer {last}: set layer_split so that they hold {deepest} layers",
+            )
+    if speculation.post_state != bool(speculator.asking):
+        raise FieldError(
+            "speculative_config.post_state",
+            f"is {speculation.post_state}; the module {model} was trained for {bool(speculator.asking)}",
+        )
+
+
 def check_cluster(cluster: Cluster, options: EngineOptions, speculation: SpeculativeConfig | None) -> None:
     """Raise ConfigError where the cluster contradicts the options or asks for what this build cannot start."""
     size = options.pipeline_parallel_size
@@ -161,6 +205,8 @@ def check_cluster(cluster: Cluster, options: EngineOptions, speculation: Specula
     learned = speculation is not None and speculation.method in LEARNED
     if cluster.emulated and learned and cluster.drafter is None:
         raise ConfigError(f"cluster {cluster.name} names no drafter: what drafting takes there is unknown")
+    if cluster.emulated and learned:
+        feature_links(cluster)  # refuses a cluster in which a stage and the drafter are not joined
     if cluster.emulated and drafts_slowly and cluster.draft_as_model is None:
         raise ConfigError(
             f"cluster {cluster.name} names no drafter and no draft_as_model: what drafting takes there is unknown"

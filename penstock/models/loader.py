@@ -38,7 +38,7 @@ def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, devic
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; it has to be one of {', '.join(DTYPES)}")
     target = _checked_device(device)
-    with contextlib.ExitStack() as files, _quiet():
+    with contextlib.ExitStack() as files, quiet():
         state = _own_slices(checkpoint, first, last, files)
         model, info = _staged_class(checkpoint, first, last).from_pretrained(
             None,
@@ -136,7 +136,7 @@ def _drop_foreign(model: Any, checkpoint: Checkpoint, first: int, last: int) -> 
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars, and no report of what is missing: the caller raises for that."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -74,12 +74,13 @@ class StageModel:
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the hidden states of these layers for ``features``: 0 the embedding, k what layer k - 1 gives.
 
-        The number of layers itself means the states after the last layer's norm, as in transformers. Call it once.
+        The number of layers itself means the states after the last layer's norm, as in transformers; one more means
+        the same before it. Call it once.
         """
         self._taps = list(layers)
         modules = getattr(self._base, self.checkpoint.parts.layers)
         for index in self._taps:
-            if index == self.checkpoint.num_layers:
+            if index >= self.checkpoint.num_layers:
                 continue
             if index == 0:
                 modules[0].register_forward_pre_hook(lambda _, given: self._tapped.update({0: given[0]}))
@@ -95,6 +96,8 @@ class StageModel:
         last = self.checkpoint.num_layers
         if last in self._taps:
             self._tapped[last] = getattr(self._causal, self.checkpoint.parts.base).norm(hidden)[None]
+        if last + 1 in self._taps:
+            self._tapped[last + 1] = hidden[None]
         return torch.cat([self._tapped[index][0] for index in self._taps], dim=-1)
 
     @property

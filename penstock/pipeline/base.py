@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from penstock.messages import Batch, Cancel, Ready, Result
+from penstock.cluster.timing import LinkTiming
+from penstock.messages import Batch, Cancel, Occupied, Occupy, Ready, Result
 from penstock.stage.driver import Line
 from penstock.stage.visibility import ProtocolError
+
+if TYPE_CHECKING:
+    from penstock.pipeline.processes import StagePlan
+    from penstock.pipeline.worker import TapSpec
 
 
 class Pipeline(Protocol):
@@ -33,6 +39,18 @@ class Pipeline(Protocol):
         """The moment (seconds, this pipeline's clock) at which ``poll`` has something without any further message."""
         ...
 
+    def tap(self, layers: tuple[int, ...], link: LinkTiming | None) -> TapSpec:
+        """Where the target's stages send these layers' states, if the first of these stages is a learned drafter."""
+        ...
+
+    def occupy(self, stage: int, message: Occupy) -> None:
+        """Have a drafter's pass take its turn on the device of a stage."""
+        ...
+
+    def occupied(self) -> Occupied | None:
+        """The turn that the device has given to the pass; None before, and once it has been told."""
+        ...
+
     def close(self) -> None:
         """Stop the stages and wait for them. Safe to call twice."""
         ...
@@ -45,6 +63,18 @@ class Clock(Protocol):
 
     def wait(self, until: float | None) -> None:
         """Return when a message may have arrived for any pipeline on this clock, or at ``until``."""
+        ...
+
+
+class Host(Clock, Protocol):
+    """Where an engine's pipelines run: each stage in a process of its own, or all in the engine's."""
+
+    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> Pipeline:
+        """Start a pipeline of these stages. Raises PipelineError when one cannot start."""
+        ...
+
+    def close(self) -> None:
+        """Its pipelines have been closed. Safe to call twice."""
         ...
 
 
@@ -61,6 +91,7 @@ class EngineEnd:
         self._free_at: float | None = 0.0
         self._results: deque[Result] = deque()
         self._awaited: deque[tuple[int, frozenset[int]]] = deque()
+        self._occupied: Occupied | None = None
 
     @property
     def ready(self) -> bool:
@@ -73,8 +104,11 @@ class EngineEnd:
             self._free_at = None
             self._awaited.append((message.stream, frozenset(message.rows.nodes[row] for row in message.wanted)))
 
-    def received(self, message: Result | Ready) -> None:
+    def received(self, message: Result | Ready | Occupied) -> None:
         """Take in a message of the stages. Raises ProtocolError for a result that answers no batch of ours."""
+        if isinstance(message, Occupied):
+            self._occupied = message
+            return
         if isinstance(message, Ready):
             self._free_at = message.arrives
             return
@@ -92,6 +126,11 @@ class EngineEnd:
         while self._results and self._results[0].arrives <= now:
             arrived.append(self._results.popleft())
         return arrived
+
+    def occupied(self) -> Occupied | None:
+        """What a stage has said of its device, once."""
+        told, self._occupied = self._occupied, None
+        return told
 
     @property
     def due(self) -> float | None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.messages import Batch, Cancel, Message, Ready, Result
+from penstock.cluster.timing import LinkTiming
+from penstock.messages import Batch, Cancel, Message, Occupied, Occupy, Ready, Result
 from penstock.pipeline.base import Clock, EngineEnd
 from penstock.stage.driver import Line, Outgoing, StageDriver
+
+if TYPE_CHECKING:
+    from penstock.pipeline.processes import StagePlan
+    from penstock.pipeline.worker import TapSpec
 
 
 class InProcessPipeline:
@@ -27,7 +32,7 @@ class InProcessPipeline:
     ) -> None:
         self._drafter = drafter
         self.stages = len(drivers)
-        self._drivers = drivers
+        self.drivers = drivers
         self._clock = clock
         self._end = EngineEnd(clock, entrance or Line(None))
         self._dues = [math.inf] * len(drivers)
@@ -43,13 +48,13 @@ class InProcessPipeline:
 
     def cancel(self, message: Cancel) -> None:
         self._end.sending(message)
-        for driver in self._drivers:
+        for driver in self.drivers:
             driver.on_message(message)
 
     def poll(self) -> list[Result]:
         while (due := min(self._dues)) <= self._clock.now():
             index = self._dues.index(due)
-            for sent in self._drivers[index].step():
+            for sent in self.drivers[index].step():
                 self._deliver(index, sent)
             self._ask_due(index)
         return self._end.arrived()
@@ -61,6 +66,22 @@ class InProcessPipeline:
             return min(due, of_engine)
         return None if due == math.inf else due
 
+    def occupy(self, stage: int, message: Occupy) -> None:
+        self._tell(stage, message)
+
+    def occupied(self) -> Occupied | None:
+        return self._end.occupied()
+
+    def tap(self, layers: tuple[int, ...], link: LinkTiming | None) -> TapSpec:
+        from penstock.pipeline.worker import TapSpec
+
+        return TapSpec(layers=layers, address=self.address, session="", link=link)
+
+    @property
+    def address(self) -> str:
+        """This pipeline's own among those of its process."""
+        return str(id(self))
+
     def close(self) -> None:
         pass
 
@@ -68,6 +89,9 @@ class InProcessPipeline:
         if sent.aside:
             assert self._drafter is not None
             self._drafter._tell(0, sent.message, sent.tensor)
+            return
+        if isinstance(sent.message, Occupied):
+            self._end.received(sent.message)
             return
         to = index - 1 if sent.upstream else index + 1
         if 0 <= to < self.stages:
@@ -77,9 +101,36 @@ class InProcessPipeline:
             self._end.received(sent.message)
 
     def _tell(self, index: int, message: Message, tensor: Any = None) -> None:
-        self._drivers[index].on_message(message, tensor)
+        self.drivers[index].on_message(message, tensor)
         self._ask_due(index)
 
     def _ask_due(self, index: int) -> None:
-        due = self._drivers[index].due
+        due = self.drivers[index].due
         self._dues[index] = math.inf if due is None else due
+
+
+class InProcessHost:
+    """Runs whole engines, models included, in one process: under a virtual clock each run is the same."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pipelines: dict[str, InProcessPipeline] = {}
+        """By address."""
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def wait(self, until: float | None) -> None:
+        self._clock.wait(until)
+
+    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
+        from penstock.pipeline.worker import load, make_driver
+
+        drivers = [make_driver(plan, i, len(plans), load(plan), self.now) for i, plan in enumerate(plans)]
+        readers = [self._pipelines[plan.tap.address] for plan in plans if plan.tap is not None]
+        pipeline = InProcessPipeline(drivers, self, Line(plans[0].up), readers[0] if readers else None)
+        self._pipelines[pipeline.address] = pipeline
+        return pipeline
+
+    def close(self) -> None:
+        self._pipelines.clear()

@@ -22,6 +22,8 @@ from penstock.messages import (
     Failed,
     MalformedMessage,
     Message,
+    Occupied,
+    Occupy,
     Ready,
     Result,
     Started,
@@ -116,7 +118,12 @@ class Mailbox:
         self._owners.pop(session, None)
         self._on_exit.pop(session, None)
 
+    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
+        return ProcessPipeline(plans, self, name)
+
     def close(self) -> None:
+        if self.context.closed:
+            return
         for session in list(self._owners):
             self.unregister(session)
         self.inbox.unwatch(self._reports)
@@ -141,6 +148,7 @@ class StagePlan:
     up: Any = None
     down: Any = None
     tap: TapSpec | None = None
+    shared: bool = False
     target: str = ""
     """A learned drafter's target; ``model`` is then the drafter."""
 
@@ -190,6 +198,12 @@ class ProcessPipeline:
     def tap(self, layers: tuple[int, ...], link: LinkTiming | None) -> TapSpec:
         """Where the target's stages send these layers' states, if the first of these stages is a learned drafter."""
         return TapSpec(layers=layers, address=self.started[0].address, session=self._session, link=link)
+
+    def occupy(self, stage: int, message: Occupy) -> None:
+        self._inboxes[stage].send(encode(message, self._session))
+
+    def occupied(self) -> Occupied | None:
+        return self._end.occupied()
 
     def cancel(self, message: Cancel) -> None:
         self._end.sending(message)
@@ -260,11 +274,12 @@ class ProcessPipeline:
             up=plan.up,
             down=plan.down,
             tap=plan.tap,
+            shared=plan.shared,
             target=plan.target,
         )
 
     def _on_message(self, message: Message) -> None:
-        if isinstance(message, Result | Ready):
+        if isinstance(message, Result | Ready | Occupied):
             try:
                 self._end.received(message)
             except ProtocolError as error:

@@ -6,7 +6,8 @@ import logging
 import math
 import time
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -18,6 +19,7 @@ from penstock.messages import (
     Features,
     MalformedMessage,
     Message,
+    Occupied,
     Started,
     Stop,
     Stranger,
@@ -29,6 +31,9 @@ from penstock.pipeline.inbox import Inbox, connect, wake_on_time
 from penstock.stage.background import BackgroundLayers
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Outgoing, StageDriver
+
+if TYPE_CHECKING:
+    from penstock.pipeline.processes import StagePlan
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +73,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     up: LinkTiming | None = None
     down: LinkTiming | None = None
     tap: TapSpec | None = None
+    shared: bool = False
+    """Whether a drafter's passes take turns with the stage's batches on its device."""
     target: str = ""
     """A learned drafter's target, whose features it reads; ``model`` is then the drafter's checkpoint."""
 
@@ -89,7 +96,7 @@ def run(spec: StageSpec) -> None:
             context.destroy(linger=last_words)
 
 
-def load(spec: StageSpec) -> Any:
+def load(spec: StageSpec | StagePlan) -> Any:
     """The stage's layers, or the learned drafter's module."""
     from penstock.models.stage_model import load_stage
 
@@ -110,6 +117,27 @@ def load(spec: StageSpec) -> Any:
     )
 
 
+def make_driver(
+    spec: StageSpec | StagePlan,
+    index: int,
+    stages: int,
+    model: Any,
+    clock: Callable[[], float],
+    *,
+    background: bool = False,
+) -> StageDriver:
+    """Drives ``model``, which ``load`` gave, as stage ``index`` of so many; ``background``: at idle priority."""
+    taps = spec.tap.layers if spec.tap is not None else ()
+    if taps:
+        model.tap(taps)
+    layers = BackgroundLayers(model) if background else model
+    core = StageCore(layers, spec.capacity, is_last=index == stages - 1, taps=taps)
+    if spec.target:
+        core.reader = model
+    aside = spec.tap.link if spec.tap is not None else None
+    return StageDriver(index, core, clock, spec.timing, spec.down, spec.up, aside)
+
+
 class Worker:
     """One stage at its sockets."""
 
@@ -120,12 +148,13 @@ class Worker:
         self._spec = spec
         self._inbox = inbox
         self._context = context
-        self._upstream = self._downstream = engine
+        self._engine = self._upstream = self._downstream = engine
         self._wired = self._stopped = False
         self._model = load(spec)
         if spec.timing is not None:
             wake_on_time()
-        self._driver = self._make_driver()
+        emulated = spec.timing is not None
+        self._driver = make_driver(spec, spec.index, spec.stages, self._model, time.monotonic, background=emulated)
         if spec.tap is not None:
             self._aside = connect(context, spec.tap.address)
         started = Started(
@@ -135,20 +164,6 @@ class Worker:
             weight_bytes=self._model.weight_bytes,
         )
         engine.send(encode(started, spec.session))
-
-    def _make_driver(self) -> StageDriver:
-        spec, layers = self._spec, self._model
-        taps: tuple[int, ...] = ()
-        if spec.tap is not None:
-            taps = spec.tap.layers
-            layers.tap(taps)
-        if spec.timing is not None:
-            layers = BackgroundLayers(layers)
-        core = StageCore(layers, spec.capacity, is_last=spec.index == spec.stages - 1, taps=taps)
-        if spec.target:
-            core.reader = self._model
-        aside = spec.tap.link if spec.tap is not None else None
-        return StageDriver(spec.index, core, time.monotonic, spec.timing, spec.down, spec.up, aside)
 
     def serve(self) -> None:
         while not self._stopped:
@@ -160,10 +175,10 @@ class Worker:
                 self._send(outgoing)
 
     def _wait(self) -> None:
-        """Until something is due: no message makes that earlier, so none needs to wake this process. Else for one."""
+        """Until something is due: no message but a drafter's pass makes that earlier. Else for a message."""
         due = self._driver.due if self._wired else None
-        if due is None:
-            self._inbox.wait(None)
+        if due is None or self._spec.shared:
+            self._inbox.wait(due)
         else:
             time.sleep(max(0.0, due - time.monotonic()))
 
@@ -205,6 +220,8 @@ class Worker:
     def _send(self, outgoing: Outgoing) -> None:
         message: Message = outgoing.message
         socket, session = self._upstream if outgoing.upstream else self._downstream, self._spec.session
+        if isinstance(message, Occupied):
+            socket = self._engine
         if outgoing.aside:
             assert self._spec.tap is not None
             socket, session = self._aside, self._spec.tap.session

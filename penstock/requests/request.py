@@ -75,7 +75,8 @@ class Request:
         self.produced = 0
         self.picks: dict[int, Pick] = {}
         self.finished: FinishReason | None = None
-        self._postponed: list[Node] = []
+        self._postponed: list[tuple[Node, bool]] = []
+        """Nodes, and whether they had entered when they were asked about."""
         self._postponed_under: Node | None = None
 
     @property
@@ -93,18 +94,22 @@ class Request:
             self.certain.append(nodes.certain(token, position))
         self.tree = TokenTree(self.certain[-1], nodes)
 
-    def postpone(self, node: Node) -> None:
-        """The drafter cannot say yet what follows ``node``: ask again under another root."""
-        self._postponed.append(node)
+    def postpone(self, node: Node, entered: bool) -> None:
+        """The drafter could not say what follows ``node``: ask again under another root, or once it has entered.
+
+        ``entered``: whether it had when the drafter was asked; it may have entered since.
+        """
+        self._postponed.append((node, entered))
         self._postponed_under = self.tree.root
 
-    def postponed(self) -> list[Node]:
-        """Nodes that are to be asked about again, now that the root has moved on; none as long as it has not."""
-        if not self._postponed or self._postponed_under is self.tree.root:
+    def take_postponed(self) -> list[Node]:
+        """Nodes that are to be asked about again: now that the root has moved on all, else those that have entered."""
+        if not self._postponed:
             return []
-        again = [node for node in self._postponed if node.alive and node.position >= self.tree.root.position]
-        self._postponed = []
-        return again
+        moved = self._postponed_under is not self.tree.root
+        live = [(n, had) for n, had in self._postponed if n.alive and n.position >= self.tree.root.position]
+        self._postponed = [] if moved else [(node, had) for node, had in live if had or not node.entered]
+        return [node for node, had in live if moved or (node.entered and not had)]
 
     def path(self, node: Node) -> list[int]:
         """Token ids from the prompt's first to ``node``'s, inclusive. ``node`` is in the tree."""

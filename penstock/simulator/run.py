@@ -136,6 +136,8 @@ def make_loop(cluster: Cluster, script: Script, speculation: SpeculativeConfig |
         timing = draft_timing(cluster)
         assert timing is not None
         drafter = EmulatedDrafter(ScriptedDrafter(script), timing, draft_link(cluster), clock)
+        if cluster.drafting_stage is not None:
+            drafter.share(pipeline, cluster.drafting_stage)
     longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
     pool = SlotPool(longest, speculative_slots(len(timings), speculation))
     return EngineLoop(pipeline, drafter, Scheduler(pool, len(timings), CHUNK, 1, longest), clock)

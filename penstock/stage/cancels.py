@@ -28,9 +28,12 @@ class Cancels:
             alive = [row for row in alive if nodes[row] not in dead]
         return alive
 
-    def awaited(self, batch: Batch) -> set[int]:
-        """Nodes whose features the batch's surviving rows need."""
-        return {batch.joins[row] for row in self.surviving(batch)} - {0} if batch.joins else set()
+    def awaited(self, batch: Batch) -> set[tuple[int, int]]:
+        """Nodes whose features the batch's surviving rows need, and of which level."""
+        if not batch.joins:
+            return set()
+        rows = (row for row in self.surviving(batch) if batch.joins[row])
+        return {(batch.joins[row], batch.levels[row] if batch.levels else 0) for row in rows}
 
     def passed(self, stream: int) -> None:
         """The batch with this number has been computed: forget what concerned it and its forerunners alone."""

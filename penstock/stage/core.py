@@ -42,8 +42,8 @@ class Reader(Protocol):
         """Features have arrived; ``states`` [rows, width]."""
         ...
 
-    def lacks(self, nodes: set[int]) -> set[tuple[int, int]]:
-        """What has not arrived yet of these nodes' features: (node, layer)."""
+    def lacks(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        """What has not arrived yet, as (node, layer), of the features of ``awaited``: (node, level)."""
         ...
 
 

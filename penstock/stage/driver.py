@@ -7,6 +7,9 @@ The same driver runs in a stage process, in one process beside the engine, and u
 
 Each hop buffers one batch. A stage takes the batch from its buffer, says Ready upstream, computes, and hands the
 outcome on as soon as the next buffer is free; stale rows therefore never queue, and a cancel still finds them.
+
+Where a drafter shares the emulated stage's device, its passes and the stage's batches take turns in the order in which
+they came: the device does one at a time.
 """
 
 from __future__ import annotations
@@ -20,14 +23,30 @@ import msgspec
 
 from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.core import PenstockError
-from penstock.messages import Batch, Cancel, Candidates, Features, Message, Pick, Ready, Result, Span, encode
+from penstock.messages import (
+    Batch,
+    Cancel,
+    Candidates,
+    Features,
+    Message,
+    Occupied,
+    Occupy,
+    Pick,
+    Ready,
+    Result,
+    Span,
+    encode,
+)
 
 SECRET_SIZED = "0" * 32
 """Stands in for the session's secret where only a message's size counts."""
 
 
 class Outgoing(NamedTuple):
-    """A message and its tensor for one neighbour: upstream or downstream, or aside for a drafter."""
+    """A message and its tensor for one neighbour: upstream or downstream, or aside for a drafter.
+
+    An Occupied is for the engine, wherever the stage is.
+    """
 
     message: Message
     tensor: Any = None
@@ -90,9 +109,12 @@ class StageDriver:
         self._cancels: list[Cancel] = []
         self._pending: tuple[float, Outgoing] | None = None
         self._credit_at: float | None = 0.0
+        self._passes: deque[Occupy] = deque()
+        self._free_at = 0.0
+        """When the device has done what it has begun."""
 
     def on_message(self, message: Message, tensor: Any = None) -> None:
-        """Take in a batch (with its hidden states), a cancel, the next stage's Ready, or features of the target's."""
+        """Take in a batch (with its hidden states), a cancel, the next stage's Ready, a drafter's pass or features."""
         if isinstance(message, Batch):
             if self._buffer:
                 raise PenstockError(f"stage {self.index}: batch {message.stream} arrived before its buffer was free")
@@ -102,6 +124,8 @@ class StageDriver:
             self._apply_cancels(self.clock())  # a batch that waits for features may have no row left to wait for
         elif isinstance(message, Features):
             self._features.append((message, tensor))
+        elif isinstance(message, Occupy):
+            self._passes.append(message)
         elif isinstance(message, Ready):
             self._credit_at = message.arrives
         else:
@@ -110,9 +134,28 @@ class StageDriver:
     @property
     def due(self) -> float | None:
         """When ``step`` has something to do without a further message; None if only a message can help."""
+        if not self._passes:
+            return self._batch_due
+        batch_due, pass_due = self._batch_due, max(self._passes[0].arrives, self._free_at)
+        return pass_due if batch_due is None else min(pass_due, batch_due)
+
+    @property
+    def _batch_due(self) -> float | None:
+        """When a batch can be sent on or, if none is on its way out, computed."""
         if self._pending is not None:
             return None if self._credit_at is None else max(self._pending[0], self._credit_at)
-        return self._joined_at(self._buffer[0][0]) if self._buffer else None
+        joined = self._joined_at(self._buffer[0][0]) if self._buffer else None
+        return None if joined is None else max(joined, self._free_at)
+
+    @property
+    def _pass_is_next(self) -> bool:
+        """Whether a drafter's pass can begin, and came before the batch that could."""
+        if not self._passes or max(self._passes[0].arrives, self._free_at) > self.clock():
+            return False
+        if self._pending is not None or not self._buffer:
+            return True
+        joined = self._joined_at(self._buffer[0][0])
+        return joined is None or self._passes[0].arrives < joined
 
     def _joined_at(self, batch: Batch) -> float | None:
         """When a batch and the features that its rows need have all arrived; None while some are not on their way."""
@@ -128,10 +171,17 @@ class StageDriver:
     def step(self) -> Iterator[Outgoing]:
         """Do everything that is due by now. What is yielded has to be sent at once, and all of it be taken."""
         while (due := self.due) is not None and due <= self.clock():
-            if self._pending is not None:
+            if self._pass_is_next:
+                yield self._occupy(self._passes.popleft())
+            elif self._pending is not None:
                 yield self._send(self._pending[1])
             else:
                 yield from self._compute()
+
+    def _occupy(self, message: Occupy) -> Outgoing:
+        start = max(message.arrives, self._free_at)
+        self._free_at = start + message.seconds
+        return Outgoing(Occupied(stage=self.index, start=start, end=self._free_at))
 
     def _send(self, outgoing: Outgoing) -> Outgoing:
         self._pending = None
@@ -148,23 +198,24 @@ class StageDriver:
         ready = Ready(stage=self.index)
         ready.arrives = self._up.arrival(start, ready)
         yield Outgoing(ready, upstream=True)  # the next batch travels while this one is computed
+        joined = self._joined_at(batch) if batch.joins else None
         self._apply_cancels(start)
         self._apply_features(start)
         rows, hidden, picks, candidates = self.core.process(batch, hidden)
         computed = self.clock() - start
         modelled = self.timing.seconds(len(rows)) if self.timing else 0.0
-        end = start + max(computed, modelled)
-        span = Span(self.index, received, start, end, computed, modelled, len(rows))
+        end = self._free_at = start + max(computed, modelled)
+        if (tapped := self.core.tapped()) is not None:
+            features, states = tapped
+            features.arrives = joined = self._aside.arrival(end, features, len(features.nodes) * len(features.layers))
+            yield Outgoing(features, states, aside=True)
+        span = Span(self.index, received, start, end, computed, modelled, len(rows), joined)
         spans = [*batch.spans, span]
         if self.core.is_last:
             outcome: Message = Result(stream=batch.stream, picks=picks, candidates=candidates, spans=spans)
         else:
             outcome = msgspec.structs.replace(batch, alive=rows, spans=spans, arrives=0.0)
         self._pending = (end, Outgoing(outcome, hidden))
-        if (tapped := self.core.tapped()) is not None:
-            features, states = tapped
-            features.arrives = self._aside.arrival(end, features, len(features.nodes) * len(features.layers))
-            yield Outgoing(features, states, aside=True)
 
     def _apply_features(self, now: float) -> None:
         for features, states in self._features:

@@ -47,6 +47,8 @@ class BatchView:
     views: Sequence[RequestView]
     parents: np.ndarray
     """Slots of the rows' parents."""
+    levels: np.ndarray | None = None
+    """Of a drafter whose rows read features of different levels, theirs."""
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -149,6 +151,7 @@ class Visibility:
             parents=column(rows.parents),
             positions=positions,
             tokens=column(rows.tokens),
+            levels=column(batch.levels) if batch.levels else None,
             views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
         )
 

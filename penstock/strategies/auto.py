@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from penstock.strategies.continuous import Continuous
 from penstock.tree import TokenTree
+
+MISLED: Final = -0.05
+"""Share of tokens that corrections turn from right to wrong, those that they turn right taken off: no more of it."""
 
 
 class Auto(Continuous):
@@ -15,7 +19,14 @@ class Auto(Continuous):
     in the way: after a miss, which plain decoding has once a trip, the next root waits for a step of the slowest stage
     at worst, wherever on the way that is. With a drafter that is always wrong the corrected scores fall until nothing
     is worth that. The drafter is asked all the same, so that a better time is noticed.
+
+    Corrections are taken while the drafter's best candidate is not wrong more often after them than before. Where it
+    is, few are: what they do is still seen, but not more than a fraction of the tokens suffer.
     """
+
+    @property
+    def corrects(self) -> bool:
+        return super().corrects and self._experience.turned > MISLED
 
     def ready(self, tree: TokenTree) -> bool:
         if not super().ready(tree):

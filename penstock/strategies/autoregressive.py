@@ -9,6 +9,7 @@ class Autoregressive:
     candidates = 0
 
     paced = False
+    corrects = False
 
     def ask(self, tree: TokenTree) -> list[Node]:
         return []

@@ -18,6 +18,11 @@ class Strategy(Protocol):
     pipeline, and each is composed as late as it can be."""
 
     @property
+    def corrects(self) -> bool:
+        """Whether the drafter may answer again for nodes that it has answered for: ``tree.corrected``."""
+        ...
+
+    @property
     def candidates(self) -> int:
         """How many candidates the drafter is to give for each node it is asked about; 0 if it is never asked."""
         ...

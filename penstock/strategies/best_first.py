@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, Final
 
 from penstock.tree import Node, TokenTree
 
-Chances = Callable[[Sequence[tuple[int, float]]], Iterable[float]]
-"""What a drafter's candidates (token, log chance) are worth: their log chances, best first, recalibrated.
+Chances = Callable[[Node], Iterable[float]]
+"""What the drafter's candidates for a node are worth: their log chances, best first, recalibrated.
 
 One by one, since of most nodes only the first is ever wanted."""
 
 CERTAIN: Final = -1e-9
 """The log chance of a sure child: below 0, so that no child ties with its parent."""
+FLOOR: Final = -12.0
+"""The least log chance of a child that a correction no longer names."""
 
 
 _Entry = tuple[float, int, Node]
 """Score with its sign turned (the smallest is the best), a number that decides ties, and the node."""
-_Candidate = tuple[float, int, Node, int, Iterator[float]]
-"""The best of a node's candidates that is no node yet: as above with the parent, then its rank and later chances."""
+_Candidate = tuple[float, int, Node, float, int, Iterator[float]]
+"""The best of a node's candidates that is no node yet: as above with the parent, its chance, rank and later chances."""
 
 
 class BestFirst:
@@ -66,9 +69,11 @@ class BestFirst:
             if not is_within(node, tree.root):
                 continue
             if node.candidates:
-                self._offer(node, 0, iter(self._chances(node.candidates)))
+                self._offer(node, 0, iter(self._chances(node)))
             else:
                 self._unanswered.append(node)
+        if tree.corrected:
+            self._correct(tree)
 
     def best_unsent(self, tree: TokenTree) -> float:
         """Log chance, below the root, of the best that has yet to enter; minus infinity if there is none."""
@@ -130,6 +135,42 @@ class BestFirst:
         self._unsent = living(self._unsent, root)
         self._unasked = living(self._unasked, root)
 
+    def _correct(self, tree: TokenTree) -> None:
+        """Children of corrected nodes get new chances, what lies below new scores, and all queues their order again."""
+        corrected = {node.id: node for node in tree.corrected if is_within(node, tree.root)}
+        tree.corrected = []
+        parents = sorted(corrected.values(), key=attrgetter("position"))
+        for parent in parents:
+            self._reweigh(parent)
+        moved = tree.rescore(parents)
+        self._unsent = in_order(self._unsent, moved)
+        self._unasked = in_order(self._unasked, moved)
+        stay = [entry for entry in self._candidates if entry[2].id not in moved and entry[2].id not in corrected]
+        self._candidates = stay + [
+            (-(parent.score + chance), made, parent, chance, rank, chances)
+            for _, made, parent, chance, rank, chances in self._candidates
+            if parent.id in moved and parent.id not in corrected
+        ]
+        self._candidates.sort()
+        for parent in parents:
+            self._offer(parent, 0, iter(self._chances(parent)))
+
+    def _reweigh(self, parent: Node) -> None:
+        """Give the children of a corrected node the chances that they have by its candidates."""
+        if not parent.children:
+            return
+        assert parent.candidates is not None
+        named: dict[int, float] = {}
+        left = set(parent.children)
+        for (token, _), chance in zip(parent.candidates, self._chances(parent), strict=True):
+            named[token] = min(chance, CERTAIN)
+            left.discard(token)
+            if not left:
+                break
+        rest = left_over(named.values(), len(left))
+        for token, child in parent.children.items():
+            child.chance = named.get(token, rest)
+
     def _push(self, node: Node) -> None:
         self._made += 1
         entry = (-node.score, self._made, node)
@@ -142,8 +183,8 @@ class BestFirst:
         for chance in chances:
             if parent.candidates[rank][0] not in parent.children:
                 self._made += 1
-                score = parent.score + (chance if chance < CERTAIN else CERTAIN)
-                insort(self._candidates, (-score, self._made, parent, rank, chances))
+                below = chance if chance < CERTAIN else CERTAIN
+                insort(self._candidates, (-(parent.score + below), self._made, parent, below, rank, chances))
                 break
             rank += 1
 
@@ -161,10 +202,10 @@ class BestFirst:
         return queue.pop(0)[2]
 
     def _grow(self, tree: TokenTree, candidate: _Candidate) -> None:
-        negative, _, parent, rank, chances = candidate
+        _, _, parent, chance, rank, chances = candidate
         assert parent.candidates is not None
         token = parent.candidates[rank][0]
-        self._push(tree.extend(parent, token, -negative - parent.score))
+        self._push(tree.extend(parent, token, chance))
         self._offer(parent, rank + 1, chances)
 
 
@@ -177,3 +218,23 @@ def living(entries: list[Any], root: Node) -> list[Any]:
 def is_within(node: Node, root: Node) -> bool:
     """Whether a node that once was in the tree still is."""
     return node.alive and node.position >= root.position
+
+
+def in_order(entries: list[_Entry], moved: set[int]) -> list[_Entry]:
+    """The entries by score again, once the nodes with these ids have other scores than before."""
+    stay = [entry for entry in entries if entry[2].id not in moved]
+    if len(stay) < len(entries):
+        stay += [(-node.score, made, node) for _, made, node in entries if node.id in moved]
+        stay.sort()
+    return stay
+
+
+def left_over(chances: Collection[float], count: int) -> float:
+    """Log chance of each of ``count`` tokens that are not among candidates with these log chances, best first.
+
+    At most an equal share of what the candidates leave, and no more than the last of them has.
+    """
+    if not count:
+        return FLOOR
+    left = 1.0 - sum(map(math.exp, chances))
+    return max(FLOOR, min(math.log(left / count), *chances)) if left > 0 else FLOOR

@@ -33,12 +33,17 @@ class Continuous:
 
     paced = True
 
-    def __init__(self, experience: Experience, width: int, children: int) -> None:
+    def __init__(self, experience: Experience, width: int, children: int, in_flight_correction: bool = True) -> None:
         self.width = width
         self.candidates = children
+        self._corrects = in_flight_correction
         self._experience = experience
-        self._order = BestFirst(experience.calibration.chances)
+        self._order = BestFirst(experience.chances)
         self._willing_since: float | None = None
+
+    @property
+    def corrects(self) -> bool:
+        return self._corrects
 
     def ask(self, tree: TokenTree) -> list[Node]:
         self._order.look(tree)

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from penstock.messages import Result, Span
+from penstock.tree import Node
 
 TRUST: Final = 4.0
 """How many decisions the drafter's own word is worth against what was seen of drafts with the same confidence."""
@@ -87,6 +88,8 @@ def bin_of(chance: float) -> int:
 
 WEIGHT: Final = 0.1
 """Of the newest time in a running mean."""
+SLOW: Final = 0.02
+"""The same for what happens seldom."""
 SIZES: Final = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Numbers of rows whose times are kept apart: an octave in four parts, fine enough to find a knee."""
 
@@ -203,10 +206,16 @@ class Experience:
 
     def __init__(self) -> None:
         self.calibration = Calibration()
+        """Of what the drafter says first of a node."""
+        self.corrections = Calibration()
+        """Of what it says later: it knows more then, and the same confidence means something else."""
         self.pipeline = PipelineTimes()
         self.drafter = Times()
         self.miss_rate = 0.5
         """Share of the target's tokens that no child of the root carried; a running mean."""
+        self.turned = 0.0
+        """Share of tokens at which corrections made the drafter's best candidate right, those where they made it wrong
+        taken off; a running mean."""
         self.now = 0.0
         """The moment at which strategies are asked; on the same clock as the next one and every node's ``due``."""
         self.draft_due = math.inf
@@ -218,6 +227,22 @@ class Experience:
         """Seconds that a batch waits in the stages' buffers; a running mean. The lag holds them, too."""
         self._expected: dict[int, float] = {}
         """When each batch in flight would be out, took nothing time but the stages and the links between them."""
+
+    def chances(self, node: Node) -> Iterator[float]:
+        """Log chances of the candidates that the drafter has given for ``node``, as of now, best first."""
+        assert node.candidates
+        return (self.corrections if node.earlier else self.calibration).chances(node.candidates)
+
+    def judge(self, node: Node) -> None:
+        """The target has picked what follows ``node``: a verdict on all that the drafter has said of it."""
+        assert node.candidates
+        assert node.picked is not None
+        first, *corrections = (*node.earlier, node.candidates)
+        self.calibration.learn(first, node.picked)
+        for candidates in corrections:
+            self.corrections.learn(candidates, node.picked)
+        turned = (node.candidates[0][0] == node.picked) - (first[0][0] == node.picked)
+        self.turned += SLOW * (turned - self.turned)
 
     def entered(self, stream: int, rows: int) -> float:
         """A batch of so many rows enters now. Returns when its result is expected."""

@@ -44,6 +44,7 @@ class FlowSpec:
     """
 
     paced = False
+    corrects = False
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ class StaticTree:
     """
 
     paced = False
+    corrects = False
 
     def __init__(self, tree_size: int, tree_depth: int, children: int) -> None:
         self.size = tree_size

@@ -3,6 +3,7 @@
 An idle stage waits for its next batch with live rows. The cause is what that batch was waiting for itself:
 
     cold start        the stage has not computed anything yet: the prompt is on its first way through
+    drafter's turn    the awaited batch is there, but the stage shares its device with the drafter, which has it
     downstream busy   the stage holds a finished batch, and the next stage has not taken the one before it; or a batch
                       could enter, but the slowest stage could not take it yet if it did: the strategy keeps its pace
     link              the awaited batch is under way between two stages, or from the engine; or, before it could enter,
@@ -42,6 +43,7 @@ class Cause(StrEnum):
     REFILL = "refill after a miss"
     DRAFTER_LATE = "drafter late"
     NOTHING_TO_ENTER = "nothing to enter"
+    DRAFTERS_TURN = "drafter's turn"
     LINK = "link"
     DOWNSTREAM_BUSY = "downstream busy"
     UPSTREAM_BUSY = "upstream busy"
@@ -75,6 +77,9 @@ class Bubbles:
         self._trips = trace.trips
         self._arrivals = [trip.arrived for trip in trace.trips]
         self._round_ends = [one.end for one in trace.rounds]
+        stages = range(len(trace.stages))
+        self._turns_of = [[turn for turn in trace.turns if turn.stage == stage] for stage in stages]
+        self._turn_ends = [[turn.end for turn in turns] for turns in self._turns_of]
         self._waits = [self._wait(index) for index in range(len(trace.trips))]
 
     def gaps(self, stage: int) -> Iterator[Gap]:
@@ -98,7 +103,8 @@ class Bubbles:
         end = self._trips[index].visits[stage].start
         if before < 0:
             return Counter({Cause.COLD_START: end - start})
-        known = [*self._held(stage, range(before, index)), *self._links(index, stage), *self._entrance(index)]
+        known = [*self._held(stage, range(before, index)), *self._turns(stage, index), *self._links(index, stage)]
+        known += self._entrance(index)
         causes: Counter[Cause] = Counter()
         for piece in pieces(start, end, known, Cause.UPSTREAM_BUSY):
             causes[piece.cause] += piece.end - piece.start
@@ -123,6 +129,14 @@ class Bubbles:
         for index in indices:
             done = self._trips[index].visits[stage].end
             yield Stretch(done, self._sent(index, stage), Cause.DOWNSTREAM_BUSY)
+
+    def _turns(self, stage: int, index: int) -> Iterator[Stretch]:
+        """When a batch was at the stage, and the drafter had the device."""
+        visit = self._trips[index].visits[stage]
+        for turn in self._turns_of[stage][bisect_right(self._turn_ends[stage], visit.received) :]:
+            if turn.start >= visit.start:
+                break
+            yield Stretch(max(turn.start, visit.received), turn.end, Cause.DRAFTERS_TURN)
 
     def _sent(self, index: int, stage: int) -> int:
         """When the next stage's buffer was free for a batch that the stage had finished."""

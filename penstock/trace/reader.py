@@ -6,7 +6,7 @@ Times are whole nanoseconds from the trace's first event: what the file holds, s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -45,6 +45,21 @@ class BatchArgs(msgspec.Struct):
 
 class DraftArgs(msgspec.Struct):
     rows: Count
+    features_ms: float = 0.0
+    device_ms: float = 0.0
+    computing_ms: float = 0.0
+
+
+class PassArgs(msgspec.Struct):
+    stage: Count
+
+
+class FeaturesArgs(msgspec.Struct):
+    stream: Count
+    stage: Count
+    bytes: Count
+    prompt: bool
+    took_ms: float
 
 
 class CommitArgs(msgspec.Struct):
@@ -78,6 +93,18 @@ class DraftEvent(msgspec.Struct, tag_field="cat", tag="draft"):
     args: DraftArgs
 
 
+class PassEvent(msgspec.Struct, tag_field="cat", tag="pass"):
+    ts: Microseconds
+    dur: Microseconds
+    args: PassArgs
+
+
+class FeaturesEvent(msgspec.Struct, tag_field="cat", tag="features"):
+    ts: Microseconds
+    args: FeaturesArgs
+    dur: Microseconds = 0.0
+
+
 class CommitEvent(msgspec.Struct, tag_field="cat", tag="commit"):
     ts: Microseconds
     args: CommitArgs
@@ -92,7 +119,9 @@ class NameEvent(msgspec.Struct, tag_field="cat", tag="name"):
     pass
 
 
-AnyEvent = EnterEvent | ResultEvent | BatchEvent | DraftEvent | CommitEvent | MissEvent | NameEvent
+AnyEvent = (
+    EnterEvent | ResultEvent | BatchEvent | DraftEvent | PassEvent | FeaturesEvent | CommitEvent | MissEvent | NameEvent
+)
 
 
 class Origin(msgspec.Struct):
@@ -136,11 +165,39 @@ class Trip:
 
 @dataclass(frozen=True)
 class Round:
-    """One question to the drafter, until the last of its answers, in nanoseconds."""
+    """One question to the drafter, until the last of its answers, in nanoseconds.
+
+    So much of it the drafter waited for ``features`` and for its ``device``, and computed; the two waits may overlap.
+    """
 
     start: int
     end: int
     rows: int
+    features: int = 0
+    device: int = 0
+    computing: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A drafter's pass on the device of a stage, in nanoseconds."""
+
+    stage: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch's features from one stage to the drafter: ``took`` nanoseconds, 0 where no link is modelled."""
+
+    stream: int
+    stage: int
+    start: int
+    end: int
+    took: int
+    bytes: int
+    prompt: bool
 
 
 @dataclass(frozen=True)
@@ -165,6 +222,8 @@ class Trace:
     rounds: list[Round]
     commits: list[Commit]
     missed: frozenset[int]
+    turns: list[Turn] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
 
     @property
     def begin(self) -> int:
@@ -224,6 +283,8 @@ def assemble(origin: Origin, events: Sequence[AnyEvent]) -> Trace:
         rounds=[round_of(event) for event in events if isinstance(event, DraftEvent)],
         commits=[commit_of(event) for event in events if isinstance(event, CommitEvent)],
         missed=frozenset(event.args.node for event in events if isinstance(event, MissEvent)),
+        turns=[turn_of(event) for event in events if isinstance(event, PassEvent)],
+        sent=[sent_of(event) for event in events if isinstance(event, FeaturesEvent)],
     )
 
 
@@ -242,7 +303,18 @@ def visit_of(event: BatchEvent) -> Visit:
 
 
 def round_of(event: DraftEvent) -> Round:
-    return Round(nanoseconds(event.ts), nanoseconds(event.ts + event.dur), event.args.rows)
+    args = event.args
+    spent = (nanoseconds(ms * 1e3) for ms in (args.features_ms, args.device_ms, args.computing_ms))
+    return Round(nanoseconds(event.ts), nanoseconds(event.ts + event.dur), args.rows, *spent)
+
+
+def turn_of(event: PassEvent) -> Turn:
+    return Turn(event.args.stage, nanoseconds(event.ts), nanoseconds(event.ts + event.dur))
+
+
+def sent_of(event: FeaturesEvent) -> Sent:
+    args, start, end = event.args, nanoseconds(event.ts), nanoseconds(event.ts + event.dur)
+    return Sent(args.stream, args.stage, start, end, nanoseconds(args.took_ms * 1e3), args.bytes, args.prompt)
 
 
 def commit_of(event: CommitEvent) -> Commit:

@@ -23,6 +23,8 @@ def show_trace(file: Path, as_json: bool, console: Console | None = None) -> Non
     console = console or Console(highlight=False)
     console.print(summary.title, style="bold", markup=False)
     console.print(sentence_of(summary))
+    for line in drafter_lines(summary):
+        console.print(line)
     console.print(stage_table(summary))
     console.print(cause_table(summary))
     console.print(summary.advice)
@@ -39,6 +41,19 @@ def sentence_of(summary: Summary) -> str:
         parts.append(f"{summary.accepted} had been drafted, {summary.misses} misses")
         parts.append(f"drafter busy {summary.drafter_busy:.0%}, {summary.draft_rounds} rounds")
     return " · ".join(parts)
+
+
+def drafter_lines(summary: Summary) -> list[str]:
+    """What a learned drafter waits for, and what it reads; nothing where neither is known."""
+    lines = []
+    if spent := summary.drafter_spent:
+        waits = f"waited {spent['features']:.2f} s for features, {spent['device']:.2f} s for its device"
+        lines.append(f"drafter: {waits}; computed {spent['computing']:.2f} s")
+    if features := summary.features:
+        each = f"{features.bytes_per_step / 1e3:.1f} kB and {features.seconds_per_step * 1e3:.1f} ms a step"
+        whole = f"{features.prompt_bytes / 1e3:.1f} kB and {features.prompt_seconds * 1e3:.1f} ms"
+        lines.append(f"features: {each}; the prompt's: {whole}")
+    return lines
 
 
 def stage_table(summary: Summary) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.trace.bubbles import Bubbles, Cause
-from penstock.trace.reader import Trace, Visit
+from penstock.trace.reader import Sent, Trace, Visit
 
 SECOND: Final = 1e9
 """Nanoseconds."""
@@ -20,6 +20,8 @@ ADVICE: Final[dict[Cause, str]] = {
     "ask less of it (fewer children, a narrower tree)",
     Cause.NOTHING_TO_ENTER: "the strategy waited for a result before anything more could enter; allow it a deeper or "
     "wider tree, or choose a strategy that lets drafts enter at every step",
+    Cause.DRAFTERS_TURN: "a stage waited for the drafter to be done with the device that they share; give the drafter "
+    "a device of its own, or ask it less often",
     Cause.LINK: "batches and results were under way between devices; use faster links, or fewer stages",
     Cause.DOWNSTREAM_BUSY: "batches waited for a slower stage behind; give the slowest stage fewer layers, or let "
     "fewer rows enter at a time",
@@ -51,6 +53,20 @@ class StageSummary:
 
 
 @dataclass(frozen=True)
+class FeatureSummary:
+    """What stages sent a learned drafter: the prompt's, and per step, which is a batch that entered after the prompt.
+
+    ``seconds_per_step`` is the mean time until the last of a step's features had arrived, ``prompt_seconds`` that from
+    when the first of the prompt's left until the last were there; 0 where no links are modelled.
+    """
+
+    bytes_per_step: float
+    seconds_per_step: float
+    prompt_bytes: int
+    prompt_seconds: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """A run: ``seconds`` from the first entry to the last commit; tokens per second count from the first commit on."""
 
@@ -64,6 +80,9 @@ class Summary:
     draft_rounds: int
     draft_rows: int
     drafter_busy: float
+    drafter_spent: dict[str, float]
+    """Seconds of the rounds in which the drafter waited for features, for its device, and computed, where it tells."""
+    features: FeatureSummary | None
     stages: list[StageSummary]
 
     @property
@@ -100,7 +119,13 @@ class Summary:
             "tokens_per_second": self.tokens_per_second,
             "accepted": self.accepted,
             "misses": self.misses,
-            "drafter": {"rounds": self.draft_rounds, "rows": self.draft_rows, "busy": self.drafter_busy},
+            "drafter": {
+                "rounds": self.draft_rounds,
+                "rows": self.draft_rows,
+                "busy": self.drafter_busy,
+                "seconds": self.drafter_spent,
+            },
+            "features": self.features and vars(self.features),
             "stages": [vars(stage) for stage in self.stages],
             "idle_seconds": idle,
             "idle": {cause: {"seconds": spent, "share": spent / idle} for cause, spent in self.idle.items()},
@@ -125,7 +150,33 @@ def summarise(trace: Trace) -> Summary:
         draft_rounds=len(trace.rounds),
         draft_rows=sum(one.rows for one in trace.rounds),
         drafter_busy=drafting / length if length else 0.0,
+        drafter_spent=drafter_spent(trace),
+        features=feature_summary(trace.sent),
         stages=[stage_summary(trace, bubbles, stage) for stage in range(len(trace.stages))],
+    )
+
+
+def drafter_spent(trace: Trace) -> dict[str, float]:
+    """Seconds by what the drafter did; empty where it did nothing that took time."""
+    names = ("features", "device", "computing")
+    spent = {name: sum(getattr(one, name) for one in trace.rounds) / SECOND for name in names}
+    return spent if any(spent.values()) else {}
+
+
+def feature_summary(sent: list[Sent]) -> FeatureSummary | None:
+    if not sent:
+        return None
+    prompt = [one for one in sent if one.prompt]
+    steps: dict[int, int] = {}
+    for one in sent:
+        if not one.prompt:
+            steps[one.stream] = max(steps.get(one.stream, 0), one.took)
+    count = max(1, len(steps))
+    return FeatureSummary(
+        bytes_per_step=sum(one.bytes for one in sent if not one.prompt) / count,
+        seconds_per_step=sum(steps.values()) / SECOND / count,
+        prompt_bytes=sum(one.bytes for one in prompt),
+        prompt_seconds=(max(one.end for one in prompt) - min(one.start for one in prompt)) / SECOND if prompt else 0.0,
     )
 
 

@@ -6,7 +6,8 @@ each, times in microseconds from the first event:
     engine     . enter 17 . enter 18  . result 17 . commit 2 . miss    what entered and came back; what became certain
     drafter    [   draft   ]  [  draft  ]                 from the question to its answer
     stage 0    [ 17 ][ 18 ][ 19 ]                         batches by stream number: rows, dropped rows, times
-    stage 1         [ 17 ][ 18 ][ 19 ]
+    stage 1         [ 17 ][ 18 ][ 19 ][pass][ 20 ]         a drafter that shares the device takes its turns there
+    features 1           [17] [18] [19]                   states on their way from a stage to a learned drafter
 
 The format's category (``cat``) says what kind of event it is; ``penstock.trace.reader`` holds what each kind has.
 """
@@ -18,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from penstock.drafters.base import Draft
+from penstock.drafters.base import Draft, Drafter, Spent
 from penstock.engine.commit import Advance
+from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.requests.request import Request
@@ -48,14 +50,34 @@ class Event:
     details: dict[str, Any]
 
 
+@dataclass
+class Line:
+    """From a stage to the drafter: what a row weighs, and when the last message was there (the clock's seconds)."""
+
+    row_bytes: float
+    free_at: float = 0.0
+
+
 class TraceWriter(Observer):
     """Keeps every event of a run in memory until ``write``.
 
-    ``stages`` are the names of the stages' tracks; ``title`` names the whole and says whether times are emulated.
+    ``stages`` are the names of the stages' tracks; ``title`` names the whole and says whether times are emulated;
+    ``drafter`` says what its rounds took, and ``row_bytes`` are those of the features that each stage sends it per row.
     """
 
-    def __init__(self, stages: Sequence[str], title: str = "penstock") -> None:
+    def __init__(
+        self,
+        stages: Sequence[str],
+        title: str = "penstock",
+        drafter: Drafter | None = None,
+        row_bytes: Sequence[float] | None = None,
+    ) -> None:
         self._stages = list(stages)
+        self._drafter = drafter
+        self._lines = [Line(bytes_) for bytes_ in row_bytes or [0.0] * len(stages)]
+        self._begun: set[int] = set()
+        """Requests of which something has become certain: what entered before was the prompt's."""
+        self._of_prompt: set[int] = set()
         self._title = title
         self._events: list[Event] = []
         self._rows: dict[int, Rows] = {}
@@ -65,6 +87,8 @@ class TraceWriter(Observer):
 
     def submitted(self, batch: Batch, at: float) -> None:
         self._rows[batch.stream] = batch.rows
+        if not self._begun.issuperset(batch.rows.requests):
+            self._of_prompt.add(batch.stream)
         details = {"stream": batch.stream, "rows": len(batch.rows), "nodes": batch.rows.nodes, "after": self._heard}
         self._events.append(Event(ENGINE, "enter", f"enter {batch.stream}", at, None, details))
         self._heard = "ready"  # unless something else is heard before the next batch, it waited for the first stage
@@ -75,6 +99,7 @@ class TraceWriter(Observer):
             return
         self._heard = "result"
         self._events += [batch_event(result.stream, rows, span) for span in result.spans]
+        self._events += [self._features(result.stream, span) for span in result.spans if span.features is not None]
         details = {"stream": result.stream, "picks": len(result.picks)}
         self._events.append(Event(ENGINE, "result", f"result {result.stream}", at, None, details))
 
@@ -88,10 +113,18 @@ class TraceWriter(Observer):
         details["nodes"] += [draft.node.id for draft in drafts]
         details["candidates"] += sum(len(draft.candidates or ()) for draft in drafts)
         self._round.end = at
+        if self._drafter is not None:
+            spent = self._drafter.spent
+            details.update(spent_details(spent))
+            if (turn := spent.turn) is not None:
+                self._events.append(
+                    Event(FIRST_STAGE + turn.stage, "pass", "draft", turn.start, turn.end, {"stage": turn.stage})
+                )
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
         if not done.committed:
             return
+        self._begun.add(request.number)
         tokens = [node.token for node in done.committed]
         details = {"request": request.number, "tokens": tokens, "drafted": done.hits, "pruned": len(done.dead)}
         name = "commit" if len(tokens) == 1 else f"commit {len(tokens)}"
@@ -105,7 +138,7 @@ class TraceWriter(Observer):
     def as_dict(self) -> dict[str, Any]:
         """The trace in the Trace Event Format."""
         origin = min((event.start for event in self._events), default=0.0)
-        events = sorted(self._events, key=lambda event: event.start)
+        events = sorted(self._events, key=lambda event: (event.start, event.end or event.start))
         return {
             "displayTimeUnit": "ms",
             "otherData": {"penstock_trace": FORMAT, "title": self._title, "stages": self._stages},
@@ -118,11 +151,40 @@ class TraceWriter(Observer):
     def _names(self) -> list[dict[str, Any]]:
         tracks = {ENGINE: "engine", DRAFTER: "drafter"}
         tracks |= {FIRST_STAGE + i: name for i, name in enumerate(self._stages)}
+        used = {event.track for event in self._events if event.kind == "features"}
+        tracks |= {track: f"features of stage {track - self._track(0)}" for track in sorted(used)}
         names = [metadata("process_name", {"name": self._title})]
         for track, name in tracks.items():
             names.append(metadata("thread_name", {"name": name}, track))
             names.append(metadata("thread_sort_index", {"sort_index": track}, track))
         return names
+
+    def _track(self, stage: int) -> int:
+        """The line from a stage to the drafter."""
+        return FIRST_STAGE + len(self._stages) + stage
+
+    def _features(self, stream: int, span: Span) -> Event:
+        """A batch's features on their way; an instant where no link is modelled. Messages of a line do not overlap."""
+        assert span.features is not None
+        line = self._lines[span.stage]
+        details = {
+            "stream": stream,
+            "stage": span.stage,
+            "rows": span.rows,
+            "bytes": round(span.rows * line.row_bytes),
+            "prompt": stream in self._of_prompt,
+            "took_ms": max(0.0, round((span.features - span.end) * 1e3, 3)),
+        }
+        start = max(span.end, line.free_at)
+        end = line.free_at = max(start, span.features)
+        track, name = self._track(span.stage), f"features {stream}"
+        return Event(track, "features", name, start, end if span.features else None, details)
+
+
+def spent_details(spent: Spent) -> dict[str, float]:
+    """What a round took, in milliseconds."""
+    parts = {"features_ms": spent.features, "device_ms": spent.device, "computing_ms": spent.computing}
+    return {name: round(seconds * 1e3, 3) for name, seconds in parts.items()}
 
 
 def batch_event(stream: int, rows: Rows, span: Span) -> Event:
@@ -157,12 +219,14 @@ def microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def trace_writer(setup: Resolved) -> TraceWriter:
-    """A writer whose tracks are named after an engine's stages and devices."""
+def trace_writer(setup: Resolved, drafter: Drafter | None = None) -> TraceWriter:
+    """A writer whose tracks are named after an engine's stages and devices; ``drafter`` is the engine's."""
+    row_bytes = feature_bytes(setup)
     cluster = setup.cluster
     if cluster is None:
         names = [f"stage {i}: layers {first}-{last - 1}" for i, (first, last) in enumerate(setup.layers)]
-        return TraceWriter(names, f"penstock: {setup.options.model}")
+        return TraceWriter(names, f"penstock: {setup.options.model}", drafter, row_bytes)
     names = [f"stage {i}: {', '.join(stage.devices)}" for i, stage in enumerate(cluster.stages)]
     label = f" ({EMULATED})" if cluster.emulated else ""
-    return TraceWriter(names, f"penstock: {setup.options.model} on cluster {cluster.name}{label}")
+    title = f"penstock: {setup.options.model} on cluster {cluster.name}{label}"
+    return TraceWriter(names, title, drafter, row_bytes)

@@ -155,4 +155,5 @@ def check_room(folder: Path, needed: int) -> None:
 def of_layer(states_BLF: Tensor, layers: Sequence[int], wanted: Sequence[int]) -> Tensor:
     """Of states side by side, those of the ``wanted`` layers, side by side."""
     parts = states_BLF.chunk(len(layers), dim=-1)
-    return torch.cat([parts[list(layers).index(layer)] for layer in wanted], dim=-1)
+    nothing = states_BLF[..., :0]
+    return torch.cat([nothing, *(parts[list(layers).index(layer)] for layer in wanted)], dim=-1)

@@ -1,7 +1,7 @@
 """EAGLE's modules over whole sequences: drafting a chain from every position at once.
 
-Shapes: B sequences, n rows of each, N = B x rows at a step, D the drafter's hidden size, H query heads, K key heads,
-G = H / K, d width of a head.
+Shapes: B sequences, n rows of each, N = B x rows at a step, D the drafter's hidden size, H query heads, K key heads, d
+width of a head.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.trainer.attention import Keys, staircase
 from penstock.trainer.batches import Batch
 
 
@@ -32,8 +32,8 @@ class ChainAttention:
 
     def __init__(self, sequences: int) -> None:
         self._sequences = sequences
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._common: Keys | None = None
+        self._own: list[Keys] = []
 
     def __call__(
         self, module: Any, query_HNd: Tensor, key_KNd: Tensor, value_KNd: Tensor, mask: None, *, scaling: float
@@ -42,28 +42,11 @@ class ChainAttention:
         query, key, value = (
             rows.unflatten(1, (self._sequences, -1)).transpose(0, 1) for rows in (query_HNd, key_KNd, value_KNd)
         )
-        self._keys.append(key)
-        self._values.append(value)
-        if len(self._keys) == 1:
-            output_BHnd = F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-            )
+        if self._common is None:
+            self._common = Keys(key, value)
         else:
-            output_BHnd = self._later(query, scaling)
-        return output_BHnd.transpose(1, 2).flatten(0, 1)
-
-    def _later(self, query_BHnd: Tensor, scaling: float) -> Tensor:
-        chains = query_BHnd.shape[2]
-        query_BKGnd = query_BHnd.unflatten(1, (self._keys[0].shape[1], -1)) * scaling
-        keys, values = ([part[:, :, None, :chains] for part in parts] for parts in (self._keys, self._values))
-        hidden_nn = torch.ones(chains, chains, dtype=torch.bool, device=query_BHnd.device).triu(1)
-        causal = (query_BKGnd @ keys[0].transpose(-1, -2)).float().masked_fill(hidden_nn, -torch.inf)
-        own = [(query_BKGnd * key).sum(-1, keepdim=True).float() for key in keys[1:]]
-        chances = torch.cat([causal, *own], dim=-1).softmax(-1).to(query_BHnd.dtype)
-        output_BKGnd = chances[..., :chains] @ values[0]
-        for i, value in enumerate(values[1:]):
-            output_BKGnd = output_BKGnd + chances[..., chains + i, None] * value
-        return output_BKGnd.flatten(1, 2)
+            self._own.append(Keys(key, value))
+        return staircase(query, self._common, self._own, scaling).transpose(1, 2).flatten(0, 1)
 
 
 def unroll(module: Any, batch: Batch, steps: int, noise_BnD: Tensor | None = None) -> Iterator[Tensor]:

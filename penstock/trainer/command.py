@@ -25,22 +25,20 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.options import model_folder
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
-from penstock.models.speculators.formats import SpeculatorCheckpoint, open_speculator
-from penstock.models.speculators.loader import TargetHead, load_speculator
+from penstock.models.speculators.loader import TargetHead
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.trainer.batches import Loader, epoch_steps, packed
 from penstock.trainer.cache import StateCache, Wanted, fill, identity, key_of
 from penstock.trainer.curves import draw
 from penstock.trainer.data import Corpus, Document, make_corpus, read_documents
 from penstock.trainer.evaluate import Acceptance, estimated_speedup, evaluate
-from penstock.trainer.export import trained_parameters, write_fresh, write_trained
-from penstock.trainer.kind import Kind, Start
+from penstock.trainer.kind import Drafter, Kind, Start, with_usual
 from penstock.trainer.kinds import KINDS
 from penstock.trainer.loop import Run, Step, train
-from penstock.trainer.options import TrainOptions
+from penstock.trainer.options import BELONGS, TrainOptions
 from penstock.trainer.progress import Bar, progress, say
 from penstock.trainer.state import State, load_state
-from penstock.trainer.vocabulary import USUAL, Vocabulary, choose
+from penstock.trainer.vocabulary import Vocabulary, choose
 
 HELD_OUT_TOKENS: Final = 1 << 14
 """Most tokens that each evaluation looks at."""
@@ -50,7 +48,7 @@ FRESH: Final = "fresh-"
 
 @dataclass(frozen=True)
 class Setup:
-    """What all steps of the command need. ``work`` is the output's folder ``training``."""
+    """What all steps of the command need; the options are settled. ``work`` is the output's folder ``training``."""
 
     options: TrainOptions
     kind: Kind
@@ -62,7 +60,7 @@ class Setup:
     """Of the main process; the others' is silent."""
 
 
-def run_train(options: TrainOptions, console: Console | None = None) -> SpeculatorCheckpoint:
+def run_train(options: TrainOptions, console: Console | None = None) -> Drafter:
     """Train, and return what was written. Raises ConfigError before anything starts for what cannot work.
 
     Goes on with what the output folder holds of the same run.
@@ -79,7 +77,7 @@ def run_train(options: TrainOptions, console: Console | None = None) -> Speculat
     run = make_run(setup, corpus, cache, fresh, vocabulary, steps)
     if state.step:
         say(setup.console, f"going on after step {state.step} of {len(run.steps)}")
-    with Bar(setup.console, state.step, len(run.steps)) as bar:
+    with Bar(setup.console, state.step, len(run.steps), setup.kind.shown) as bar:
         state = train(run, state, bar)
     return finish(setup, run, state, fresh)
 
@@ -97,6 +95,8 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
     size, known = options.draft_vocab_size, target.vocab_size
     if size is not None and size > known:
         raise FieldError("draft_vocab_size", f"is {size}; the target knows {known} tokens")
+    kind = KINDS[options.kind]
+    options = with_usual(kind.settle(options, target), learning_rate=kind.learning_rate)
     cluster = None if options.cluster is None else emulated(options.cluster)
     accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision="no")
     least = options.max_length * options.accumulate * accelerator.num_processes
@@ -113,7 +113,7 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
                 shutil.rmtree(fresh)
     accelerator.wait_for_everyone()
     shown = console if accelerator.is_main_process else Console(quiet=True)
-    return Setup(options, KINDS[options.kind], target, cluster, work, accelerator, shown)
+    return Setup(options, kind, target, cluster, work, accelerator, shown)
 
 
 def emulated(name: str) -> Cluster:
@@ -154,7 +154,7 @@ def regenerated(setup: Setup, documents: Sequence[Document], tokenizer: Tokenize
     written: list[Document] = []
     with progress(setup.console) as bar:
         task = bar.add_task("the target's own answers", total=len(documents))
-        engine = {"dtype": options.dtype, "device": options.device, "max_model_len": options.max_length}
+        engine: dict[str, Any] = {"dtype": options.dtype, "device": options.device, "max_model_len": options.max_length}
         with LLM(str(setup.target.path), **engine) as llm:
             for written in regenerate(documents, llm, file, options.max_length, options.seed):
                 bar.update(task, completed=len(written))
@@ -163,7 +163,7 @@ def regenerated(setup: Setup, documents: Sequence[Document], tokenizer: Tokenize
 
 def cached_states(setup: Setup, corpus: Corpus) -> StateCache:
     options, target = setup.options, setup.target
-    layers = tuple(sorted({*setup.kind.reads(target), target.num_layers}))
+    layers = tuple(sorted({*setup.kind.reads(options, target), target.num_layers}))
     wanted = Wanted(target, layers, options.max_length, options.dtype)
     folder = setup.work / "states" / key_of(wanted, corpus)
     with progress(setup.console) as bar:
@@ -176,64 +176,60 @@ def cached_states(setup: Setup, corpus: Corpus) -> StateCache:
 def choose_vocabulary(setup: Setup, corpus: Corpus) -> Vocabulary:
     """Says how much of the data it covers where it is not the whole of the target's."""
     size, known = setup.options.draft_vocab_size, setup.target.vocab_size
-    if setup.options.kind != "eagle3":
+    if size is None:
         return Vocabulary(None, known)
-    vocabulary = choose(corpus, USUAL if size is None else size, known)
+    vocabulary = choose(corpus, size, known)
     if vocabulary.ids_v is not None:
         cover = f"{vocabulary.training_share:.2%} of those to learn, {vocabulary.held_out_share:.2%} of those held out"
         say(setup.console, f"draft vocabulary: the {vocabulary.size} most frequent tokens cover {cover}")
     return vocabulary
 
 
-def fresh_drafter(setup: Setup, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> SpeculatorCheckpoint:
+def fresh_drafter(setup: Setup, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> Drafter:
     """The untrained drafter of a run, written once: when it is resumed it begins with the same."""
     folder = setup.work / f"{FRESH}{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]}"
     if not folder.is_dir():
         generator = torch.Generator().manual_seed(setup.options.seed)
-        start = Start(setup.target, generator, vocabulary.ids_v)
-        write_fresh(folder, setup.kind, start, setup.options.model, vocabulary.size)
-    return open_speculator(str(folder), setup.target)
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        setup.kind.files.begin(unfinished, Start(setup.target, setup.options, generator, vocabulary.ids_v))
+        unfinished.replace(folder)
+    return setup.kind.files.open(folder, setup.target)
 
 
 def settings_of(setup: Setup, corpus: Corpus, vocabulary: Vocabulary) -> dict[str, Any]:
     """What has to be the same for a run to go on."""
     options = setup.options
-    names = ("kind", "epochs", "max_steps", "batch_tokens", "accumulate", "max_length", "dtype", "seed")
-    own = {name: getattr(options, name) for name in names}
-    learning = {"learning_rate": rate_of(setup), "ttt_steps": steps_of(setup), "draft_vocab_size": vocabulary.size}
-    found = {"model": identity(setup.target), "data": corpus.digest()}
-    return {**own, **learning, **found, "processes": setup.accelerator.num_processes}
-
-
-def rate_of(setup: Setup) -> float:
-    return setup.options.learning_rate or setup.kind.learning_rate
-
-
-def steps_of(setup: Setup) -> int:
-    return setup.options.ttt_steps or setup.kind.steps
+    names = ("kind", "epochs", "max_steps", "learning_rate", "batch_tokens", "accumulate", "max_length", "dtype")
+    own = {name: getattr(options, name) for name in (*names, "seed", *BELONGS)}
+    found = {"draft_vocab_size": vocabulary.size, "model": identity(setup.target), "data": corpus.digest()}
+    return {**own, **found, "processes": setup.accelerator.num_processes}
 
 
 def make_run(
     setup: Setup,
     corpus: Corpus,
     cache: StateCache,
-    fresh: SpeculatorCheckpoint,
+    fresh: Drafter,
     vocabulary: Vocabulary,
     steps: Sequence[Step],
 ) -> Run:
     """Module, target's head and data, put together."""
     options, kind, target, device = setup.options, setup.kind, setup.target, setup.accelerator.device
-    module = load_speculator(fresh, target, "float32", str(device))
+    rate = options.learning_rate
+    assert rate is not None
+    module, parameters = kind.files.load(fresh, target, str(device))
     head = TargetHead(target, options.dtype, str(device))
-    trainee = kind.trainee(module, head, steps_of(setup), vocabulary.ids_v).to(device)
-    parameters = trained_parameters(module, fresh)
+    trainee = kind.trainee(module, head, options, target, vocabulary.ids_v).to(device)
     for parameter in parameters.values():
         parameter.requires_grad_(True)
-    loader = Loader(corpus, cache, kind.reads(target), target.num_layers, device)
+    loader = Loader(corpus, cache, kind.reads(options, target), target.num_layers, device)
 
     def judge() -> tuple[Acceptance, float | None]:
         found = held_out(options, corpus, loader, trainee, head)
-        return found, None if setup.cluster is None else estimated_speedup(found.profile, setup.cluster)
+        profile = found.profile if kind.shown.alike else found.by_step[0]
+        return found, None if setup.cluster is None else estimated_speedup(profile, setup.cluster)
 
     return Run(
         setup.accelerator,
@@ -242,7 +238,7 @@ def make_run(
         parameters,
         loader,
         steps,
-        rate_of(setup),
+        rate,
         options.dtype == "bfloat16",
         options.seed,
         options.save_every,
@@ -275,13 +271,13 @@ def held_out(options: TrainOptions, corpus: Corpus, loader: Loader, trainee: Any
 # ------------------------------------------------------------------------------------------------------- after the run
 
 
-def finish(setup: Setup, run: Run, state: State, fresh: SpeculatorCheckpoint) -> SpeculatorCheckpoint:
+def finish(setup: Setup, run: Run, state: State, fresh: Drafter) -> Drafter:
     """Write drafter and curves. Only the main process does; the others open what it has written."""
-    output, module = setup.options.output, setup.accelerator.unwrap_model(run.trainee).module
+    output, files = setup.options.output, setup.kind.files
     if setup.accelerator.is_main_process:
-        written = write_trained(output, setup.kind, fresh, module, setup.target)
-        draw(state.history, setup.work)
-        size = (output / setup.kind.file).stat().st_size
-        say(setup.console, f"written: {output / setup.kind.file}, {size / 1e6:.1f} MB; curves in {setup.work}")
+        files.write(output, fresh, setup.accelerator.unwrap_model(run.trainee).module, setup.target)
+        draw(state.history, setup.work, setup.kind.shown)
+        size = (output / files.file).stat().st_size
+        say(setup.console, f"written: {output / files.file}, {size / 1e6:.1f} MB; curves in {setup.work}")
     setup.accelerator.wait_for_everyone()
-    return written if setup.accelerator.is_main_process else open_speculator(str(output), setup.target)
+    return files.open(output, setup.target)

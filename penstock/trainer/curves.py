@@ -7,22 +7,23 @@ from pathlib import Path
 from typing import Final
 
 from penstock.bench.plots import Labels, Line, plot_lines
+from penstock.trainer.kind import Shown
 from penstock.trainer.state import Entry
 
 CANDIDATES: Final = (1, 4, 16)
 
 
-def draw(history: Sequence[Entry], folder: Path) -> None:
-    """Loss, acceptance by candidates and by position in a chain, over the steps: three files in ``folder``."""
+def draw(history: Sequence[Entry], folder: Path, shown: Shown) -> None:
+    """Loss, acceptance by candidates and by what is shown, over the steps: three files in ``folder``."""
     steps = [entry.step for entry in history]
     losses: dict[str, Line] = {"loss": ([entry.loss for entry in history], None, None)}
     plot_lines(steps, losses, Labels("Training loss", "step", "nats per token"), folder / "loss.png")
     best = {f"best {count}": shares(history, 0, count) for count in CANDIDATES}
     title = "Held-out tokens among the drafter's candidates, T = 0"
     plot_lines(steps, best, Labels(title, "step", "share"), folder / "acceptance.png")
-    deep = {f"position {k + 1}": shares(history, k, 1) for k in range(len(history[-1].by_step))}
-    title = "Held-out tokens drafted first, by position in a chain"
-    plot_lines(steps, deep, Labels(title, "step", "share"), folder / "positions.png")
+    deep = {f"{shown.name} {k + shown.first}": shares(history, k, 1) for k in range(len(history[-1].by_step))}
+    title = f"Held-out tokens drafted first, {shown.meaning}"
+    plot_lines(steps, deep, Labels(title, "step", "share"), folder / f"{shown.name}s.png")
 
 
 def shares(history: Sequence[Entry], step: int, count: int) -> Line:

@@ -1,7 +1,7 @@
 """Distillation: how far a drafter's distributions are from the target's.
 
-Shapes: B sequences, n rows, m rows that are learned from, v tokens that can be drafted, V the target's vocabulary, D
-the width of what logits are made from.
+Shapes: B sequences, n rows, l of them that drafts stand for, m that are learned from, v tokens that can be drafted, V
+the target's vocabulary, D the width of what logits are made from.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ class Teaching:
             self._entropy_m = -(self._chances_mv * log_chances_mv).sum(-1)
             self._place_Bn = taught_Bn.flatten().cumsum(0).view_as(taught_Bn) - 1
 
-    def divergence(self, step: int, hidden: Tensor, logits: Callable[[Tensor], Any]) -> Tensor:
-        """The KL divergence in nats from target to drafter, summed over the rows.
+    def divergence(self, hidden_BlD: Tensor, logits: Callable[[Tensor], Any], among_Bn: Tensor | None = None) -> Tensor:
+        """The KL divergence in nats from target to drafter, summed over the rows, or those ``among`` them.
 
-        ``hidden`` [B, n - step, D] stands for rows ``step`` and on; ``logits`` makes [m, v] of those taken [m, D].
+        ``hidden_BlD`` stands for the last l rows; ``logits`` makes [m, v] of those taken [m, D].
         """
-        taught = self.taught_Bn[:, step:]
-        places = self._place_Bn[:, step:][taught]
-        crossed = F.cross_entropy(logits(hidden[taught]).float(), self._chances_mv[places], reduction="sum")
+        taught_Bn = self.taught_Bn if among_Bn is None else self.taught_Bn & among_Bn
+        first = taught_Bn.shape[1] - hidden_BlD.shape[1]
+        taught = taught_Bn[:, first:]
+        places = self._place_Bn[:, first:][taught]
+        crossed = F.cross_entropy(logits(hidden_BlD[taught]).float(), self._chances_mv[places], reduction="sum")
         return crossed - self._entropy_m[places].sum()

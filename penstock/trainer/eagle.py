@@ -17,7 +17,9 @@ from penstock.models.checkpoint import Checkpoint
 from penstock.trainer.batches import Batch
 from penstock.trainer.chain import unroll
 from penstock.trainer.distill import Teaching
+from penstock.trainer.export import SpeculatorFiles
 from penstock.trainer.kind import Kind, Start, layer_config
+from penstock.trainer.options import TrainOptions
 
 NOISE: Final = 0.2
 """Width of the uniform noise on features: drafting goes on from features that are not quite the target's."""
@@ -28,11 +30,10 @@ TOKEN_WEIGHT: Final = 0.1
 class EagleTrainee(nn.Module):
     """See ``kind.Trainee``."""
 
-    def __init__(self, module: Any, head: nn.Module, steps: int, draft_ids_v: None) -> None:
+    def __init__(self, module: Any, head: nn.Module) -> None:
         super().__init__()
         self.module = module
         self.head = head
-        self.steps = steps
 
     def forward(self, batch: Batch, seed: int) -> Tensor:
         teaching = Teaching(self.head, batch, None)
@@ -40,7 +41,7 @@ class EagleTrainee(nn.Module):
         hidden_BnD = next(unroll(self.module, batch, 1, noise_BnD=noise_for(batch, seed)))
         given, aimed = hidden_BnD[taught_Bn].float(), batch.final_BnD[taught_Bn].float()
         regression = F.smooth_l1_loss(given, aimed, reduction="sum") / aimed.shape[-1]
-        return regression + TOKEN_WEIGHT * teaching.divergence(0, hidden_BnD, self.module.logits)
+        return regression + TOKEN_WEIGHT * teaching.divergence(hidden_BnD, self.module.logits)
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
         return unroll(self.module, batch, steps)
@@ -57,13 +58,13 @@ def noise_for(batch: Batch, seed: int) -> Tensor:
     return ((drawn - 0.5) * NOISE).to(states_BnF.device)
 
 
-def reads(target: Checkpoint) -> tuple[int, ...]:
+def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
     """The states after the final norm."""
     return (target.num_layers,)
 
 
-def config(target: Checkpoint, name: str, drafted: int) -> dict[str, Any]:
-    return {"architectures": ["LlamaForCausalLM"], **layer_config(target), "bias": True}
+def config(start: Start) -> dict[str, Any]:
+    return {"architectures": ["LlamaForCausalLM"], **layer_config(start.target), "bias": True}
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
@@ -80,10 +81,8 @@ EAGLE: Final = Kind(
     learning_rate=3e-5,
     betas=(0.9, 0.95),
     clip=0.5,
-    steps=1,
-    file="model.safetensors",
+    files=SpeculatorFiles(config, fresh, with_embedding=True),
+    settle=lambda options, target: options,
     reads=reads,
-    config=config,
-    fresh=fresh,
-    trainee=EagleTrainee,
+    trainee=lambda module, head, options, target, draft_ids_v: EagleTrainee(module, head),
 )

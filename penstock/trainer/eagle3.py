@@ -16,8 +16,13 @@ from penstock.models.checkpoint import Checkpoint
 from penstock.trainer.batches import Batch
 from penstock.trainer.chain import unroll
 from penstock.trainer.distill import Teaching
-from penstock.trainer.kind import DECAY, Kind, Start, layer_config
+from penstock.trainer.export import SpeculatorFiles
+from penstock.trainer.kind import DECAY, Kind, Start, layer_config, with_usual
+from penstock.trainer.options import TrainOptions
+from penstock.trainer.vocabulary import USUAL
 
+STEPS: Final = 7
+"""Of the training-time test."""
 DRAFTED_AHEAD: Final = 5
 """Tokens that vLLM drafts at a time with the trained module, unless told otherwise."""
 
@@ -35,7 +40,7 @@ class Eagle3Trainee(nn.Module):
     def forward(self, batch: Batch, seed: int) -> Tensor:
         teaching = Teaching(self.head, batch, self.draft_ids_v)
         steps = enumerate(self.unroll(batch, self.steps))
-        losses = [DECAY**step * teaching.divergence(step, hidden, self._drafted) for step, hidden in steps]
+        losses = [DECAY**step * teaching.divergence(hidden, self._drafted) for step, hidden in steps]
         return torch.stack(losses).sum()
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
@@ -51,13 +56,14 @@ class Eagle3Trainee(nn.Module):
         return logits_nv
 
 
-def reads(target: Checkpoint) -> tuple[int, ...]:
+def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
     """Hidden states 2, L // 2 and L - 3; a target of few layers has fewer that differ."""
     last = target.num_layers
     return tuple(sorted({min(max(index, 1), last) for index in (2, last // 2, last - 3)}))
 
 
-def config(target: Checkpoint, name: str, drafted: int) -> dict[str, Any]:
+def config(start: Start) -> dict[str, Any]:
+    options, target = start.options, start.target
     proposal = {"proposal_type": "greedy", "speculative_tokens": DRAFTED_AHEAD}
     return {
         "architectures": ["Eagle3Speculator"],
@@ -67,12 +73,12 @@ def config(target: Checkpoint, name: str, drafted: int) -> dict[str, Any]:
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [{**proposal, "verifier_accept_k": 1, "accept_tolerance": 0.0}],
-            "verifier": {"name_or_path": name, "architectures": target.config.architectures},
+            "verifier": {"name_or_path": options.model, "architectures": target.config.architectures},
         },
         "transformer_layer_config": layer_config(target),
-        "draft_vocab_size": drafted,
+        "draft_vocab_size": start.drafted,
         "target_hidden_size": target.hidden_size,
-        "eagle_aux_hidden_state_layer_ids": list(reads(target)),
+        "eagle_aux_hidden_state_layer_ids": list(reads(options, target)),
         "norm_before_residual": False,
         "norm_before_fc": False,
         "tie_word_embeddings": False,
@@ -82,19 +88,31 @@ def config(target: Checkpoint, name: str, drafted: int) -> dict[str, Any]:
 
 def fresh(start: Start) -> dict[str, Tensor]:
     """Random but for the head, which is the target's for the tokens that can be drafted."""
-    target, head_VD = start.target, start.head()
+    target = start.target
     width = target.hidden_size
     norms = ("layers.0.input_layernorm", "layers.0.hidden_norm", "norm")
     tensors = {
-        "fc.weight": start.matrix(width, len(reads(target)) * width),
+        "fc.weight": start.matrix(width, len(reads(start.options, target)) * width),
         **start.layer("layers.0", 2 * width),
         **{f"{name}.weight": torch.ones(width) for name in norms},
+        "lm_head.weight": start.head(),
     }
     ids_v = start.draft_ids_v
     if ids_v is None:
-        return {**tensors, "lm_head.weight": head_VD}
-    known_V = torch.zeros(len(head_VD), dtype=torch.bool).index_fill_(0, ids_v, True)
-    return {**tensors, "lm_head.weight": head_VD[ids_v], "d2t": ids_v - torch.arange(len(ids_v)), "t2d": known_V}
+        return tensors
+    known_V = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill_(0, ids_v, True)
+    return {**tensors, "d2t": ids_v - torch.arange(len(ids_v)), "t2d": known_V}
+
+
+def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
+    return with_usual(options, ttt_steps=STEPS, draft_vocab_size=min(USUAL, target.vocab_size))
+
+
+def trainee(
+    module: Any, head: nn.Module, options: TrainOptions, target: Checkpoint, draft_ids_v: Tensor | None
+) -> Eagle3Trainee:
+    assert options.ttt_steps is not None
+    return Eagle3Trainee(module, head, options.ttt_steps, draft_ids_v)
 
 
 EAGLE3: Final = Kind(
@@ -102,10 +120,8 @@ EAGLE3: Final = Kind(
     learning_rate=5e-5,
     betas=(0.9, 0.95),
     clip=0.5,
-    steps=7,
-    file="model.safetensors",
+    files=SpeculatorFiles(config, fresh),
+    settle=settle,
     reads=reads,
-    config=config,
-    fresh=fresh,
-    trainee=Eagle3Trainee,
+    trainee=trainee,
 )

@@ -27,9 +27,9 @@ TOKENS: Final = 100
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Shares of the held-out tokens; ``by_step[k][c]``: token k of a chain is among the c + 1 best candidates.
+    """Shares of the held-out tokens; ``by_step[k][c]``: what step k drafts is among the c + 1 best candidates.
 
-    The tokens before it in the chain are the text's, whether or not they would have been drafted.
+    The tokens before it in a chain are the text's, whether or not they would have been drafted.
     """
 
     by_step: tuple[tuple[float, ...], ...]
@@ -54,10 +54,11 @@ def evaluate(trainee: Trainee, head: nn.Module, batches: Iterable[Batch]) -> Acc
             best_Bn = torch.full_like(batch.tokens_Bn, -1)
             best_Bn[learned_Bn] = head(batch.final_BnD[learned_Bn]).argmax(-1)
         for step, hidden in enumerate(trainee.unroll(batch, CHAIN)):
-            learned = learned_Bn[:, step:]
+            first = learned_Bn.shape[1] - hidden.shape[1]
+            learned = learned_Bn[:, first:]
             logits_mV = trainee.logits(step, hidden[learned])
             ranked = logits_mV.topk(min(CANDIDATES, logits_mV.shape[1])).indices
-            found = (ranked == best_Bn[:, step:][learned][:, None]).sum(0)
+            found = (ranked == best_Bn[:, first:][learned][:, None]).sum(0)
             if step == len(hits):
                 hits.append(torch.zeros_like(found))
                 drafts.append(0)

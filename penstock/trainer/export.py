@@ -1,6 +1,7 @@
-"""Drafters as files, in the formats that other engines load.
+"""Speculators as files, in the formats that other engines load.
 
-vllm-project/speculators' for eagle3, SafeAILab's for eagle, FasterDecoding's for medusa.
+vllm-project/speculators' for eagle3, SafeAILab's for eagle, FasterDecoding's for medusa or, where it cannot draft all
+tokens, vLLM's; yuyijiong/speculative_pipeline_decoding's for spd and early-exit.
 
 A fresh drafter is written first and opened like any other, so that the module in training is built by the loader that
 the pipeline uses. The trained one has the same files with other weights.
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +20,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from penstock.models.checkpoint import Checkpoint
+from penstock.models.checkpoint import SINGLE_FILE, Checkpoint
 from penstock.models.speculators.formats import SpeculatorCheckpoint, open_speculator
-from penstock.models.speculators.loader import MAPS
+from penstock.models.speculators.loader import MAPS, load_speculator
 from penstock.trainer.cache import write_whole
-from penstock.trainer.kind import Kind, Start, dtype_name
+from penstock.trainer.kind import Start, dtype_name
 
 CONFIG: Final = "config.json"
 EMBEDDING: Final = "embed_tokens.weight"
@@ -30,44 +32,47 @@ HEAD: Final = {"lm_head.weight": "head.0.weight"}
 """Tensors of the layouts that the modules call otherwise."""
 
 
-def write_fresh(folder: Path, kind: Kind, start: Start, name: str, drafted: int) -> None:
-    """Write an untrained drafter, for the target called ``name``, that can draft ``drafted`` tokens."""
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    write_config(unfinished, kind.config(start.target, name, drafted))
-    write_whole(kind.fresh(start), unfinished / kind.file)
-    unfinished.replace(folder)
+@dataclass(frozen=True)
+class SpeculatorFiles:
+    """See ``kind.Files``."""
 
+    config: Callable[[Start], dict[str, Any]]
+    """The config.json."""
+    fresh: Callable[[Start], dict[str, Tensor]]
+    """Tensors to start from, under the format's names."""
+    file: str = SINGLE_FILE
+    with_embedding: bool = False
+    """Whether the format wants an embedding in the file, which is the target's."""
 
-def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    def begin(self, folder: Path, start: Start) -> None:
+        (folder / CONFIG).write_text(json.dumps(self.config(start), indent=2) + "\n", encoding="utf-8")
+        write_whole(self.fresh(start), folder / self.file)
+
+    def open(self, folder: Path, target: Checkpoint) -> SpeculatorCheckpoint:
+        return open_speculator(str(folder), target)
+
+    def load(
+        self, opened: SpeculatorCheckpoint, target: Checkpoint, device: str
+    ) -> tuple[Any, dict[str, nn.Parameter]]:
+        module = load_speculator(opened, target, "float32", device)
+        return module, trained_parameters(module, opened)
+
+    def write(self, output: Path, opened: SpeculatorCheckpoint, module: nn.Module, target: Checkpoint) -> None:
+        dtype = getattr(torch, dtype_name(target))
+        tensors = load_file(opened.path / self.file)
+        for name, parameter in trained_parameters(module, opened).items():
+            tensors[opened.tensors[name].name] = parameter.detach().cpu()
+        if self.with_embedding:
+            tensors[EMBEDDING] = module.get_parameter(EMBEDDING).detach().cpu()
+        output.mkdir(parents=True, exist_ok=True)
+        shutil.copy(opened.path / CONFIG, output / CONFIG)
+        write_whole({name: stored(tensor, dtype) for name, tensor in tensors.items()}, output / self.file)
 
 
 def trained_parameters(module: nn.Module, checkpoint: SpeculatorCheckpoint) -> dict[str, nn.Parameter]:
     """What is learned, by the names in ``checkpoint.tensors``: all that its file holds but embedding and token ids."""
     names = [name for name in checkpoint.tensors if name not in (*MAPS, EMBEDDING)]
     return {name: module.get_parameter(HEAD.get(name, name)) for name in names}
-
-
-def write_trained(
-    output: Path, kind: Kind, fresh: SpeculatorCheckpoint, module: nn.Module, target: Checkpoint
-) -> SpeculatorCheckpoint:
-    """Write the drafter as trained into ``output``, in the type that the target is stored in, and open it again.
-
-    Raises ConfigError if what was written cannot be opened.
-    """
-    dtype = getattr(torch, dtype_name(target))
-    tensors = load_file(fresh.path / kind.file)
-    for name, parameter in trained_parameters(module, fresh).items():
-        tensors[fresh.tensors[name].name] = parameter.detach().cpu()
-    if kind.name == "eagle":
-        # EAGLE's own code wants the embedding in the file; it is the target's.
-        tensors[EMBEDDING] = module.get_parameter(EMBEDDING).detach().cpu()
-    output.mkdir(parents=True, exist_ok=True)
-    shutil.copy(fresh.path / CONFIG, output / CONFIG)
-    write_whole({name: stored(tensor, dtype) for name, tensor in tensors.items()}, output / kind.file)
-    return open_speculator(str(output), target)
 
 
 def stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:

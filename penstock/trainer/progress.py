@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from penstock.trainer.curves import CANDIDATES
+from penstock.trainer.kind import Shown
 from penstock.trainer.state import Entry
 
 
@@ -29,8 +30,9 @@ def progress(console: Console) -> Progress:
 class Bar:
     """The run's progress: the loss of the last steps, and the last figures on held-out data."""
 
-    def __init__(self, console: Console, done: int, steps: int) -> None:
+    def __init__(self, console: Console, done: int, steps: int, shown: Shown) -> None:
         self._console = console
+        self._shown = shown
         self._steps = steps
         self._progress = progress(console)
         self._task = self._progress.add_task("training", total=steps, completed=done)
@@ -50,15 +52,15 @@ class Bar:
 
     def evaluated(self, entry: Entry) -> None:
         if entry.by_step:
-            self._figures = f", {figures(entry)}"
+            self._figures = f", {figures(entry, self._shown)}"
             say(self._console, f"step {entry.step} of {self._steps}: loss {entry.loss:.3f}{self._figures}")
 
 
-def figures(entry: Entry) -> str:
-    """Held-out acceptance in words: of the first token, then by position; and what it would gain."""
+def figures(entry: Entry, shown: Shown) -> str:
+    """Held-out acceptance in words: of the first step, then of each; and what it would gain."""
     first = entry.by_step[0]
     among = "/".join(f"{first[min(count, len(first)) - 1]:.1%}" for count in CANDIDATES)
     chain = " ".join(f"{shares[0]:.0%}" for shares in entry.by_step)
     gain = "" if entry.speedup is None else f", about {entry.speedup:.2f}x plain decoding (simulated)"
     counts = "/".join(map(str, CANDIDATES))
-    return f"held-out tokens among the best {counts}: {among}, by position {chain}{gain}"
+    return f"held-out tokens among the best {counts}: {among}, by {shown.name} {chain}{gain}"

@@ -11,10 +11,17 @@ from transformers import AutoModelForCausalLM
 
 from penstock import LLM, SamplingParams
 from penstock.config import FieldError
+from penstock.drafters.base import Ask
+from penstock.drafters.learned import FollowingDrafter
+from penstock.drafters.spd import SpdDrafter
 from penstock.engine.llm import Prompt
-from penstock.messages import Sampling
+from penstock.messages import Features, Sampling
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.speculators.eagle_stage import EagleStage
+from penstock.models.speculators.spd_stage import SpdStage
+from penstock.stage.visibility import BatchView
+from penstock.strategies.pipedec import PipeDec
+from penstock.tree import Node
 from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.engines import InProcessEngine, Picks
@@ -22,7 +29,8 @@ from tests.integration.test_exactness import PROMPTS, TOKENS, check_same, genera
 from tests.unit.models import speculators_reference as reference
 
 CASES = [(kind, stages) for kind in ("eagle", "eagle3", "medusa") for stages in (1, 3, 5)]
-CASES += [("speculators_eagle3", 3), ("vllm_medusa", 3)]
+CASES += [("speculators_eagle3", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
+CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
 NONE = 0
 """Of ``strategies``: plain decoding."""
@@ -30,7 +38,7 @@ NONE = 0
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("target"), "llama")
+    return make_checkpoint(tmp_path_factory.mktemp("target"), "llama", num_hidden_layers=8)
 
 
 @pytest.mark.parametrize(("kind", "stages"), CASES)
@@ -56,7 +64,7 @@ def test_every_strategy_gives_plain_decodings_tokens(target: Path, kind: str, st
             assert which == NONE or request.metrics.drafted_nodes > 0
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "spd", "early_exit"])
 def test_stage_processes_send_their_states_to_the_drafters(target: Path, kind: str, tmp_path: Path) -> None:
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
     speculation = {"method": kind, "model": str(folder), "width": 12, "children": 4}
@@ -70,6 +78,18 @@ def test_stage_processes_send_their_states_to_the_drafters(target: Path, kind: s
                 assert one.outputs[0].token_ids == other.outputs[0].token_ids
                 assert one.outputs[0].metrics.drafted_nodes > 0
         llm.loop.audit()
+
+
+def test_spds_module_for_another_pipeline_is_refused_before_anything_starts(target: Path, tmp_path: Path) -> None:
+    folder = speculators.spd_paper(open_checkpoint(str(target))).save(tmp_path / "spd")
+    speculation = {"method": "spd", "model": str(folder)}
+    for more, options, message in (
+        ({}, {"pipeline_parallel_size": 2}, "module for 3 stages, and there are 2: set pipeline_parallel_size to 3"),
+        ({}, {"layer_split": "1,4,3"}, "reads state 3 of tokens that have passed 1 stages, .*: set layer_split"),
+        ({"post_state": True}, {"pipeline_parallel_size": 3}, "post_state is True; the module .* trained for False"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            LLM(str(target), speculative_config={**speculation, **more}, skip_tokenizer_init=True, **options)
 
 
 def test_a_drafter_of_another_kind_is_refused_before_anything_starts(target: Path, tmp_path: Path) -> None:
@@ -95,6 +115,7 @@ def test_certain_rows_are_what_the_whole_text_gives_at_once(
         engine.loop.step()
     stage, drafter = engine.reader, engine.drafter
     assert isinstance(stage, EagleStage)
+    assert isinstance(drafter, FollowingDrafter)
     done = drafter._refreshed[request.number]
     while drafter.busy:
         engine.loop.step()
@@ -122,3 +143,91 @@ def reference_outputs(
         return reference.eagle(tensors, embedding, torch.tensor(tokens[1:]), features, positions, sees, 10000.0)
     fused = features @ tensors["fc.weight"].T
     return reference.eagle3(tensors, embedding, torch.tensor(tokens[1:]), fused, positions, sees, 10000.0)
+
+
+@pytest.mark.parametrize("post_state", [False, True])
+@pytest.mark.parametrize(("kind", "layers"), [("spd", 1), ("spd_paper", 1), ("spd_paper", 2), ("early_exit", 1)])
+def test_an_asked_row_is_what_the_features_of_its_path_give(
+    target: Path, kind: str, layers: int, post_state: bool, tmp_path: Path
+) -> None:
+    """Of every token that is asked about: its path, each token of it at the depth where it then is (SPD, Eq. 2, 3)."""
+    if post_state and kind != "spd":
+        pytest.skip("the paper's module has one timing; the early exit knows no other")
+    checkpoint = open_checkpoint(str(target))
+    draft = getattr(speculators, kind)(checkpoint, **({} if kind == "early_exit" else {"layers": layers}))
+    stages = 3
+    engine = InProcessEngine(target, stages, learned=draft.save(tmp_path / kind), post_state=post_state)
+    watch = SpdWatch(engine)
+    for width in (1, 4):
+        request = engine.submit(PROMPTS[1], Sampling(), TOKENS, PipeDec(stages, width, width))
+        engine.run()
+        assert request.produced == TOKENS
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    reads = engine.reader.module.levels
+    embedding = model.get_input_embeddings().weight.detach()
+    trained_for = stages if kind == "spd_paper" else None
+    seen = set()
+    for path, found in watch.asked:
+        tokens, levels = [node.token for node, _ in path], [level for _, level in path]
+        with torch.inference_mode():
+            states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        rows = []
+        for i, (node, level) in enumerate(path):
+            sent = {k: watch.states[node.id, k] for k in reads[level] if k}
+            for k, state in sent.items():  # floats differ where batches do
+                assert (state - states[k][0, i]).norm() <= 1e-5 * state.norm()
+            parts = [sent[k] if k else embedding[node.token] for k in reads[level]]
+            rows.append(reference.spd_feature(draft.tensors, level, parts, trained_for))
+        sees, positions = torch.ones(len(path), len(path)).tril().bool(), torch.arange(len(path))
+        expected = reference.spd(draft.tensors, torch.stack(rows), levels, positions, sees, 10000.0, trained_for)
+        torch.testing.assert_close(found, expected[-1], atol=1e-5, rtol=1e-5)
+        seen.add(tuple(levels[post_state - stages - 1 :]))
+    deepest = len(reads) - 1
+    if kind != "early_exit":
+        under_way = [levels for levels in seen if deepest not in levels[1:]]
+        assert under_way, "the pipeline was full: every token under way had a depth of its own"
+        assert len(seen) > 1, "and at other times it was not"
+
+
+class SpdWatch:
+    """Notes, of every row that a drafter is asked about, the levels along its path and what came out for it."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        assert isinstance(engine.drafter, SpdDrafter)
+        assert isinstance(engine.reader, SpdStage)
+        self.asked: list[tuple[list[tuple[Node, int]], torch.Tensor]] = []
+        self.states: dict[tuple[int, int], torch.Tensor] = {}
+        """By node and layer."""
+        self._drafter = engine.drafter
+        self._paths: dict[int, list[tuple[Node, int]]] = {}
+        self._ask, self._forward, self._take = engine.drafter._rows, engine.reader.forward, engine.reader.take
+        engine.reader.take = self.take  # type: ignore[method-assign]
+        engine.drafter._rows = self.rows  # type: ignore[method-assign]
+        engine.reader.forward = self.forward  # type: ignore[method-assign]
+
+    def rows(self, ask: Ask) -> list[Node]:
+        found = self._ask(ask)
+        computed, last = self._drafter._computed[ask.request.number], self._drafter._depths.last
+        for node in ask.nodes:
+            path, current = [], node
+            while current is not None:
+                path.append((current, computed[current.id][1]))
+                top, current = current, current.parent
+            certain = [(one, last) for one in ask.request.certain[: top.position]]
+            self._paths[node.id] = [*certain, *reversed(path)]
+        return found
+
+    def take(self, features: Features, states: torch.Tensor) -> None:
+        self._take(features, states)
+        for row, node in enumerate(features.nodes):
+            for layer, state in zip(features.layers, states[row].chunk(len(features.layers)), strict=True):
+                self.states[node, layer] = state.clone()
+
+    def forward(self, view: BatchView, hidden: None) -> torch.Tensor:
+        output = self._forward(view, hidden)
+        for row, node in enumerate(view.nodes.tolist()):
+            if node in self._paths:
+                assert view.levels is not None
+                assert view.levels[row] == self._paths[node][-1][1]
+                self.asked.append((self._paths.pop(node), output[row].clone()))
+        return output

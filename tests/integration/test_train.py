@@ -93,27 +93,31 @@ def test_it_learns(trained: dict[str, Path], kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained: dict[str, Path], kind: str) -> None:
     target, folder = open_checkpoint(str(model)), trained[kind]
-    checkpoint = open_speculator(str(folder), target)
-    assert checkpoint.kind == kind
-    assert checkpoint.draft_vocab_size == (40 if kind == "eagle3" else target.vocab_size)
-    fresh = next((folder / "training").glob("fresh-*")) / KINDS[kind].file
-    before, after = load_file(fresh), load_file(folder / KINDS[kind].file)
+    opened = KINDS[kind].files.open(folder, target)
+    if kind == "draft":
+        assert (opened.num_layers, opened.vocab_size) == (2, target.vocab_size)
+    else:
+        assert opened.kind == kind.replace("-", "_")
+        assert opened.draft_vocab_size == (target.vocab_size if kind in ("eagle", "medusa") else 40)
+    fresh = next((folder / "training").glob("fresh-*")) / KINDS[kind].files.file
+    before, after = load_file(fresh), load_file(folder / KINDS[kind].files.file)
     same = {name for name in before if torch.equal(before[name].to(after[name].dtype), after[name])}
     assert same == ({"d2t", "t2d"} if kind == "eagle3" else set())
     assert set(after) - set(before) == ({"embed_tokens.weight"} if kind == "eagle" else set())
     assert {tensor.dtype for tensor in after.values()} <= {torch.float32, torch.int64, torch.bool}
     with LLM(str(model), max_model_len=128) as llm:
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
-    speculation = {"method": kind, "model": str(folder), "strategy": "static_tree"}
+    method = {"early-exit": "early_exit", "draft": "draft_model"}.get(kind, kind)
+    speculation = {"method": method, "model": str(folder), "strategy": "static_tree"}
     with LLM(str(model), max_model_len=128, pipeline_parallel_size=2, speculative_config=speculation) as llm:
         output = llm.generate(PROMPT, GREEDY)[0].outputs[0]
     assert output.token_ids == expected
     assert output.metrics.drafted_nodes > 0
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "spd", "draft"])
 def test_a_killed_run_goes_on_to_the_same_weights(model: Path, texts: Path, tmp_path: Path, kind: str) -> None:
-    """Killed before a random step, then while a state is written; eagle draws noise in every step."""
+    """Killed before a random step, then while a state is written; eagle draws noise in every step, spd a pipeline."""
     whole = run_train(options(kind, model, texts, tmp_path / "whole")).path
     steps = load_steps(whole)
     at = random.randrange(1, steps - 4)
@@ -125,7 +129,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(model: Path, texts: Path, tmp_
         assert not (tmp_path / "killed" / "config.json").exists()
     assert load_steps(tmp_path / "killed", missing=0) == at // 4 * 4
     resumed = run_train(options(kind, model, texts, tmp_path / "killed")).path
-    weights = [load_file(folder / KINDS[kind].file) for folder in (whole, resumed)]
+    weights = [load_file(folder / KINDS[kind].files.file) for folder in (whole, resumed)]
     assert weights[0].keys() == weights[1].keys()
     assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
     histories = [json.loads(state_of(folder)["history"]) for folder in (whole, resumed)]
@@ -159,7 +163,7 @@ def test_parts_and_bfloat16(model: Path, texts: Path, tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
 
 
-FILE = KINDS["eagle3"].file
+FILE = KINDS["eagle3"].files.file
 
 
 def test_answers_are_written_by_the_target_and_kept(model: Path, tmp_path: Path) -> None:
@@ -204,11 +208,33 @@ def test_the_command_line_trains_and_refuses(model: Path, texts: Path, tmp_path:
     assert again.exit_code == 0, again.output
 
 
+def test_the_command_line_knows_each_kinds_own_options(model: Path, texts: Path, tmp_path: Path) -> None:
+    common = ["--data", str(texts), "--model", str(model), "--max-length", "64", "--batch-tokens", "256"]
+    common += ["--max-steps", "1", "--output", str(tmp_path / "out")]
+    found = CliRunner().invoke(
+        app, ["train", "spd", *common, "--stages", "2,3", "--anchors", "0,2", "--spec-layers", "2"]
+    )
+    assert found.exit_code == 0, found.output
+    opened = open_speculator(str(tmp_path / "out"), open_checkpoint(str(model)))
+    assert (opened.levels, opened.layers) == (((0,), (0, 2)), 2)
+    assert (tmp_path / "out" / "training" / "levels.png").read_bytes().startswith(b"\x89PNG")
+    assert "by level" in found.output
+    refused = CliRunner().invoke(
+        app, ["train", "spd", *common, "--stages", "2", "--anchors", "0,2", "--spec-layers", "2"]
+    )
+    assert "holds a run with stages [2, 3], not stages [2]" in "".join(refused.output.split("\n"))
+    refused = CliRunner().invoke(app, ["train", "spd", *common, "--variant", "paper", "--stages", "x"])
+    assert refused.exit_code == 2
+    assert "stages is 'x'; it has to be a list of whole numbers" in refused.output
+
+
 def test_what_cannot_work_is_refused_before_anything_starts(model: Path, texts: Path, tmp_path: Path) -> None:
     with pytest.raises(FieldError, match="cluster local-2 has no as_model"):
         run_train(options("eagle", model, texts, tmp_path / "out", cluster="local-2"))
     with pytest.raises(FieldError, match="draft_vocab_size is 1000; the target knows 259 tokens"):
         run_train(options("eagle3", model, texts, tmp_path / "out", draft_vocab_size=1000))
+    with pytest.raises(FieldError, match="exit_layer is 5; the target has 4 layers"):
+        run_train(options("early-exit", model, texts, tmp_path / "out", exit_layer=5))
     few = write_texts(tmp_path / "few", 3)
     with pytest.raises(ConfigError, match="data: 2 sequences are fewer than the 8 parts of one step"):
         run_train(options("eagle", model, few, tmp_path / "out", max_length=512, accumulate=8, batch_tokens=1 << 12))

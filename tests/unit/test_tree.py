@@ -76,6 +76,32 @@ def test_a_commit_changes_no_score() -> None:
     assert [node.score for node in tree.nodes()] == [-1.0, -2.0, -3.0]
 
 
+def test_a_correction_is_noted_with_what_it_replaces_and_moves_nothing_by_itself() -> None:
+    tree = make_tree()
+    grow(tree, (1, 2))
+    tree.root.candidates = [(1, -1.0)]
+    for answer in ([(2, -0.5)], [(3, -0.25)]):
+        tree.correct(tree.root, answer)
+    assert (tree.root.candidates, tree.root.earlier) == ([(3, -0.25)], ([(1, -1.0)], [(2, -0.5)]))
+    assert tree.corrected == [tree.root, tree.root]
+    assert [node.score for node in tree.nodes()] == [0.0, -1.0, -2.0]
+
+
+@given(token_paths, st.lists(st.tuples(st.integers(0, 50), st.integers(1, 8)), max_size=8))
+def test_scores_follow_new_chances(grown: list[tuple[int, ...]], changes: list[tuple[int, int]]) -> None:
+    tree = make_tree()
+    for path in grown:
+        grow(tree, path)
+    nodes = list(tree.nodes())
+    parents = [nodes[i % len(nodes)] for i, _ in changes]
+    for parent, (_, quarters) in zip(parents, changes, strict=True):
+        for child in parent.children.values():
+            child.chance = -quarters / 4
+    tree.rescore(sorted(parents, key=lambda node: node.position))
+    for node in nodes:
+        assert all(child.score == node.score + child.chance for child in node.children.values())
+
+
 def test_frontier_is_the_deepest_level() -> None:
     tree = make_tree()
     for path in [(1, 2), (1, 0), (2,)]:

@@ -13,10 +13,16 @@ from penstock.models.speculators.weights import Stored
 
 FIELD: Final = "speculative_config.model"
 
-IGNORED: Final = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight", "t2d")
+IGNORED: Final = (
+    "rotary_emb.inv_freq",
+    "rotary_emb.original_inv_freq",
+    "verifier_lm_head.weight",
+    "verifier_norm.weight",
+    "t2d",
+)
 """Ends of the names of tensors that may lie in a file though nothing is computed with them."""
 
-Kind = Literal["eagle", "eagle3", "medusa"]
+Kind = Literal["eagle", "eagle3", "medusa", "spd", "early_exit"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -25,11 +31,14 @@ class SpeculatorCheckpoint:
     """A learned drafter that fits its target; every shape has been checked.
 
     ``reads`` are the hidden states of the target that it needs, as transformers numbers them: 0 the embedding, k what
-    layer k - 1 gives, and the number of layers itself the states after the final norm. ``hidden_size`` is the width of
-    its own states, ``draft_vocab_size`` the number of tokens that it can draft.
+    layer k - 1 gives, and the number of layers itself the states after the final norm; one more are the same before it.
+    ``hidden_size`` is the width of its own states, ``draft_vocab_size`` the number of tokens that it can draft.
 
     ``tensors`` says where each tensor is stored, under the names that the modules here give them; ``layer`` is the
-    LlamaConfig of EAGLE's layer. ``heads`` and ``layers`` (per head) are Medusa's.
+    LlamaConfig of its layers, and ``layers`` how many it has (of Medusa: blocks per head, of which it has ``heads``).
+    ``levels`` are the states that SPD's module reads of a token, by how far it has got; ``stages`` the only number of
+    stages that it can be used with, if any; ``asking`` the level of the rows that it is asked about, if it is but one.
+    ``draft_ids`` are the target's ids of what it can draft, where the configuration states them; None: all.
     """
 
     kind: Kind
@@ -42,7 +51,16 @@ class SpeculatorCheckpoint:
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     heads: int = 0
-    layers: int = 0
+    layers: int = 1
+    levels: tuple[tuple[int, ...], ...] = ()
+    stages: int | None = None
+    asking: int = 0
+    draft_ids: tuple[int, ...] | None = None
+
+    @property
+    def depth(self) -> int:
+        """How many decoder layers a pass of it goes through."""
+        return 0 if self.kind == "medusa" else self.layers
 
 
 def refusal(path: Path, problem: str) -> FieldError:

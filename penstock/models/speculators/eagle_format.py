@@ -52,12 +52,12 @@ def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target:
     check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
     _agrees(path, config, "bias", True, tensors, "fc.bias")
     width, vocab = layer.hidden_size, target.vocab_size
-    needed = {"fc.weight": (width, 2 * width), **_layer_shapes("layers.0", layer, width)}
+    needed = {"fc.weight": (width, 2 * width), **layer_shapes("layers.0", layer, width)}
     optional = {
         "fc.bias": (width,),
         "embed_tokens.weight": (vocab, width),
         "lm_head.weight": (vocab, width),
-        **_bias_shapes("layers.0", layer),
+        **bias_shapes("layers.0", layer),
     }
     used = check_shapes(path, tensors, needed, optional)
     return SpeculatorCheckpoint("eagle", path, (target.num_layers,), width, vocab, used, layer)
@@ -98,19 +98,19 @@ def _eagle3_shapes(layer: Any, features: int, target: Checkpoint) -> tuple[dict[
         "norm.weight": (width,),
         "midlayer.hidden_norm.weight": (width,),
         "midlayer.input_layernorm.weight": (width,),
-        **_layer_shapes("midlayer", layer, 2 * width),
+        **layer_shapes("midlayer", layer, 2 * width),
     }
     optional = {
         "t2d": (target.vocab_size,),
         "input_norm.weight": (features,),
-        **_bias_shapes("midlayer", layer),
+        **bias_shapes("midlayer", layer),
     }
     embedding = {"embed_tokens.weight": (target.vocab_size, width)}
     (optional if width == target.hidden_size else needed).update(embedding)
     return needed, optional
 
 
-def _layer_shapes(prefix: str, layer: Any, width: int) -> Shapes:
+def layer_shapes(prefix: str, layer: Any, width: int) -> Shapes:
     """The matrices of a Llama layer whose attention takes in ``width``, and its second norm."""
     hidden, inner = layer.hidden_size, layer.intermediate_size
     heads, key_heads = (n * layer.head_dim for n in (layer.num_attention_heads, layer.num_key_value_heads))
@@ -127,8 +127,8 @@ def _layer_shapes(prefix: str, layer: Any, width: int) -> Shapes:
     return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
 
 
-def _bias_shapes(prefix: str, layer: Any) -> Shapes:
-    attention = _layer_shapes(prefix, layer, 0).items()
+def bias_shapes(prefix: str, layer: Any) -> Shapes:
+    attention = layer_shapes(prefix, layer, 0).items()
     return {name.replace("weight", "bias"): shape[:1] for name, shape in attention if "self_attn" in name}
 
 

@@ -1,7 +1,8 @@
 """Opens a learned drafter's checkpoint: tells its layout from the files, and checks it against its target.
 
 Only headers and configuration are read. The layouts: SafeAILab/EAGLE's for EAGLE-1 (cnets1) and EAGLE-3 (cnets),
-vllm-project/speculators' for eagle3, FasterDecoding/Medusa's, and vLLM's for Medusa.
+vllm-project/speculators' for eagle3, FasterDecoding/Medusa's, vLLM's for Medusa, and for SPD
+yuyijiong/speculative_pipeline_decoding's.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from penstock.models.checkpoint import Checkpoint, read_json, resolve
 from penstock.models.speculators.base import Kind, SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle_format import parse_eagle, parse_eagle3
 from penstock.models.speculators.medusa_format import is_medusa, parse_medusa
-from penstock.models.speculators.weights import Stored, find_tensors
+from penstock.models.speculators.spd_format import is_spd, parse_spd
+from penstock.models.speculators.weights import Stored, find_tensors, stated_config
 
 __all__ = ["SpeculatorCheckpoint", "open_speculator"]
 
-PARSERS: Final = {"eagle": parse_eagle, "eagle3": parse_eagle3, "medusa": parse_medusa}
+PARSERS: Final = {"eagle": parse_eagle, "eagle3": parse_eagle3, "medusa": parse_medusa, "spd": parse_spd}
 PUBLISHED: Final = ("*.bin", "*.pt")
 """Speculators are published in these files too, beside those that every checkpoint has."""
 
@@ -37,7 +39,7 @@ def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
         place = Path(path).expanduser()
         place = place if place.is_file() else resolve(path, also=PUBLISHED)
         tensors = find_tensors(place)
-        config = read_json((place.parent if place.is_file() else place) / "config.json")
+        config = stated_config(place) or read_json((place.parent if place.is_file() else place) / "config.json")
     return PARSERS[_kind(place, config, tensors)](place, config, tensors, target)
 
 
@@ -62,11 +64,13 @@ def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored]) 
         return "eagle3"
     if is_medusa(tensors):
         return "medusa"
+    if is_spd(config, tensors):
+        return "spd"
     if "fc.weight" in tensors:
         return "eagle"
     some = ", ".join(sorted(tensors)[:3])
     raise refusal(
         path,
-        f"it is no EAGLE, EAGLE-3 or Medusa checkpoint; its tensors are {some}, ...; "
+        f"it is no EAGLE, EAGLE-3, Medusa or SPD checkpoint; its tensors are {some}, ...; "
         "a small model of its own drafts with method 'draft_model'",
     )

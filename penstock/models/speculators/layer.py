@@ -37,23 +37,29 @@ class Rotation(nn.Module):
 
 
 class Attention(nn.Module):
-    """Llama's attention, whose input may be wider than the hidden size. ``biased`` projections have a bias."""
+    """Llama's attention, whose input may be wider than the hidden size. ``biased`` projections have a bias.
 
-    def __init__(self, config: Any, width: int, biased: Collection[str]) -> None:
+    Where ``normed``, queries and keys are normed head by head, as Qwen3's are.
+    """
+
+    def __init__(self, config: Any, width: int, biased: Collection[str], *, index: int, normed: bool) -> None:
         super().__init__()
-        self.layer_idx = 0
+        self.layer_idx = index
         self.head_dim: int = config.head_dim
         heads, key_heads = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         self.q_proj = nn.Linear(width, heads, bias="q_proj" in biased)
         self.k_proj = nn.Linear(width, key_heads, bias="k_proj" in biased)
         self.v_proj = nn.Linear(width, key_heads, bias="v_proj" in biased)
         self.o_proj = nn.Linear(heads, config.hidden_size, bias="o_proj" in biased)
+        self.q_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if normed else nn.Identity()
+        self.k_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if normed else nn.Identity()
 
     def forward(self, entering_NI: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         projections = (self.q_proj, self.k_proj, self.v_proj)
         query_HNd, key_KNd, value_KNd = (
             projection(entering_NI).unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for projection in projections
         )
+        query_HNd, key_KNd = self.q_norm(query_HNd), self.k_norm(key_KNd)
         query_HNd, key_KNd = apply_rotary_pos_emb(query_HNd, key_KNd, *rotation, unsqueeze_dim=0)
         output_NHd = attend(self, query_HNd, key_KNd, value_KNd, None, scaling=self.head_dim**-0.5)
         return self.o_proj(output_NHd.flatten(1))
@@ -62,9 +68,11 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """A Llama layer without a norm of its own before attention: what enters it and the residual come from outside."""
 
-    def __init__(self, config: Any, width: int, biased: Collection[str]) -> None:
+    def __init__(
+        self, config: Any, width: int, biased: Collection[str], *, index: int = 0, normed: bool = False
+    ) -> None:
         super().__init__()
-        self.self_attn = Attention(config, width, biased)
+        self.self_attn = Attention(config, width, biased, index=index, normed=normed)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = LlamaMLP(config)
 

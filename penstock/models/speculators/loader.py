@@ -16,6 +16,7 @@ from penstock.models.speculators.eagle import Eagle
 from penstock.models.speculators.eagle3 import Eagle3
 from penstock.models.speculators.layer import DraftVocabulary
 from penstock.models.speculators.medusa import Medusa
+from penstock.models.speculators.spd import Spd
 from penstock.models.speculators.weights import read_tensors
 from penstock.models.stage_model import NormOnly
 
@@ -37,9 +38,10 @@ class TargetHead(nn.Module):
         return self._causal(inputs_embeds=hidden_nD[None], use_cache=False).logits[0].float()
 
 
-def load_speculator(
-    checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype: str, device: str
-) -> Eagle | Eagle3 | Medusa:
+Module = Eagle | Eagle3 | Medusa | Spd
+
+
+def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype: str, device: str) -> Module:
     """The module of ``checkpoint``, with weights in ``dtype`` on ``device``, in no need of a gradient.
 
     Raises ConfigError for a dtype that is unknown, or ids of tokens that the target does not have.
@@ -50,11 +52,14 @@ def load_speculator(
     vocabulary = DraftVocabulary(_target_ids(checkpoint, target, stored), target.vocab_size)
     weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in stored.items() if name not in MAPS}
     if checkpoint.kind == "medusa":
-        module: Eagle | Eagle3 | Medusa = _medusa(checkpoint, weights, vocabulary)
+        module: Module = _medusa(checkpoint, weights, vocabulary)
     else:
         embedding = _embedding(weights, target, dtype, device)
         head = _head(weights, vocabulary, target, dtype, device)
-        module = _eagle(checkpoint, weights, embedding, head)
+        if checkpoint.levels:
+            module = _spd(checkpoint, weights, embedding, final_norm(target, dtype, device), head)
+        else:
+            module = _eagle(checkpoint, weights, embedding, head)
     # Shapes and names were checked when the checkpoint was opened; what its file lacks, the target has brought.
     module.load_state_dict(weights, strict=False, assign=True)
     module.to(device).requires_grad_(False)
@@ -78,6 +83,36 @@ def _eagle(
             norm_before_residual=checkpoint.norm_before_residual,
             norm_before_fc=checkpoint.norm_before_fc,
         )
+
+
+def _spd(
+    checkpoint: SpeculatorCheckpoint,
+    weights: Mapping[str, Tensor],
+    embedding: nn.Module,
+    norm: nn.Module,
+    head: nn.Module,
+) -> Spd:
+    with torch.device("meta"):
+        return Spd(
+            checkpoint.layer,
+            checkpoint.layers,
+            checkpoint.levels,
+            embedding,
+            norm,
+            head,
+            biased={name.split(".")[-2] for name in weights if name.endswith("_proj.bias")},
+            normed="layers.0.self_attn.q_norm.weight" in weights,
+            memory=checkpoint.stages is not None,
+            asking=checkpoint.asking,
+        )
+
+
+def final_norm(target: Checkpoint, dtype: str, device: str) -> nn.Module:
+    """The target's own, frozen."""
+    last = target.num_layers
+    base = getattr(load_module(target, last, last, dtype, device), target.parts.base)
+    norm: nn.Module = getattr(base, target.parts.norm)
+    return norm.requires_grad_(False)
 
 
 def _medusa(checkpoint: SpeculatorCheckpoint, weights: Mapping[str, Tensor], vocabulary: DraftVocabulary) -> Medusa:
@@ -110,6 +145,8 @@ def _head(
 
 def _target_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint, stored: Mapping[str, Tensor]) -> Tensor | None:
     """The target's id of each token that can be drafted [v]; None if these are all of the target's, in order."""
+    if checkpoint.draft_ids is not None:
+        return torch.tensor(checkpoint.draft_ids)
     if "token_map" in stored:
         name, ids_v = "token_map", stored["token_map"].long()
     elif "d2t" in stored:

@@ -42,8 +42,8 @@ class FeatureReader:
     def take(self, features: Features, states: Tensor | None) -> None:
         self.store.take(features, states)
 
-    def lacks(self, nodes: set[int]) -> set[tuple[int, int]]:
-        return self.store.lacks(nodes)
+    def lacks(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        return self.store.lacks({node for node, _ in awaited})
 
     def pick(self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
         raise ConfigError("a learned drafter picks no tokens; it gives candidates")

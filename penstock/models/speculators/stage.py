@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.models.checkpoint import open_checkpoint
+from penstock.models.speculators.base import Kind
 from penstock.models.speculators.eagle_stage import EagleStage
 from penstock.models.speculators.formats import open_speculator
 from penstock.models.speculators.loader import load_speculator
 from penstock.models.speculators.medusa_stage import MedusaStage
+from penstock.models.speculators.reader import FeatureReader
+from penstock.models.speculators.spd_stage import SpdStage
+
+STAGES: Final[dict[Kind, type[FeatureReader]]] = {
+    "eagle": EagleStage,
+    "eagle3": EagleStage,
+    "early_exit": SpdStage,
+    "medusa": MedusaStage,
+    "spd": SpdStage,
+}
 
 
-def load_speculator_stage(
-    path: str, target: str, *, capacity: int, dtype: str, device: str
-) -> EagleStage | MedusaStage:
+def load_speculator_stage(path: str, target: str, *, capacity: int, dtype: str, device: str) -> FeatureReader:
     """The learned drafter in folder (or hub id) ``path`` for the model in ``target``, with ``capacity`` slots.
 
     Raises ConfigError where the two do not belong together.
@@ -19,5 +30,4 @@ def load_speculator_stage(
     model = open_checkpoint(target)
     checkpoint = open_speculator(path, model)
     module = load_speculator(checkpoint, model, dtype, device)
-    stage = MedusaStage if checkpoint.kind == "medusa" else EagleStage
-    return stage(module, checkpoint.reads, model.hidden_size, capacity, dtype, device)
+    return STAGES[checkpoint.kind](module, checkpoint.reads, model.hidden_size, capacity, dtype, device)

@@ -20,6 +20,7 @@ MEDUSA_FILES: Final = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 PICKLED_FILE: Final = "pytorch_model.bin"
 
 SPD_KEYS: Final = {"state_dict", "config"}
+"""SPD's repository writes tensors and configuration into one file."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def read_tensors(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:
     for file in {stored.file for stored in wanted.values()}:
         here = {name: stored.name for name, stored in wanted.items() if stored.file == file}
         if file.suffix in PICKLES:
-            content = unpickle_tensors(file)
+            content = _tensors_in(unpickle_tensors(file))
             contents |= {name: content[inner] for name, inner in here.items()}
         else:
             with open_shard(file) as opened:
@@ -65,6 +66,25 @@ def unpickle_tensors(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{file.name} holds no table of tensors but a {type(content).__name__}")
     return content
+
+
+def stated_config(path: Path) -> dict[str, Any]:
+    """The configuration that lies in the same file as the tensors; empty where there is none."""
+    (file, *others) = _files(path)
+    if others or file.suffix not in PICKLES:
+        return {}
+    content = unpickle_tensors(file)
+    config = content["config"] if set(content) == SPD_KEYS else {}
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file.name} holds a configuration that is no table but a {type(config).__name__}")
+    return config
+
+
+def _tensors_in(content: dict[str, Any]) -> dict[str, Any]:
+    tensors = content["state_dict"] if set(content) == SPD_KEYS else content
+    if not isinstance(tensors, dict):
+        raise ConfigError(f"state_dict is no table of tensors but a {type(tensors).__name__}")
+    return tensors
 
 
 def _files(path: Path) -> list[Path]:
@@ -90,10 +110,7 @@ def _stored(file: Path) -> Iterator[Stored]:
         with open_shard(file) as opened:
             yield from (Stored(file, name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys())  # noqa: SIM118
         return
-    content = unpickle_tensors(file)
-    if set(content) == SPD_KEYS:
-        raise ConfigError("a speculator of kind 'spd' (speculative pipeline decoding) is not supported yet")
-    for name, tensor in content.items():
+    for name, tensor in _tensors_in(unpickle_tensors(file)).items():
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"{file.name} holds {name!r}, which is no tensor but a {type(tensor).__name__}")
         yield Stored(file, name, tuple(tensor.shape))

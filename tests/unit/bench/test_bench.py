@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.command import DEFAULT_PROMPTS, BenchOptions, plan_of, prepare, seeds_remark, settings_of
+from penstock.bench.command import (
+    DEFAULT_PROMPTS,
+    BenchOptions,
+    placed,
+    plan_of,
+    prepare,
+    seeds_remark,
+    settings_of,
+)
 from penstock.bench.meter import Meter
 from penstock.bench.prompts import read_prompt_sets, read_prompts
 from penstock.bench.sample import is_looping
@@ -18,7 +26,7 @@ from penstock.messages import Batch, Result, Rows, Span
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.continuous import Continuous
 from penstock.strategies.experience import Experience
-from tests.unit.bench.runs import one_request
+from tests.unit.bench.runs import a_run, one_request
 
 
 @pytest.mark.parametrize(
@@ -201,3 +209,44 @@ def test_a_report_that_cannot_be_written_is_refused_beforehand(tmp_path: Path, m
     monkeypatch.setattr("penstock.bench.plots.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="pip install matplotlib"):
         prepare(tmp_path)
+
+
+def test_a_bench_has_a_cluster_for_every_place_of_the_drafter() -> None:
+    options = {"strategies": ("pipedec",), "speculative_config": {"method": "draft_model", "model": "demo"}}
+    places = ("engine", "last-stage", "board-2")
+    plan = plan_of(BenchOptions(**options, cluster="demo", drafter_on=places, num_prompts=2))
+    found = {place: cluster and cluster.drafter for place, cluster in plan.clusters.items()}
+    assert found == {"engine": "board-5", "last-stage": "board-4", "board-2": "board-2"}
+    assert plan.total == 3 * 2 * 2
+    with pytest.raises(ConfigError, match="drafter_on is 'board-9', which is no device"):
+        plan_of(BenchOptions(**options, cluster="demo", drafter_on=("board-9",)))
+    with pytest.raises(ConfigError, match="drafter_on changes modelled times: it needs an emulated cluster"):
+        plan_of(BenchOptions(**options, drafter_on=("engine",)))
+    with pytest.raises(ConfigError, match="drafter_on means nothing where no device drafts"):
+        plan_of(BenchOptions(strategies=("autoregressive",), cluster="demo", drafter_on=("engine",)))
+    with pytest.raises(ConfigError, match="drafter_on is 'engine,engine'; it has to be different ones"):
+        BenchOptions(**options, drafter_on=("engine", "engine"))
+
+
+def test_entries_say_where_their_drafter_ran_and_plain_decoding_stands_once() -> None:
+    runs = [
+        run
+        for place, first in (("engine", True), ("last-stage", False))
+        for run in placed([a_run("autoregressive", 1.0), a_run("pipedec[width=4]", 2.0)], place, first=first)
+    ]
+    assert [run.strategy for run in runs] == [
+        "autoregressive",
+        "pipedec[width=4] @ engine",
+        "pipedec[width=4] @ last-stage",
+    ]
+
+
+def test_the_meter_counts_features_that_were_sent_after_the_first_token() -> None:
+    meter = Meter(2, None, [100.0, 50.0])
+    for stream, submitted in ((0, 0.0), (1, 5.0)):
+        meter.submitted(Batch(stream=stream, rows=Rows([0], [stream], [0], [0], [0], [0])), submitted)
+        sent = Span(0, submitted, submitted, submitted + 1, 0.0, 1.0, rows=3, features=submitted + 2)
+        kept = Span(1, submitted, submitted + 1, submitted + 2, 0.0, 1.0, rows=3)
+        meter.arrived(Result(stream=stream, spans=[sent, kept]), submitted + 2)
+        meter.advanced(None, Advance(), submitted + 2)  # type: ignore[arg-type]
+    assert meter.feature_bytes == 300.0

@@ -54,6 +54,7 @@ def test_an_entrys_own_options_stand_over_the_common_ones() -> None:
         ("pipedec[width=1", "write the options as pipedec[option=value,...]"),
         ("pipedec]", "write the options as pipedec[option=value,...]"),
         ("pipedec[]", "write the options as pipedec[option=value,...]"),
+        ("pipedec @ last-stage", "say with drafter_on where the drafter runs"),
         ("pipedec[width=1]x", "write the options as pipedec[option=value,...]"),
     ],
 )
@@ -69,3 +70,8 @@ def test_a_common_option_has_to_belong_to_one_of_the_strategies() -> None:
         parse_entries(("pipedec", "pipedec[width=3]"), {"tree_size": 8})
     with pytest.raises(FieldError, match="means nothing to strategy 'autoregressive'"):
         parse_entries(("autoregressive",), {"width": 8})
+
+
+def test_a_label_says_the_strategy_wherever_the_drafter_ran() -> None:
+    for label in ("pipedec", "pipedec[width=3]", "pipedec @ last-stage", "pipedec[width=3] @ board-4"):
+        assert strategy_of(label) == "pipedec"

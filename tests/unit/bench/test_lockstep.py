@@ -75,3 +75,12 @@ def test_where_nothing_but_the_stages_takes_time_a_timestep_is_a_stage_time(stra
     meter, _, seconds = one_request(4, strategy, GOOD, tokens=40)
     assert meter.lockstep.timesteps == pytest.approx(seconds)
     assert meter.lockstep.timesteps < 4 * 39
+
+
+@pytest.mark.parametrize("stages", [2, 5])
+def test_a_tree_verified_in_one_batch_has_its_acceptance_length(stages: int) -> None:
+    """SPD's L' = n N / K is then EAGLE's acceptance length, whatever n is."""
+    meter, request, _ = one_request(stages, StaticTree(6, 3, 3), GOOD, tokens=40)
+    rounds = meter.lockstep.timesteps / stages
+    assert rounds == len([tokens for _, tokens in meter.commits if tokens]) - 1
+    assert request.metrics.accepted == pytest.approx(39 - rounds, abs=3), "the last tree may reach past the end"

@@ -41,6 +41,7 @@ def a_sample(seconds: float, timesteps: int, token_ids: list[int] | None = None)
         stage_seconds=0.1,
         rows_computed=1,
         rows_cancelled=0,
+        feature_bytes=0.0,
         overruns=(0, 1),
         overhead_per_hop=0.0,
         overhead_per_loop=0.0,
@@ -50,20 +51,28 @@ def a_sample(seconds: float, timesteps: int, token_ids: list[int] | None = None)
 def test_speedups_are_geometric_means_over_pairs() -> None:
     plain = [a_sample(8.0, 40), a_sample(8.0, 40)]
     fed = [a_sample(4.0, 10), a_sample(1.0, 10)]
-    found = speedups(4, fed, plain)
+    found = speedups(4, 1.0, fed, plain)
     assert found["wall_clock_speedup"] == pytest.approx((2 * 8) ** 0.5)
     assert found["wall_clock_speedup_interval"][0] < 4 < found["wall_clock_speedup_interval"][1]
     assert found["theoretical_speedup"] == pytest.approx(4.0)
     assert found["efficiency"] == pytest.approx(1.0)
-    assert speedups(4, plain, plain)["theoretical_speedup"] == pytest.approx(1.0)
+    assert speedups(4, 1.0, plain, plain)["theoretical_speedup"] == pytest.approx(1.0)
+
+
+def test_what_the_stages_wait_for_drafts_comes_off_the_theoretical_speedup() -> None:
+    plain, fed = [a_sample(8.0, 40)] * 2, [a_sample(4.0, 10)] * 2
+    found = speedups(4, 0.8, fed, plain)
+    assert found["equivalent_acceptance_length"] == pytest.approx(4.0)
+    assert found["theoretical_speedup"] == pytest.approx(0.8 * 4.0)
+    assert found["efficiency"] == pytest.approx(2.0 / (0.8 * 4.0))
 
 
 def test_completions_without_a_second_token_have_no_speed() -> None:
     plain = [a_sample(8.0, 40), a_sample(0.0, 0, [1])]
-    found = speedups(4, plain, plain)
+    found = speedups(4, 1.0, plain, plain)
     assert (found["wall_clock_speedup"], found["wall_clock_speedup_interval"]) == (1.0, None)
-    none = speedups(4, plain[1:], plain[1:])
-    assert none["wall_clock_speedup"] is none["efficiency"] is None
+    none = speedups(4, 1.0, plain[1:], plain[1:])
+    assert none["wall_clock_speedup"] is none["efficiency"] is none["equivalent_acceptance_length"] is None
 
 
 def test_looping_outputs_are_left_out_of_the_acceptance_figures() -> None:
@@ -82,7 +91,7 @@ class FakeLLM:
     """Notes who runs how many tokens with which experience."""
 
     def __init__(self) -> None:
-        self.setup = SimpleNamespace(stages=2, cluster=None)
+        self.setup = SimpleNamespace(stages=2, cluster=None, speculator=None)
         self.loop = SimpleNamespace(consult=self.consult, drain=lambda: None, observers=[])
         self.drafter = None
         self.experience = Experience()

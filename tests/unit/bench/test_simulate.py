@@ -138,3 +138,11 @@ stages = [{ devices = ["a"] }]
     assert runs[0].speedup == 1.0
     with pytest.raises(ConfigError, match="plain names no drafter; add drafter and draft_as_model"):
         simulated(**SMALL, clusters=(str(file),))
+
+
+def test_a_drafter_in_several_places_is_a_cluster_each() -> None:
+    runs, printed = simulated(**SMALL, strategies=("pipedec",), drafter_on=("engine", "last-stage"))
+    assert [run.cluster for run in runs] == ["spd-4 @ engine"] * 2 + ["spd-4 @ last-stage"] * 2
+    apart, shared = (run for run in runs if run.strategy == "pipedec")
+    assert shared.tokens_per_second < apart.tokens_per_second
+    assert "spd-4 @ last-stage, 4 stages, simulated" in printed

@@ -13,6 +13,7 @@ SWEPT = a_run(
     synthetic=True,
     wall_clock_speedup=4.5,
     wall_clock_speedup_interval=[4.1, 4.9],
+    equivalent_acceptance_length=7.5,
     theoretical_speedup=6.0,
     efficiency=0.75,
     draft_acceptance_rate=0.125,
@@ -31,6 +32,7 @@ def test_figures_stand_under_their_headings() -> None:
     assert list(speed.columns[5].cells) == ["100%", "75%", "-"]
     assert list(drafts.columns[3].cells) == ["-", "12%"]
     assert list(drafts.columns[4].cells) == ["-", "75%"]
+    assert list(drafts.columns[6].cells) == ["-", "7.50"]
     assert len(cost.columns) == 1 + len(COST)
     assert str(speed.title) == "chat, T = 0, emulated, synthetic drafter"
 

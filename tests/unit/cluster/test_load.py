@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import PRICES, load_cluster, preset_names
-from penstock.cluster.load import ClusterFile, resolve, spread, with_network_bandwidth
+from penstock.cluster.load import ClusterFile, resolve, spread, with_drafter_on, with_network_bandwidth
 from penstock.cluster.spec import Cluster
 from penstock.config import FieldError, parse
 from penstock.core import ConfigError
 from tests.unit.cluster.sample import EMULATED
 
 REAL: dict[str, Any] = {"name": "real", "devices": [{"name": "a"}, {"name": "b"}], "stages": [{"devices": ["a"]}]}
+PLAIN = {key: value for key, value in EMULATED.items() if key not in ("drafter", "draft_as_model")}
+MEASURED = {**EMULATED, "kinds": {"gpu": {"pass_ms": 8, "compute_tflops": 1}}}
 
 
 def edited(base: dict[str, Any], *edits: tuple[list[str | int], Any]) -> dict[str, Any]:
@@ -185,6 +187,48 @@ def test_errors_name_source_and_field(tmp_path: Path) -> None:
         load_cluster("demo", time_scales=2)
 
 
+def test_the_drafter_may_share_a_stages_device() -> None:
+    cluster = load(edited(EMULATED, (["drafter"], "b1")))
+    assert (cluster.drafter, cluster.engine, cluster.drafting_stage) == ("b1", "b1", 1)
+    assert load(EMULATED).drafting_stage is None
+    assert load(edited(EMULATED, (["drafter"], "a1"), (["engine"], "d"))).drafting_stage == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "device", "stage"), [("engine", "d", None), ("last-stage", "b1", 1), ("a1", "a1", 0), ("a2", "a2", 1)]
+)
+def test_the_drafter_moves_and_the_engine_stays(place: str, device: str, stage: int | None) -> None:
+    before = load(EMULATED)
+    after = with_drafter_on(before, place)
+    assert (after.drafter, after.engine, after.drafting_stage) == (device, "d", stage)
+    assert dataclasses.replace(after, drafter="d") == before
+
+
+def test_a_measured_pass_goes_with_the_drafter() -> None:
+    moved = load_cluster("spd-4", drafter_on="last-stage")
+    assert (moved.drafter, moved.draft_pass_ms) == ("gpu-4", 4.15)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "words"),
+    [
+        ("demo", "board4", "cluster demo: drafter_on is 'board4', which is no device; did you mean 'board-4'"),
+        ("local-2", "engine", "cluster local-2: drafter_on is 'engine'; it has to be left out: no as_model"),
+    ],
+)
+def test_a_place_where_no_drafter_can_be_is_refused(name: str, place: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_cluster(name, drafter_on=place)
+
+
+def test_a_drafter_is_not_moved_to_where_it_does_not_fit_nor_where_there_is_none() -> None:
+    tight = load(edited(EMULATED, (["devices", 0, "memory_gb"], 2.6)))
+    with pytest.raises(FieldError, match=r"drafter \('a1'\) would need 2.82 GB for 2 layers and the draft model"):
+        with_drafter_on(tight, "a1")
+    with pytest.raises(FieldError, match="the cluster names no drafter that could be moved"):
+        with_drafter_on(load(PLAIN), "engine")
+
+
 LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
 
 
@@ -211,7 +255,6 @@ LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
         (EMULATED, [(["devices", 1, "kind"], "gqu")], "devices[1].kind", "did you mean 'gpu'"),
         (EMULATED, [(["stages", 1, "devices", 1], "b2")], "stages[1].devices[1]", "which is no device"),
         (EMULATED, [(["stages", 1, "devices", 1], "a1")], "stages[1].devices[1]", "stages[0].devices[0] uses already"),
-        (EMULATED, [(["drafter"], "a1")], "drafter", "stages[0].devices[0] uses already"),
         (EMULATED, [(["engine"], "e")], "engine", "which is no device"),
         (EMULATED, [(["links", "between"], [{"ends": ["a", "c"], **LINK}])], "links.between[0].ends[1]", "names 'c'"),
         (
@@ -246,6 +289,16 @@ LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
         (EMULATED, [(["devices", 0, "memory_gb"], 2.4)], "stages[0].devices[0]", "2.50 GB"),  # with the embedding
         (EMULATED, [(["devices", 2, "memory_gb"], 2.4)], "stages[1].devices[1]", "2.50 GB"),  # with the head
         (EMULATED, [(["devices", 3, "memory_gb"], 0.3)], "drafter", "0.32 GB for the draft model; it has 0.3 GB"),
+        (
+            EMULATED,
+            [(["drafter"], "b1"), (["devices", 2, "memory_gb"], 2.7)],
+            "drafter",
+            "('b1') would need 2.82 GB for 2 layers and the draft model; it has 2.7 GB",
+        ),
+        (EMULATED, [(["draft_pass_ms"], 0)], "draft_pass_ms", "above 0"),
+        (PLAIN, [(["draft_pass_ms"], 4)], "draft_pass_ms", "there is no drafter"),
+        (MEASURED, [(["drafter"], "b1")], "draft_pass_ms", "'b1' has pass_ms, which is stages[1]'s"),
+        (REAL, [(["draft_pass_ms"], 4)], "as_model", "draft_pass_ms is set"),
         # nothing emulated
         (EMULATED, [(["as_model"], None)], "as_model", "has weight_bandwidth_gb_s"),
         (REAL, [(["draft_as_model"], "llama-160m-fp16")], "as_model", "draft_as_model is set"),

@@ -17,9 +17,11 @@ from penstock.cluster import (
     StageTiming,
     draft_link,
     draft_timing,
+    feature_links,
     link_timings,
     load_cluster,
     plain_step_seconds,
+    speculator_timing,
     stage_timings,
 )
 from penstock.cluster.load import ClusterFile, resolve
@@ -81,6 +83,28 @@ def test_engine_apart_from_the_drafter() -> None:
     assert link is not None
     assert link.seconds(1) == pytest.approx(0.00001 + 24 / 10e9)
     assert link_timings(apart)[-1].seconds(1) == 0.0  # the last stage is on the engine's device
+
+
+def test_a_learned_drafter_takes_its_own_number_of_layers_and_the_head() -> None:
+    for depth, parameters in ((0, 0.25e9), (1, 0.75e9), (4, 2.25e9)):
+        timing = speculator_timing(cluster(), depth)
+        assert timing is not None
+        assert timing.seconds(1) == pytest.approx(0.001 + parameters * 2 / 100e9)
+        assert timing.seconds(1000) == pytest.approx(0.001 + 1000 * 2 * parameters / 1e12)
+    measured = resolve(parse(ClusterFile, {**EMULATED, "draft_pass_ms": 7, "time_scale": 2.0}))
+    for timing in (speculator_timing(measured, 4), draft_timing(measured)):
+        assert timing is not None
+        assert timing.seconds(1) == pytest.approx(2 * 0.007)
+
+
+def test_messages_follow_the_drafter_to_a_stages_device() -> None:
+    placed = resolve(parse(ClusterFile, {**EMULATED, "drafter": "b1", "engine": "d"}))
+    first, last = feature_links(placed)
+    assert first.seconds(3) == pytest.approx(0.0001 + 3 * 2000 / 1e9)
+    assert last.seconds(1000, 500) == 0.0, "within the device"
+    link = draft_link(placed)
+    assert link is not None
+    assert link.seconds(1) == pytest.approx(0.00001 + 24 / 10e9)
 
 
 def test_a_measured_pass_takes_the_place_of_reading_and_overhead() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.cluster import load_cluster, plain_step_seconds, preset_names, stage_timings
@@ -45,3 +47,15 @@ def link_like(link: object, ends: tuple[str, str]) -> object:
 def test_no_stage_at_all_is_refused() -> None:
     with pytest.raises(FieldError, match="stages is 0"):
         uniform_cluster(load_cluster("demo"), 0)
+
+
+def test_a_drafter_keeps_its_place_among_the_stages() -> None:
+    for place, copy in (("last-stage", "board-1-6"), ("board-2", "board-1-1"), ("engine", "board-5")):
+        alike = uniform_cluster(load_cluster("demo", drafter_on=place), 6)
+        assert (alike.drafter, alike.engine) == (copy, "board-5")
+        for hop in alike.hops():
+            alike.link(*hop)
+    together = replace(load_cluster("demo", drafter_on="last-stage"), engine="board-4")
+    alike = uniform_cluster(together, 6)
+    assert alike.engine == alike.drafter == "board-1-6"
+    assert "board-4" not in {device.name for device in alike.devices}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.drafters.base import Draft
-from penstock.drafters.learned import LearnedDrafter
+from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.engine.loop import Observer
 from penstock.requests.request import Request
@@ -93,8 +93,8 @@ class Refreshed(Observer):
 
     def drafted(self, drafts: Sequence[Draft], *args: Any) -> None:
         drafter = self.history.drafter.inner
-        assert isinstance(drafter, LearnedDrafter)
-        reader = drafter.pipeline._drivers[0].core.layers  # type: ignore[attr-defined]
+        assert isinstance(drafter, FollowingDrafter)
+        reader = drafter.pipeline.drivers[0].core.layers  # type: ignore[attr-defined]
         assert isinstance(reader, HashReader)
         for request in self.history.loop.scheduler.running:
             for node in request.certain[1 : drafter._refreshed.get(request.number, 0)]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.tree import Node, TokenTree
 from tests.histories import History
 
 
@@ -15,6 +17,23 @@ from tests.histories import History
 def test_numbered_histories(block: int) -> None:
     for seed in range(block * 30, block * 30 + 30):
         History(random.Random(seed)).run()
+
+
+def test_histories_have_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or they would say nothing of them."""
+    corrected: list[Node] = []
+    monkeypatch.setattr(TokenTree, "correct", noting(TokenTree.correct, corrected))
+    for seed in range(40):
+        History(random.Random(seed)).run()
+    assert len(corrected) > 10
+
+
+def noting(correct: Callable[..., None], corrected: list[Node]) -> Callable[..., None]:
+    def run(tree: TokenTree, node: Node, candidates: Sequence[tuple[int, float]]) -> None:
+        corrected.append(node)
+        correct(tree, node, candidates)
+
+    return run
 
 
 @settings(max_examples=60, deadline=None)

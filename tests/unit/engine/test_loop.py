@@ -1,9 +1,9 @@
-"""What the loop tells the strategies of its drafter."""
+"""What the loop tells the strategies of its drafter, and takes from it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -20,8 +20,11 @@ from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
+from penstock.strategies.base import Strategy
+from penstock.strategies.continuous import Continuous
 from penstock.strategies.experience import Experience
 from penstock.strategies.pipedec import PipeDec
+from penstock.tree import Node
 from tests.hash_model import HashLayers
 from tests.histories import Collected
 
@@ -73,3 +76,96 @@ def test_an_experience_is_changed_while_idle_only_and_left_as_it_was() -> None:
         loop.step()
     assert other.pipeline.step(1) == 1.0
     assert first.miss_rate == learned
+
+
+class AfterEntering(InstantDrafter):
+    """Cannot answer for a node before that has entered, as a head on the first stage's output cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered = 0
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        for node in (node for ask in asks for node in ask.nodes):
+            self.answered += node.entered
+            self._answers.append(Draft(node, [(0, -0.1)] if node.entered else None))
+        return 1
+
+
+def test_what_is_asked_about_before_it_enters_is_asked_about_again_once_it_has() -> None:
+    """Not only under another root, which with three stages is three steps away."""
+    clock, pool, drafter = VirtualClock(), SlotPool(40, 20), AfterEntering()
+    second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
+    cores = [StageCore(HashLayers(i, pool.total, 4), pool.total, is_last=i == 2) for i in range(3)]
+    pipeline = InProcessPipeline([StageDriver(i, core, clock.now, second) for i, core in enumerate(cores)], clock)
+    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 3, 8, 1, 40), clock)
+    loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 1, 1), Collected()))
+    while not drafter.answered:
+        loop.step()
+    assert clock.now() < 3.0, "before the first result, which is the first change of the root"
+
+
+FIRST, SECOND = [(0, -0.5), (1, -1.0)], [(2, -0.5), (3, -1.0)]
+
+
+class Repeating(InstantDrafter):
+    """Comes back to every node that it has answered for, whether it may or not."""
+
+    def __init__(self, again: list[tuple[int, float]] | None) -> None:
+        super().__init__()
+        self.again = again
+        self.answered: list[Node] = []
+        self.corrects: set[bool] = set()
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        self._answers += [Draft(node, self.again) for node in self.answered]
+        for ask in asks:
+            self.corrects.add(ask.corrects)
+            self.answered += ask.nodes
+            self._answers += [Draft(node, FIRST) for node in ask.nodes]
+        return len(self._answers)
+
+
+def drafted_again(drafter: Repeating, make: Callable[[Experience], Strategy]) -> EngineLoop:
+    """One request, run to its end."""
+    clock, pool = VirtualClock(), SlotPool(60, 40)
+    second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
+    core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
+    pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
+    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 1, 8, 1, 60), clock)
+    loop.add(Request(0, [1, 2, 3], Sampling(), 20, frozenset(), make(loop.experience), Collected()))
+    while loop.busy:
+        loop.step()
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda experience: Continuous(experience, 2, 2), True),
+        (lambda experience: Continuous(experience, 2, 2, in_flight_correction=False), False),
+        (lambda experience: PipeDec(3, 2, 2), False),
+    ],
+)
+def test_corrections_reach_the_strategies_that_want_them_and_no_other(
+    make: Callable[[Experience], Strategy], wanted: bool
+) -> None:
+    drafter = Repeating(SECOND)
+    loop = drafted_again(drafter, make)
+    assert drafter.corrects == {wanted}
+    assert any(node.candidates == SECOND and node.earlier[0] == FIRST for node in drafter.answered) is wanted
+    assert any(node.earlier for node in drafter.answered) is wanted
+    assert (loop.experience.corrections.decisions > 0) is wanted
+    assert loop.experience.calibration.decisions > 0
+
+
+@pytest.mark.parametrize("again", [None, []])
+def test_an_answer_stands_where_the_drafter_comes_back_with_nothing(again: list[tuple[int, float]] | None) -> None:
+    drafter = Repeating(again)
+    drafted_again(drafter, lambda experience: Continuous(experience, 2, 2))
+    assert len(drafter.answered) > 20
+    assert all(node.candidates == FIRST and not node.earlier for node in drafter.answered)
+
+
+def test_the_loop_forgets_whom_it_has_asked_about() -> None:
+    assert not drafted_again(Repeating(SECOND), lambda experience: Continuous(experience, 2, 2))._asked

@@ -1,4 +1,4 @@
-"""EAGLE, EAGLE-3 and Medusa written down plainly from their formulas, head by head: what the modules are held against.
+"""EAGLE, EAGLE-3, Medusa and SPD written down plainly from their formulas, head by head, for the modules' tests.
 
 Shapes: N rows, D hidden size, d width of a head. ``sees_NN`` is True where a row attends to another.
 """
@@ -6,7 +6,7 @@ Shapes: N rows, D hidden size, d width of a head. ``sees_NN`` is True where a ro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from torch import Tensor
 from tests.speculators import HEADS, KEY_HEADS
 
 EPS = 1e-5
+TARGETS_EPS = 1e-6
+"""Of norms that SPD's module has in common with its target."""
 Tensors = Mapping[str, Tensor]
 
 
-def rms(x_ND: Tensor, weight_D: Tensor) -> Tensor:
-    return x_ND / torch.sqrt((x_ND**2).mean(-1, keepdim=True) + EPS) * weight_D
+def rms(x_ND: Tensor, weight_D: Tensor, eps: float = EPS) -> Tensor:
+    return x_ND / torch.sqrt((x_ND**2).mean(-1, keepdim=True) + eps) * weight_D
 
 
 def rotated(x_Nd: Tensor, positions_N: Tensor, theta: float) -> Tensor:
@@ -37,6 +39,11 @@ def attention(t: Tensors, prefix: str, x: Tensor, positions_N: Tensor, sees_NN: 
 
     query, key, value = projected("q"), projected("k"), projected("v")
     width, outputs = query.shape[1] // HEADS, []
+    if f"{prefix}.q_norm.weight" in t:
+        query, key = (
+            torch.cat([rms(x, t[f"{prefix}.{name}_norm.weight"], TARGETS_EPS) for x in part.split(width, -1)], dim=-1)
+            for name, part in (("q", query), ("k", key))
+        )
     for head in range(HEADS):
         own = slice(head * width, (head + 1) * width)
         group = head // (HEADS // KEY_HEADS)
@@ -85,6 +92,41 @@ def medusa(t: Tensors, head: int, layers: int, hidden: Tensor) -> Tensor:
         inner = hidden @ t[f"{head}.{layer}.linear.weight"].T + t[f"{head}.{layer}.linear.bias"]
         hidden = hidden + inner * torch.sigmoid(inner)
     return hidden @ t[f"{head}.{layers}.weight"].T
+
+
+def spd(
+    t: Tensors,
+    features_ND: Tensor,
+    levels: Sequence[int],
+    positions_N: Tensor,
+    sees_NN: Tensor,
+    theta: float,
+    stages: int | None = None,
+) -> Tensor:
+    """SPD's layers over features at their levels, before the target's norm [N, D].
+
+    With ``stages`` it is the paper's module: rows above level 0 give every layer keys and values of their features,
+    led through its own matrix for that depth, and are nothing else.
+    """
+    x, layer = features_ND, 0
+    while (prefix := f"spec_layers.{layer}") + ".input_layernorm.weight" in t:
+        for i, level in enumerate(levels if stages is not None else ()):
+            if level:
+                matrix = t[f"fixed_stage_per_layer_projs.{layer}.{stages - level}.weight"]
+                x = torch.cat([x[:i], (matrix @ features_ND[i])[None], x[i + 1 :]])
+        normed = rms(x, t[f"{prefix}.input_layernorm.weight"], TARGETS_EPS)
+        x = x + attention(t, f"{prefix}.self_attn", normed, positions_N, sees_NN, theta)
+        x = x + mlp(t, f"{prefix}.mlp", rms(x, t[f"{prefix}.post_attention_layernorm.weight"], TARGETS_EPS))
+        layer += 1
+    return x
+
+
+def spd_feature(t: Tensors, level: int, states: Sequence[Tensor], stages: int | None = None) -> Tensor:
+    """g of one token from its states, the embedding among them (Eq. 1) [D]."""
+    name = f"aggr_projs.{level}.weight"
+    if stages is not None:
+        name = f"stage_projs.{stages - level}.weight" if level else "g0_proj.weight"
+    return t[name] @ torch.cat(list(states))
 
 
 def scattered(logits_nv: Tensor, ids: list[int], vocab_size: int) -> Tensor:

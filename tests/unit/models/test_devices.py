@@ -8,6 +8,7 @@ out: their grouped product has a meta kernel for bfloat16 only.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from penstock.messages import Features
 from penstock.models import stage_model
 from penstock.models.checkpoint import open_checkpoint
-from penstock.models.speculators.eagle_stage import EagleStage
+from penstock.models.speculators.spd_stage import SpdStage
 from penstock.models.speculators.stage import load_speculator_stage
 from penstock.stage.visibility import BatchView, RequestView
 from tests import speculators
@@ -75,15 +76,15 @@ def test_a_stage_computes_on_its_own_device(architecture: str, tmp_path: Path) -
             assert stage.logits(hidden, [0, 5]).device.type == "meta"
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "spd", "spd_paper"])
 def test_a_learned_drafter_computes_on_its_own_device(kind: str, tmp_path: Path) -> None:
-    target = make_checkpoint(tmp_path / "target", "llama")
+    target = make_checkpoint(tmp_path / "target", "llama", num_hidden_layers=8)
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
     stage = load_speculator_stage(str(folder), str(target), capacity=64, dtype="float32", device="meta")
-    assert isinstance(stage, EagleStage)
+    levels = np.minimum(np.arange(ROWS)[::-1], 3) if isinstance(stage, SpdStage) else None
     nodes, slots, layers = list(range(1, ROWS + 1)), list(range(ROWS)), stage.store.layers
     states = torch.zeros(ROWS, stage.hidden_size * len(layers), device="meta")
     stage.take(Features(layers=layers, nodes=nodes, slots=slots), states)
-    hidden = stage.forward(view(), None)
+    hidden = stage.forward(replace(view(), levels=levels), None)
     assert hidden.device.type == "meta"
     assert stage.module.logits(hidden).device.type == "meta"

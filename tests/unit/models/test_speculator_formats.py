@@ -182,7 +182,69 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "another model": (
         speculators.eagle,
         lambda d: d.tensors.pop("fc.weight"),
-        "no EAGLE, EAGLE-3 or Medusa checkpoint",
+        "no EAGLE, EAGLE-3, Medusa or SPD checkpoint",
+    ),
+    "spd's width": (
+        speculators.spd,
+        lambda d: d.config.update(hidden_size=64),
+        r"hidden_size is 64, the target's 32: it was trained for another model",
+    ),
+    "spd's vocabulary": (speculators.spd, lambda d: d.config.update(vocab_size=170), "vocab_size is 170, .* 160"),
+    "spd's version": (speculators.spd, lambda d: d.config.update(version=9), "version is 9; 10 and 11 are supported"),
+    "spd's anchors": (
+        speculators.spd,
+        lambda d: d.config.update(aggr_feature_bound=[0, 4, 2, 7]),
+        r"aggr_feature_bound is \[0, 4, 2, 7\]; it has to be a rising list of the target's states, 0 to 8",
+    ),
+    "an anchor that the target lacks": (
+        speculators.spd,
+        lambda d: d.config.update(aggr_feature_bound=[0, 2, 4, 9]),
+        "a rising list of the target's states, 0 to 8",
+    ),
+    "an anchor too many": (
+        speculators.spd,
+        lambda d: d.config.update(aggr_feature_bound=[0, 2, 4, 6, 7]),
+        r"lacks the tensor projections\.4\.weight",
+    ),
+    "spd's layers": (
+        speculators.spd,
+        lambda d: d.config.update(num_spec_layers=2),
+        r"lacks the tensor layers\.1\.",
+    ),
+    "spd's number of layers": (
+        speculators.spd,
+        lambda d: d.config.pop("num_spec_layers"),
+        "num_spec_layers is None; it has to be a whole number",
+    ),
+    "spd's draft vocabulary": (
+        speculators.spd,
+        lambda d: d.config.update(draft_vocab_size=50),
+        "draft_vocab_size is 50, the tokens that it can draft are 60",
+    ),
+    "spd's tokens": (
+        speculators.spd,
+        lambda d: d.config.update(draft_token_ids=[1, 2, 160]),
+        "draft_token_ids has to be a list of the target's 160 tokens",
+    ),
+    "spd's tokens twice": (
+        speculators.spd,
+        lambda d: d.config.update(draft_token_ids=[1, 2, 2]),
+        "draft_token_ids names a token twice",
+    ),
+    "spd's depths": (
+        speculators.spd_paper,
+        lambda d: d.config.update(num_stages=4),
+        "shallow_hidden_layer_indices is .* for each of its 4 depths",
+    ),
+    "spd's memory": (
+        speculators.spd_paper,
+        lambda d: d.tensors.pop("fixed_stage_per_layer_projs.0.1.weight"),
+        r"lacks the tensor memory\.0\.1\.weight \[32, 32\]",
+    ),
+    "a kind of its own": (
+        speculators.early_exit,
+        lambda d: d.config.update(speculator="late_exit"),
+        "speculator is 'late_exit'; it has to be one of spd, early_exit",
     ),
 }
 
@@ -192,6 +254,33 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, target: Checkpoint, make, 
     draft = make(target)
     change(draft)
     refused(draft.save(tmp_path), target, message)
+
+
+def test_spds_last_anchor_is_the_state_before_the_norm_in_its_repository(tmp_path: Path, target: Checkpoint) -> None:
+    theirs = speculators.spd(target, anchors=(0, 2, 8)).save(tmp_path / "theirs")
+    ours = speculators.spd(target, anchors=(0, 2, 8))
+    ours.config["speculator"] = "spd"
+    assert open_speculator(str(theirs), target).reads == (2, 9)
+    assert open_speculator(str(ours.save(tmp_path / "ours")), target).reads == (2, 8)
+
+
+def test_one_file_of_spds_is_as_good_as_its_folder(tmp_path: Path, target: Checkpoint) -> None:
+    folder = speculators.spd_paper(target).save(tmp_path)
+    opened = open_speculator(str(folder / speculators.SPD_FILE), target)
+    assert (opened.kind, opened.stages, opened.levels[0]) == ("spd", 3, (0,))
+    assert opened.levels == open_speculator(str(folder), target).levels
+
+
+def test_of_two_files_one_has_to_be_named(tmp_path: Path, target: Checkpoint) -> None:
+    folder = speculators.spd(target).save(tmp_path)
+    torch.save({}, folder / "other.pt")
+    refused(folder, target, r"it holds other\.pt, speculation_head\.pt; give the path of one")
+
+
+def test_a_configuration_that_is_no_table_is_refused(tmp_path: Path, target: Checkpoint) -> None:
+    draft = speculators.spd(target)
+    torch.save({"state_dict": draft.tensors, "config": [1]}, tmp_path / speculators.SPD_FILE)
+    refused(tmp_path, target, "holds a configuration that is no table but a list")
 
 
 def test_eagle3_reads_layers_that_a_short_target_lacks(tmp_path: Path) -> None:
@@ -247,14 +336,6 @@ def test_damaged_and_absent_files_are_refused(tmp_path: Path, target: Checkpoint
     (tmp_path / file).write_bytes(whole[: len(whole) // 2])
     refused(tmp_path, target, f"{file} cannot be read")
     refused(tmp_path / "elsewhere", target, "there is no folder")
-
-
-def test_spd_is_recognised(tmp_path: Path, target: Checkpoint) -> None:
-    torch.save({"state_dict": {"lm_head.weight": torch.ones(2, 2)}, "config": {"version": "v11"}}, tmp_path / "spd.pt")
-    refused(tmp_path, target, "'spd' .* is not supported yet")
-    refused(tmp_path / "spd.pt", target, "'spd' .* is not supported yet")
-    torch.save({}, tmp_path / "other.pt")
-    refused(tmp_path, target, r"it holds other\.pt, spd\.pt; give the path of one")
 
 
 def test_medusa_may_lie_beside_its_target(tmp_path: Path, target: Checkpoint) -> None:

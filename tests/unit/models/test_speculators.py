@@ -295,3 +295,65 @@ def test_what_is_known_of_a_checkpoint_cannot_change(tmp_path: Path, target: Che
     checkpoint = opened(speculators.eagle(target), tmp_path, target)
     with pytest.raises(dataclasses.FrozenInstanceError):
         checkpoint.reads = (0,)  # type: ignore[misc]
+
+
+LEVELS = [3, 2, 2, 1, 0, 1, 0, 0]
+"""Of the rows of ``TREE``."""
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_spd_is_its_formula(tmp_path: Path, target: Checkpoint, layers: int, normed: bool) -> None:
+    draft = speculators.spd(target, layers=layers, normed=normed)
+    checkpoint = opened(draft, tmp_path, target, draft.file)
+    assert (checkpoint.kind, checkpoint.reads, checkpoint.depth) == ("spd", (2, 4, 7), layers)
+    assert (checkpoint.stages, checkpoint.draft_vocab_size) == (None, DRAFTED)
+    check_spd(target, draft, checkpoint, layers)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_papers_spd_is_its_formula(tmp_path: Path, target: Checkpoint, layers: int) -> None:
+    draft = speculators.spd_paper(target, layers=layers)
+    checkpoint = opened(draft, tmp_path, target, draft.file)
+    assert (checkpoint.kind, checkpoint.stages, checkpoint.depth) == ("spd", 3, layers)
+    assert checkpoint.levels[1:] == tuple(map(tuple, draft.config["shallow_hidden_layer_indices"][::-1]))
+    check_spd(target, draft, checkpoint, layers)
+
+
+def test_the_early_exit_is_spd_with_one_anchor(tmp_path: Path, target: Checkpoint) -> None:
+    draft = speculators.early_exit(target, layer=3)
+    checkpoint = opened(draft, tmp_path, target, draft.file)
+    assert (checkpoint.kind, checkpoint.reads, checkpoint.levels) == ("early_exit", (3,), ((3,),))
+    check_spd(target, draft, checkpoint, 1)
+
+
+def check_spd(target: Checkpoint, draft: Draft, checkpoint: SpeculatorCheckpoint, layers: int) -> None:
+    """Rows at all levels at once, and rows that enter one after another, which see the same where no level changes."""
+    module = load(checkpoint, target)
+    rows = Rows(TREE, 32 * len(checkpoint.reads))
+    levels = [min(level, len(checkpoint.levels) - 1) for level in LEVELS]
+    weights = target_weights(target)
+    parts = rows.features_NF.chunk(len(checkpoint.reads), dim=-1)
+    features = []
+    for i, level in enumerate(levels):
+        states = [
+            parts[checkpoint.reads.index(k)][i] if k else weights["model.embed_tokens.weight"][rows.tokens_N[i]]
+            for k in checkpoint.levels[level]
+        ]
+        features.append(reference.spd_feature(draft.tensors, level, states, checkpoint.stages))
+        fused = module.fuse(level, rows.tokens_N[i : i + 1], rows.features_NF[i : i + 1])[0]
+        assert_same(fused, features[-1])
+    feature_ND, levels_N = torch.stack(features), torch.tensor(levels)
+    given = (levels, rows.positions_N, rows.sees_NN, THETA, checkpoint.stages)
+    expected_ND = reference.spd(draft.tensors, feature_ND, *given)
+    for batches in at_once_and_apart(rows):
+        arenas = Arenas(CAPACITY)
+        for batch in batches:
+            attend = SlotAttention(arenas, Plan(rows.view(batch), torch.device("cpu"), in_place=True), folded_kernel)
+            output = module(feature_ND[batch], levels_N[batch], rows.positions_N[batch], attend)
+            assert_same(output, expected_ND[batch])
+    logits = reference.rms(expected_ND, weights["model.norm.weight"], reference.TARGETS_EPS)
+    logits = logits @ draft.tensors["lm_head.weight"].T
+    if checkpoint.draft_ids is not None:
+        logits = reference.scattered(logits, DRAFTED_IDS, VOCAB)
+    assert_same(module.logits(expected_ND), logits)

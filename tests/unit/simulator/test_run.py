@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from penstock.cluster import Cluster, load_cluster, plain_step_seconds, random_cluster, stage_timings
+from penstock.cluster import Cluster, draft_timing, load_cluster, plain_step_seconds, random_cluster, stage_timings
 from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason
 from penstock.drafters.base import Draft
 from penstock.drafters.emulated import EmulatedDrafter
+from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions, resolve_options
-from penstock.messages import Sampling
+from penstock.messages import Result, Sampling
 from penstock.requests.request import Request
 from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.run import Timed, busy_share, make_loop, simulate
@@ -145,3 +148,51 @@ def drafts_by_path(script: Script, config: SpeculativeConfig) -> dict[tuple[int,
 def test_shares_are_of_the_time_that_counts() -> None:
     assert busy_share([(0.0, 2.0), (3.0, 4.0), (9.0, 12.0)], 1.0, 11.0) == pytest.approx(0.4)
     assert busy_share([(0.0, 2.0)], 1.0, 1.0) == 0.0
+
+
+def test_a_stage_and_a_drafter_on_one_device_add_up() -> None:
+    """A chain advances a token in the time of the stage and of the pass, however short the others are."""
+    shared = load_cluster("spd-8", drafter_on="last-stage")
+    tokens = 200
+    (found,) = simulate(shared, profile_script(ALWAYS, 1, tokens, seed=0), chain())
+    draft = draft_timing(shared)
+    assert draft is not None
+    step = stage_timings(shared)[-1].seconds(1) + draft.seconds(1)
+    assert found.metrics.misses == 0
+    assert found.seconds == pytest.approx(tokens * step, rel=0.1)
+    (apart,) = simulate(load_cluster("spd-8"), profile_script(ALWAYS, 1, tokens, seed=0), chain())
+    assert apart.seconds < 0.7 * found.seconds
+
+
+@pytest.mark.parametrize("strategy", ["continuous", "pipedec"])
+@pytest.mark.parametrize("place", ["last-stage", "gpu-2"])
+def test_batches_and_passes_never_have_a_device_at_once(strategy: str, place: str) -> None:
+    cluster = load_cluster("spd-4", drafter_on=place)
+    script = profile_script((0.6, 0.8), 1, 40, seed=3)
+    config = SpeculativeConfig(strategy=strategy)  # type: ignore[arg-type]
+    loop = make_loop(cluster, script, config)
+    assert loop.drafter is not None
+    used: list[tuple[float, float]] = []
+
+    class Used(Observer):
+        def arrived(self, result: Result, at: float) -> None:
+            used.extend((s.start, s.end) for s in result.spans if s.stage == cluster.drafting_stage and s.rows)
+
+        def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+            assert loop.drafter is not None
+            turn = loop.drafter.spent.turn
+            assert turn is not None
+            assert asked_at <= turn.start
+            assert turn.end <= at
+            used.append((turn.start, turn.end))
+
+    loop.observers = [Used()]
+    strategy_of_request = make_strategy(config, len(cluster.stages), loop.experience)
+    request = Request(0, [0] * script.prompts[0], Sampling(), 40, frozenset(), strategy_of_request, Timed())
+    loop.add(request)
+    while loop.busy:
+        loop.step()
+    loop.drain()
+    used.sort()
+    assert len(used) > 40
+    assert all(one[1] <= other[0] + 1e-12 for one, other in pairwise(used))

@@ -11,7 +11,20 @@ from hypothesis import strategies as st
 
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.core import PenstockError
-from penstock.messages import NO_SLOT, Batch, Cancel, Features, Opened, Ready, Result, Rows, Sampling, Stop
+from penstock.messages import (
+    NO_SLOT,
+    Batch,
+    Cancel,
+    Features,
+    Occupied,
+    Occupy,
+    Opened,
+    Ready,
+    Result,
+    Rows,
+    Sampling,
+    Stop,
+)
 from penstock.pipeline.clock import VirtualClock
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Line, StageDriver
@@ -267,3 +280,92 @@ def test_each_layers_state_of_a_row_weighs_on_the_line_aside() -> None:
         assert isinstance(aside.message, Features)
         arrivals.append(aside.message.arrives)
     assert arrivals == pytest.approx([3.5, 4.5], abs=1e-3)
+
+
+def turns(one: StageDriver, clock: VirtualClock) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """When the stage's batches and the drafter's passes had the device, run to the end."""
+    batches, passes = [], []
+    while one.due is not None:
+        clock.wait(one.due)
+        for sent in one.step():
+            if isinstance(sent.message, Result):
+                batches += [(span.start, span.end) for span in sent.message.spans]
+            if isinstance(sent.message, Occupied):
+                passes.append((sent.message.start, sent.message.end))
+    return batches, passes
+
+
+def at(stream: int, arrives: float) -> Batch:
+    one = batch(stream)
+    one.arrives = arrives
+    return one
+
+
+@pytest.mark.parametrize(
+    ("arrives", "asked", "computed", "drafted"),
+    [
+        (1.0, 5.0, (1.0, 3.0), (5.0, 5.5)),  # the device is free for both
+        (1.0, 2.0, (1.0, 3.0), (3.0, 3.5)),  # the pass waits for the batch
+        (1.0, 0.75, (1.25, 3.25), (0.75, 1.25)),  # the batch waits for the pass
+        (1.0, 1.0, (1.0, 3.0), (3.0, 3.5)),  # the batch first, where they come together
+    ],
+)
+def test_a_device_does_one_pass_at_a_time(
+    arrives: float, asked: float, computed: tuple[float, float], drafted: tuple[float, float]
+) -> None:
+    clock = VirtualClock()
+    one = driver(0, 1, clock, timing=stage_timing(2.0))
+    one.on_message(at(0, arrives))
+    one.on_message(Occupy(seconds=0.5, arrives=asked))
+    assert turns(one, clock) == ([computed], [drafted])
+
+
+def test_turns_are_in_the_order_of_coming() -> None:
+    """Two passes are asked for while a batch is computed, and a batch comes between them."""
+    clock = VirtualClock()
+    one = driver(0, 1, clock, timing=stage_timing(4.0))
+    one.on_message(at(0, 0.0))
+    list(one.step())
+    one.on_message(Occupy(seconds=0.5, arrives=1.0))
+    one.on_message(at(1, 2.0))
+    one.on_message(Occupy(seconds=0.5, arrives=3.0))
+    assert turns(one, clock) == ([(0.0, 4.0), (4.5, 8.5)], [(4.0, 4.5), (8.5, 9.0)])
+
+
+def test_a_pass_has_the_device_while_a_finished_batch_waits_for_the_next_buffer() -> None:
+    clock = VirtualClock()
+    one = driver(0, 2, clock, timing=stage_timing(1.0))
+    one.on_message(batch(0))
+    list(one.step())
+    clock.wait(1.0)
+    list(one.step())
+    one.on_message(batch(1))
+    list(one.step())
+    one.on_message(Occupy(seconds=0.5, arrives=1.5))
+    clock.wait(2.0)
+    (sent,) = one.step()
+    assert isinstance(sent.message, Occupied)
+    assert (sent.message.stage, sent.message.start, sent.message.end) == (0, 2.0, 2.5)
+    assert one.due is None, "the batch still waits for the next stage"
+
+
+def test_a_span_says_when_features_had_arrived() -> None:
+    clock = VirtualClock()
+    core = StageCore(HashLayers(0, 64, 7), 64, is_last=True, taps=[4])
+    sender = StageDriver(0, core, clock.now, stage_timing(2.0), aside=link(0.5))
+    sender.on_message(batch(0))
+    clock.wait(0.0)
+    list(sender.step())
+    clock.wait(2.0)
+    (sent,) = sender.step()
+    assert isinstance(sent.message, Result)
+    assert sent.message.spans[0].features == pytest.approx(2.5, abs=1e-3)
+    one = reader(clock)
+    one.on_message(asking())
+    for layer, arrives in ((0, 2.25), (1, 3.0)):
+        one.on_message(features(1, layer, arrives=arrives), HiddenRows([7]))
+    clock.wait(3.0)
+    _, answer = one.step()
+    assert isinstance(answer.message, Result)
+    (span,) = answer.message.spans
+    assert (span.received, span.start, span.features) == (2.0, 3.0, 3.0)

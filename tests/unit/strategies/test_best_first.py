@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.strategies.best_first import CERTAIN, BestFirst
+from penstock.strategies.best_first import CERTAIN, FLOOR, BestFirst, is_within
 from penstock.tree import Node, TokenTree
 from tests.unit.test_tree import Numbered
 
@@ -27,14 +27,16 @@ class World:
         self.rng = rng
         self.source = Numbered()
         self.tree = TokenTree(Node(0, 0, 0, 0), self.source)
-        self.order = BestFirst(lambda candidates: [chance for _, chance in candidates])
+        self.order = BestFirst(lambda node: [chance for _, chance in node.candidates or ()])
         self.asked: list[Node] = []
-        self.taken: set[int] = set()
+        self.chances: dict[int, float] = {}
+        """Of the nodes whose parent has been corrected since they came into being."""
 
     def step(self) -> None:
         self.order.look(self.tree)
         self.check()
-        self.rng.choice([self.send, self.send, self.ask, self.ask, self.answer, self.answer, self.commit, self.room])()
+        twice = [self.send, self.ask, self.answer, self.correct]
+        self.rng.choice([*twice, *twice, self.commit, self.room])()
 
     def send(self) -> None:
         for _ in range(self.rng.randint(1, 4)):
@@ -62,10 +64,28 @@ class World:
         """Answers come in any order, also for nodes that have died or become certain since."""
         for _ in range(min(len(self.asked), self.rng.randint(1, 3))):
             node = self.asked.pop(self.rng.randrange(len(self.asked)))
-            count = self.rng.randint(0, 4)
-            chances = sorted((self.rng.choice(CHANCES) for _ in range(count)), reverse=True)
-            node.candidates = list(zip(self.rng.sample(range(9), count), chances, strict=True))
+            node.candidates = self.draft(self.rng.randint(0, 4))
+            if node.candidates and is_within(node, self.tree.root) and self.rng.random() < 0.2:
+                self.tree.correct(node, self.draft(self.rng.randint(1, 4)))
         self.order.look(self.tree)
+
+    def correct(self) -> None:
+        """Several nodes at once, in any order, some of them twice and some below others."""
+        answered = [node for node in self.tree.nodes() if node.candidates]
+        for _ in range(min(len(answered), self.rng.randint(1, 4))):
+            node = self.rng.choice(answered)
+            self.tree.correct(node, self.draft(self.rng.randint(1, 4)))
+            said = dict(node.candidates or ())
+            dropped = [child for child in node.children if child not in said]
+            for token, child in node.children.items():
+                self.chances[child.id] = said.get(token, rest_of(list(said.values()), len(dropped)))
+        if self.rng.random() < 0.3:
+            self.commit()
+        self.order.look(self.tree)
+
+    def draft(self, count: int) -> list[tuple[int, float]]:
+        chances = sorted((self.rng.choice(CHANCES) for _ in range(count)), reverse=True)
+        return list(zip(self.rng.sample(range(9), count), chances, strict=True))
 
     def commit(self) -> None:
         """The engine walks on from a root that has come out; a token that is no node begins a new tree."""
@@ -116,6 +136,11 @@ class World:
     def check(self) -> None:
         """Everything that is asked of the order without taking from it."""
         root, order, tree = self.tree.root, self.order, self.tree
+        for node in tree.nodes():
+            for token, child in node.children.items():
+                chance = self.chances.get(child.id)
+                assert child.score == node.score + (dict(node.candidates or ())[token] if chance is None else chance)
+                assert child.score < node.score
         unsent, unasked = self.nodes(lambda node: node.entered), self.nodes(lambda node: node.asked)
         grown = [score for score, _, _ in self.candidates()] if tree.room > 0 else []
         for found, nodes in ((order.best_unsent(tree), unsent), (order.best_unasked(tree), unasked)):
@@ -127,6 +152,12 @@ class World:
         awaited = [node for node in tree.nodes() if node.asked and node.candidates is None]
         for mass, nodes in ((order.mass_awaited(tree), awaited), (order.mass_unasked(tree), unasked)):
             assert mass == pytest.approx(sum(math.exp(node.score - root.score) for node in nodes))
+
+
+def rest_of(named: list[float], dropped: int) -> float:
+    """What each of the children gets that are not among the candidates any more."""
+    left = (1 - sum(map(math.exp, named))) / max(1, dropped)
+    return max(FLOOR, min(math.log(left) if left > 0 else FLOOR, min(named)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -186,3 +217,48 @@ def test_a_root_that_entered_before_the_first_look_is_still_asked_about() -> Non
     world.order.look(world.tree)
     assert world.order.best_unsent(world.tree) == -math.inf
     assert world.order.take_unasked(world.tree) is world.tree.root
+
+
+def grown(chances: list[float]) -> World:
+    """The root's candidates have these chances, are nodes, and the best of them is drafted from in the same way."""
+    world = World(random.Random(0))
+    for _ in range(2):
+        world.order.look(world.tree)
+        node = world.order.take_unasked(world.tree)
+        node.asked, node.candidates = True, [(token, math.log(chance)) for token, chance in enumerate(chances)]
+    world.order.look(world.tree)
+    for _ in range(2 * len(chances) + 1):
+        world.order.take_unsent(world.tree).entered = True
+    return world
+
+
+def test_a_corrected_child_enters_next() -> None:
+    world = grown([0.6, 0.3])
+    world.tree.correct(world.tree.root, [(7, math.log(0.9)), (0, math.log(0.06))])
+    world.order.look(world.tree)
+    child = world.order.take_unsent(world.tree)
+    assert child.token == 7
+    assert math.exp(child.score) == pytest.approx(0.9)
+
+
+def test_what_lies_below_a_child_moves_with_it() -> None:
+    world = grown([0.6, 0.3])
+    child, dropped = world.tree.root.children[0], world.tree.root.children[1]
+    world.tree.correct(world.tree.root, [(7, math.log(0.9)), (0, math.log(0.06))])
+    world.order.look(world.tree)
+    assert math.exp(child.score) == pytest.approx(0.06)
+    assert math.exp(child.children[1].score) == pytest.approx(0.06 * 0.3)
+    assert math.exp(dropped.score) == pytest.approx(0.04), "what the candidates leave"
+
+
+def test_children_that_a_correction_drops_share_what_it_leaves_and_never_come_before_those_that_it_names() -> None:
+    world = grown([0.4, 0.3, 0.2])
+    world.tree.correct(world.tree.root, [(7, math.log(0.8)), (8, math.log(0.05))])
+    world.order.look(world.tree)
+    assert [math.exp(child.chance) for child in world.tree.root.children.values()] == pytest.approx([0.05] * 3)
+    world.tree.correct(world.tree.root, [(7, math.log(0.8)), (8, math.log(0.17))])
+    world.order.look(world.tree)
+    assert [math.exp(child.chance) for child in world.tree.root.children.values()] == pytest.approx([0.01] * 3)
+    world.tree.correct(world.tree.root, [(7, 0.0)])
+    world.order.look(world.tree)
+    assert [child.chance for child in world.tree.root.children.values()] == [FLOOR] * 3

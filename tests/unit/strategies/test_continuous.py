@@ -178,6 +178,21 @@ def test_auto_goes_on_asking_so_that_a_better_time_is_noticed() -> None:
     assert strategy.ask(tree) == [tree.root]
 
 
+def test_corrections_are_taken_where_they_are_wanted_and_auto_takes_few_that_mislead() -> None:
+    experience = experienced(flat)
+    made = [kind(experience, 8, 2, wanted) for kind in (Continuous, Auto) for wanted in (True, False)]
+    assert [strategy.corrects for strategy in made] == [True, False, True, False]
+    first, worse, right = [(0, -0.5)], [(1, -0.5)], Node(1, 0, 0, 0, picked=0)
+    taken = 0
+    for _ in range(300):
+        is_taken = made[2].corrects
+        right.candidates, right.earlier = (worse, (first,)) if is_taken else (first, ())
+        taken += is_taken
+        experience.judge(right)
+    assert 0 < taken < 30, "a new trial now and then"
+    assert made[0].corrects
+
+
 class World:
     """A tree, and an experience that is drawn anew before every decision: any cluster, any moment."""
 
@@ -207,6 +222,8 @@ class World:
         self.decide()
         if rng.random() < 0.4:
             self.answer()
+        elif rng.random() < 0.3:
+            self.correct()
         elif tree.root.entered and rng.random() < 0.5:
             self.commit()
 
@@ -229,9 +246,17 @@ class World:
 
     def answer(self) -> None:
         for node in self.asked:
-            chances = sorted((self.rng.random() for _ in range(self.rng.randint(0, 3))), reverse=True)
-            node.candidates = [(token, math.log(chance + 1e-6) - 1) for token, chance in enumerate(chances)]
+            node.candidates = self.draft(self.rng.randint(0, 3))
         self.asked = []
+
+    def correct(self) -> None:
+        for node in self.tree.nodes():
+            if node.candidates and self.rng.random() < 0.3:
+                self.tree.correct(node, self.draft(self.rng.randint(1, 3)))
+
+    def draft(self, count: int) -> list[tuple[int, float]]:
+        chances = sorted((self.rng.random() for _ in range(count)), reverse=True)
+        return list(zip(self.rng.sample(range(4), count), (math.log(p + 1e-6) - 1 for p in chances), strict=True))
 
     def commit(self) -> None:
         token = self.rng.randrange(4)

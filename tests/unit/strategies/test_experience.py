@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.messages import Pick, Result, Span
 from penstock.strategies.experience import LOWEST, SIZES, TRUST, Calibration, Experience, PipelineTimes, Times
+from penstock.tree import Node
 
 CLAIMED = [0.6, 0.25, 0.1]
 
@@ -271,3 +272,40 @@ def test_the_last_of_several_tokens_is_the_one_that_missed() -> None:
     for hits in (1, 1, 0):
         other.decided(hits, 1)
     assert one.miss_rate == other.miss_rate
+
+
+def answered(picked: int, *answers: list[tuple[int, float]]) -> Node:
+    """A node with these answers, the first one first, whose successor the target has picked."""
+    return Node(1, 0, 0, 0, picked=picked, candidates=answers[-1], earlier=answers[:-1])
+
+
+def test_first_answers_and_corrections_are_calibrated_apart() -> None:
+    """The first ones are never right here, the second ones always, with the same confidence."""
+    experience = Experience()
+    first, second = candidates([0.6]), [(5, math.log(0.6))]
+    for _ in range(200):
+        experience.judge(answered(5, first, second))
+    assert experience.calibration.decisions == experience.corrections.decisions == 200
+    (before,) = experience.chances(answered(5, first))
+    (after,) = experience.chances(answered(5, first, second))
+    assert math.exp(before) < 0.05
+    assert math.exp(after) > 0.95
+
+
+def test_every_correction_of_a_node_is_judged() -> None:
+    experience = Experience()
+    experience.judge(answered(5, candidates([0.6]), [(5, math.log(0.6))], [(4, math.log(0.6))]))
+    assert experience.corrections.decisions == 2
+    (chance,) = experience.chances(answered(5, candidates([0.6]), candidates([0.6])))
+    assert math.exp(chance) == pytest.approx((TRUST * 0.6 + 1) / (TRUST + 2)), "one was right, one was wrong"
+
+
+@pytest.mark.parametrize(("best", "turned"), [(5, 1), (0, 0), (7, -1)])
+def test_what_corrections_turn_right_is_told_from_what_they_turn_wrong(best: int, turned: int) -> None:
+    experience = Experience()
+    first, correction = candidates([0.6]), [(best, math.log(0.6))]
+    experience.judge(answered(0 if turned < 0 else 5, first))
+    assert experience.turned == 0
+    for _ in range(500):
+        experience.judge(answered(0 if turned < 0 else 5, first, correction))
+    assert experience.turned == pytest.approx(turned, abs=0.01)

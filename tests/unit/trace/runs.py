@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.trace.reader import Commit, Round, Trace, Trip, Visit
+from penstock.trace.reader import Commit, Round, Trace, Trip, Turn, Visit
 from penstock.trace.writer import FIRST_STAGE, TraceWriter
 from tests.histories import History
 
@@ -19,7 +19,8 @@ class Run:
     def __init__(self, seed: int) -> None:
         self.history = History(random.Random(seed))
         loop = self.history.loop
-        writer = TraceWriter([f"stage {i}" for i in range(self.history.stages)], "a run")
+        names = [f"stage {i}" for i in range(self.history.stages)]
+        writer = TraceWriter(names, "a run", self.history.drafter, [10.0] * len(names))
         loop.observers.append(writer)
         self.history.run()
         while len(loop.inflight):
@@ -35,8 +36,9 @@ class Run:
         return [e for e in events if e["ph"] != "M" and e["tid"] == track and e["name"].startswith(name)]
 
     def stages(self) -> Iterator[list[dict[str, Any]]]:
+        """The batches of each; a drafter's passes on its device are left out."""
         for stage in range(self.history.stages):
-            yield self.events(FIRST_STAGE + stage)
+            yield self.events(FIRST_STAGE + stage, "batch")
 
 
 def trip(
@@ -52,10 +54,14 @@ def trip(
 
 
 def drawn(
-    *trips: Trip, rounds: Sequence[tuple[int, int]] = (), end: int | None = None, missed: Sequence[int] = ()
+    *trips: Trip,
+    rounds: Sequence[tuple[int, int]] = (),
+    end: int | None = None,
+    missed: Sequence[int] = (),
+    turns: Sequence[Turn] = (),
 ) -> Trace:
     """A trace of these batches in stream order; ``end`` is its last commit, by default the last result."""
     commits = [Commit(trips[-1].arrived if end is None else end, 1, 0)]
     questions = [Round(start, finish, 1) for start, finish in rounds]
     stages = [f"stage {i}" for i in range(len(trips[0].visits))]
-    return Trace("drawn", stages, list(trips), questions, commits, frozenset(missed))
+    return Trace("drawn", stages, list(trips), questions, commits, frozenset(missed), list(turns))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.trace.bubbles import Bubbles, Cause, Gap
-from penstock.trace.reader import Trace, read_trace
+from penstock.trace.reader import Trace, Turn, read_trace
 from penstock.trace.summary import busy_time, summarise
 from tests.unit.trace.runs import Run, drawn, trip
 
@@ -199,3 +199,13 @@ def check_gaps(gaps: list[Gap]) -> None:
         assert sum(gap.causes.values()) == gap.end - gap.start
         assert min(gap.causes.values()) >= 0
         assert set(gap.causes) <= set(Cause)
+
+
+def test_a_batch_waits_while_the_drafter_has_the_stages_device() -> None:
+    """Only while it is there: before, it was on its way. The other stage's device is its own."""
+    trace = drawn(
+        trip(0, (0, 0, 10), (10, 10, 20), arrived=20, after="request"),
+        trip(10, (10, 10, 20), (25, 31, 41), arrived=41, after="ready"),
+        turns=[Turn(1, 22, 31), Turn(0, 41, 42)],
+    )
+    assert causes(trace, 1)[1] == (20, 31, {"link": 5, "drafter's turn": 6})

@@ -33,7 +33,7 @@ def test_batches_rounds_and_commits_come_back(run: Run, file: Path) -> None:
     assert (trace.title, len(trace.stages)) == ("a run", run.history.stages)
     assert [trip.stream for trip in trace.trips] == list(range(run.streams))
     for stage in range(run.history.stages):
-        for trip, event in zip(trace.trips, run.events(FIRST_STAGE + stage), strict=True):
+        for trip, event in zip(trace.trips, run.events(FIRST_STAGE + stage, "batch"), strict=True):
             visit = trip.visits[stage]
             assert visit.start == pytest.approx(event["ts"] * 1e3, abs=1)
             assert visit.end == pytest.approx((event["ts"] + event["dur"]) * 1e3, abs=1)

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from penstock import cli
 from penstock.trace.bubbles import Cause
-from penstock.trace.reader import read_trace
-from penstock.trace.show import show_trace
-from penstock.trace.summary import ADVICE, Summary, summarise
+from penstock.trace.reader import Sent, read_trace
+from penstock.trace.show import drafter_lines, show_trace
+from penstock.trace.summary import ADVICE, FeatureSummary, Summary, summarise
 from tests.unit.trace.runs import Run, drawn, trip
 
 
@@ -112,3 +112,34 @@ def test_a_bad_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert result.stderr.startswith(f"penstock: error: {other}: the file is not a trace of Penstock's")
     assert result.stderr.count("\n") == 1
     assert not result.stdout
+
+
+def test_features_count_by_step_and_the_prompts_apart() -> None:
+    trace = drawn(trip(0, (0, 0, 10), arrived=10, after="request"))
+    second = 10**9
+    trace.sent[:] = [
+        Sent(0, 0, 0, second, second, 500, prompt=True),
+        Sent(0, 1, second, 3 * second, second, 100, prompt=True),
+        Sent(1, 0, 4 * second, 5 * second, second, 30, prompt=False),
+        Sent(1, 1, 4 * second, 7 * second, 3 * second, 10, prompt=False),
+        Sent(2, 0, 8 * second, 9 * second, second, 20, prompt=False),
+    ]
+    found = summarise(trace).features
+    assert found == FeatureSummary(bytes_per_step=30.0, seconds_per_step=2.0, prompt_bytes=600, prompt_seconds=3.0)
+    assert summarise(drawn(trip(0, (0, 0, 10), arrived=10, after="request"))).features is None
+
+
+def test_why_drafts_come_late_is_printed_and_in_the_json(tmp_path: Path) -> None:
+    run = next(run for run in map(Run, range(40)) if run.history.reads and "features" in run.text)
+    path = tmp_path / "trace.json"
+    path.write_text(run.text)
+    summary = summarise(read_trace(path))
+    assert summary.features is not None
+    assert summary.features.prompt_bytes > 0
+    lines = " ".join(drafter_lines(summary))
+    assert "s for features" in lines
+    assert "s for its device; computed" in lines
+    assert "a step; the prompt's" in lines
+    table = summary.as_dict()
+    assert table["drafter"]["seconds"] == summary.drafter_spent
+    assert table["features"]["prompt_bytes"] == summary.features.prompt_bytes

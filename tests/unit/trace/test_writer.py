@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.cluster import load_cluster
-from penstock.messages import Batch, Result, Rows
+from penstock.drafters.base import Spent
+from penstock.messages import Batch, Occupied, Result, Rows, Span
 from penstock.trace.writer import DRAFTER, ENGINE, FIRST_STAGE, TraceWriter, trace_writer
 from tests.histories import History
 from tests.unit.trace.runs import Run
@@ -57,7 +58,7 @@ def test_every_batch_is_on_every_stage_once_in_stream_order(run: Run) -> None:
 
 
 def test_spans_of_a_track_do_not_overlap(run: Run) -> None:
-    for events in [*run.stages(), run.events(DRAFTER)]:
+    for events in [run.events(track) for track in range(DRAFTER, FIRST_STAGE + 2 * run.history.stages)]:
         for event, after in pairwise(events):
             assert event["ts"] + event["dur"] <= after["ts"] + NANOSECOND
 
@@ -88,7 +89,7 @@ def test_commits_are_the_tokens_of_every_request(run: Run) -> None:
 def test_every_batch_enters_and_comes_back_once(run: Run) -> None:
     for name in ("enter", "result"):
         assert [e["args"]["stream"] for e in run.events(ENGINE, name)] == list(range(run.streams))
-    for entered, first in zip(run.events(ENGINE, "enter"), run.events(FIRST_STAGE), strict=True):
+    for entered, first in zip(run.events(ENGINE, "enter"), run.events(FIRST_STAGE, "batch"), strict=True):
         assert entered["args"]["rows"] == len(entered["args"]["nodes"])
         assert entered["ts"] <= first["ts"] + NANOSECOND
 
@@ -144,11 +145,61 @@ def test_an_empty_trace_is_valid() -> None:
 
 
 def test_tracks_are_named_after_devices_and_emulation_is_said() -> None:
-    setup: Any = SimpleNamespace(cluster=load_cluster("demo"), options=SimpleNamespace(model="m"), layers=[])
+    setup: Any = SimpleNamespace(
+        cluster=load_cluster("demo"), options=SimpleNamespace(model="m"), layers=[], stages=4, speculator=None
+    )
     trace = trace_writer(setup).as_dict()
     assert "emulated" in trace["otherData"]["title"]
     assert any(e["args"].get("name") == "stage 3: board-4" for e in trace["traceEvents"])
-    setup = SimpleNamespace(cluster=None, options=SimpleNamespace(model="m"), layers=[(0, 4), (4, 16)])
+    setup = SimpleNamespace(
+        cluster=None, options=SimpleNamespace(model="m"), layers=[(0, 4), (4, 16)], stages=2, speculator=None
+    )
     trace = trace_writer(setup).as_dict()
     assert "emulated" not in trace["otherData"]["title"]
     assert any(e["args"].get("name") == "stage 1: layers 4-15" for e in trace["traceEvents"])
+
+
+def test_features_are_on_a_track_per_line_and_the_prompts_are_told_apart() -> None:
+    writer = TraceWriter(["stage 0", "stage 1"], row_bytes=[100.0, 300.0])
+    for stream, begins in ((0, 0.0), (1, 4.0)):
+        writer.submitted(Batch(stream=stream, rows=Rows([7], [stream], [0], [0], [0], [0])), begins)
+        spans = [
+            Span(0, begins, begins, begins + 1, 0.0, 1.0, rows=2, features=begins + 6),  # the line is slow
+            Span(1, begins + 1, begins + 1, begins + 2, 0.0, 1.0, rows=2),
+        ]
+        writer.arrived(Result(stream=stream, spans=spans), begins + 2)
+        request: Any = SimpleNamespace(number=7, metrics=SimpleNamespace(misses=0))
+        done: Any = SimpleNamespace(committed=[SimpleNamespace(token=1)], hits=0, dead=[])
+        writer.advanced(request, done, begins + 2)
+    trace = writer.as_dict()["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in trace if e["name"] == "thread_name"}
+    first, second = (e for e in trace if e["cat"] == "features")
+    assert names[first["tid"]] == "features of stage 0"
+    assert "features of stage 1" not in names.values(), "nothing came from there"
+    assert first["args"] == {"stream": 0, "stage": 0, "rows": 2, "bytes": 200, "prompt": True, "took_ms": 5000.0}
+    assert (second["args"]["prompt"], second["args"]["took_ms"]) == (False, 5000.0)
+    assert (first["ts"], first["dur"]) == (1e6, 5e6)
+    assert (second["ts"], second["dur"]) == (6e6, 4e6), "one after the other, as on the line"
+
+
+def test_features_without_a_modelled_link_are_instants() -> None:
+    writer = TraceWriter(["stage 0"], row_bytes=[100.0])
+    writer.submitted(Batch(stream=0, rows=Rows([7], [0], [0], [0], [0], [0])), 0.0)
+    writer.arrived(Result(stream=0, spans=[Span(0, 0.0, 1.0, 2.0, 1.0, 0.0, rows=1, features=0.0)]), 2.0)
+    (event,) = [e for e in writer.as_dict()["traceEvents"] if e["cat"] == "features"]
+    assert (event["ph"], event["args"]["took_ms"]) == ("i", 0.0)
+
+
+def test_a_round_says_what_it_waited_for_and_when_it_had_a_stages_device() -> None:
+    drafter: Any = SimpleNamespace(spent=Spent(0.25, 1.25, 0.5, 1.0, Occupied(stage=1, start=1.5, end=2.5)))
+    writer = TraceWriter(["stage 0", "stage 1"], drafter=drafter)
+    draft: Any = SimpleNamespace(node=SimpleNamespace(id=5), candidates=[(1, 0.0)])
+    writer.drafted([draft], 1.0, 2.5)
+    events = {e["cat"]: e for e in writer.as_dict()["traceEvents"] if e["ph"] == "X"}
+    assert {name: events["draft"]["args"][name] for name in ("features_ms", "device_ms", "computing_ms")} == {
+        "features_ms": 250.0,
+        "device_ms": 500.0,
+        "computing_ms": 1000.0,
+    }
+    assert events["pass"]["tid"] == FIRST_STAGE + 1
+    assert (events["pass"]["ts"], events["pass"]["dur"]) == (5e5, 1e6)

@@ -41,16 +41,16 @@ def test_the_divergence_is_summed_over_what_teaches(target: Checkpoint, ids: tor
             expected += divergence_of(wanted_V if ids is None else wanted_V[ids], own(hidden[sequence, row - step]))
             rows += 1
     assert 3 < rows < 21
-    torch.testing.assert_close(teaching.divergence(step, hidden, own), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(teaching.divergence(hidden, own), expected, atol=1e-4, rtol=1e-4)
     assert ids is not None or int(teaching.taught_Bn.sum()) == 19
 
 
 def test_it_is_zero_for_the_target_itself_and_for_nothing(target: Checkpoint) -> None:
     head, batch = head_of(target), random_batch(target, 2, 6, 1)
-    found = Teaching(head, batch, None).divergence(0, batch.final_BnD, head)
+    found = Teaching(head, batch, None).divergence(batch.final_BnD, head)
     assert abs(found.item()) < 1e-4
     nothing = changed(batch, learned_BL=torch.zeros_like(batch.learned_BL))
-    found = Teaching(head, nothing, None).divergence(0, batch.final_BnD.requires_grad_(), head)
+    found = Teaching(head, nothing, None).divergence(batch.final_BnD.requires_grad_(), head)
     assert found.item() == 0
     found.backward()
 
@@ -58,10 +58,23 @@ def test_it_is_zero_for_the_target_itself_and_for_nothing(target: Checkpoint) ->
 def test_its_gradient_is_that_of_the_cross_entropy(target: Checkpoint) -> None:
     head, batch = head_of(target), random_batch(target, 2, 6, 1)
     hidden = torch.randn(2, 4, target.hidden_size, requires_grad=True)
-    Teaching(head, batch, None).divergence(0, hidden, head).backward()
+    Teaching(head, batch, None).divergence(hidden, head).backward()
     assert hidden.grad is not None
     found, hidden.grad = hidden.grad.clone(), None
     F.cross_entropy(
         head(hidden).flatten(0, 1), head(batch.final_BnD).softmax(-1).flatten(0, 1), reduction="sum"
     ).backward()
     torch.testing.assert_close(found, hidden.grad)
+
+
+def test_rows_that_are_not_chosen_count_for_nothing(target: Checkpoint) -> None:
+    head, batch = head_of(target), random_batch(target, 2, 6, 1)
+    teaching, own = Teaching(head, batch, None), torch.nn.Linear(target.hidden_size, TOKENS)
+    hidden = torch.randn(2, 4, target.hidden_size)
+    chosen = torch.tensor([[True, False, False, True], [False, True, False, False]])
+    parts = [teaching.divergence(hidden, own, among) for among in (chosen, ~chosen)]
+    torch.testing.assert_close(sum(parts), teaching.divergence(hidden, own))
+    alone = divergence_of(head(batch.final_BnD[1, 1]), own(hidden[1, 1]))
+    only = torch.zeros_like(chosen)
+    only[1, 1] = True
+    torch.testing.assert_close(teaching.divergence(hidden, own, only), alone, atol=1e-4, rtol=1e-4)

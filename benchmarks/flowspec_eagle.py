@@ -1,0 +1,74 @@
+"""FlowSpec's Tables 1 and 2 with an EAGLE drafter, the paper's own kind, on its own clusters.
+
+    python benchmarks/flowspec_eagle.py --eagle DIR [--prompts 10] [--tokens 64]
+
+The demo target on held-out code, in virtual time, on the presets flowspec-7b and flowspec-13b; the page has the
+strategies' ratios over naive PP beside those with the demo pair. Each cluster is written to
+benchmarks/measured/flowspec_eagle.json as it finishes, and is not run again if it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import virtual
+from sections import flowspec
+
+from penstock.bench.measure import StrategyRun
+from penstock.cluster import load_cluster
+from penstock.core import ConfigError
+
+NAME = "flowspec_eagle"
+TEMPERATURES = {"T0": 0.0, "T1": 1.0}
+
+
+def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
+    """By temperature what ``sections.flowspec`` reads of every strategy."""
+    drafter, questions = {"method": "eagle", "model": folder}, virtual.asked(sizes, list(TEMPERATURES.values()))
+    runs = virtual.compared(load_cluster(cluster), drafter, flowspec.STRATEGIES, questions)
+    return {
+        name: [kept(run, cluster) for run in runs if run.temperature == temperature]
+        for name, temperature in TEMPERATURES.items()
+    }
+
+
+def kept(run: StrategyRun, cluster: str) -> dict[str, Any]:
+    return {
+        "cluster": cluster,
+        "strategy": run.strategy,
+        "ms_per_token": 1e3 / run.tokens_per_second,
+        "mean_acceptance_length": run.mean_acceptance_length,
+        "identical": run.identical_to_autoregressive,
+    }
+
+
+def lines(cluster: str, row: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"{cluster:12} {name}  {run['strategy']:52} {flowspec.ratio(row[name], run['strategy'], cluster)} naive PP"
+        + ("" if run["identical"] else "  NOT IDENTICAL")
+        for name in TEMPERATURES
+        for run in row[name]
+    )
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="FlowSpec's tables with EAGLE, in virtual time.")
+    virtual.add_drafters(parser, ["eagle"])
+    virtual.add_sizes(parser)
+    options = parser.parse_args(arguments)
+    sizes, drafters = virtual.Sizes(options.prompts, options.tokens), virtual.drafters_of(options, ["eagle"])
+    command = virtual.command_of("flowspec_eagle.py", drafters, sizes)
+    for cluster in flowspec.CLUSTERS.values() if drafters["eagle"] else ():
+        take = partial(measured, drafters["eagle"][0], cluster, sizes)
+        print(lines(cluster, virtual.once(NAME, cluster, sizes, command, take)), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        sys.exit(f"flowspec_eagle: error: {error}")

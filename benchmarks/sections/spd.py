@@ -1,0 +1,195 @@
+"""SPD (Wang et al., 2026): Tables 1, 2 and 5 beside ours, in-flight correction, and what drafters' time buys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import drafter_time
+import spd_correction
+import spd_tables
+import virtual
+from sections.base import Section, paragraphs
+
+from penstock.bench.tables import bounds, markdown, times
+
+CELLS = tuple(
+    spd_tables.cell_key(temperature, width) for width in spd_tables.WIDTHS for temperature in spd_tables.TEMPERATURES
+)
+"""In the paper's order."""
+Row = tuple[tuple[float, ...], ...]
+"""By CELLS: acceptance length and, where drafting takes time, theoretical speed-up."""
+
+MEAN: dict[str, Row] = {
+    "eagle3 n=4 Ls=1": ((2.70, 2.47), (2.22, 2.03), (3.01, 2.75), (2.88, 2.63)),
+    "eagle3 n=8 Ls=1": ((3.32, 2.72), (2.51, 2.06), (4.40, 3.61), (3.40, 2.79)),
+    "eagle3 n=16 Ls=1": ((3.51, 2.39), (2.65, 1.80), (4.90, 3.33), (3.58, 2.44)),
+    "early_exit n=4 Ls=1": ((1.67, 1.49), (1.49, 1.33), (1.73, 1.54), (1.82, 1.62)),
+    "early_exit n=8 Ls=1": ((1.93, 1.54), (1.63, 1.31), (1.86, 1.49), (2.09, 1.67)),
+    "early_exit n=16 Ls=1": ((1.93, 1.29), (1.65, 1.10), (1.77, 1.18), (2.02, 1.35)),
+    "spd n=4 Ls=1": ((2.08,), (1.91,), (2.17,), (2.33,)),
+    "spd n=4 Ls=2": ((2.19,), (2.02,), (2.28,), (2.48,)),
+    "spd n=4 Ls=4": ((2.29,), (2.10,), (2.40,), (2.65,)),
+    "spd n=8 Ls=1": ((2.46,), (2.24,), (2.53,), (2.88,)),
+    "spd n=8 Ls=2": ((2.72,), (2.49,), (2.81,), (3.28,)),
+    "spd n=8 Ls=4": ((2.82,), (2.56,), (2.91,), (3.43,)),
+    "spd n=16 Ls=1": ((2.62,), (2.33,), (2.64,), (3.13,)),
+    "spd n=16 Ls=2": ((2.83,), (2.48,), (2.84,), (3.44,)),
+    "spd n=4 Ls=2 output states": ((2.61, 2.09), (2.50, 2.00), (2.70, 2.16), (2.96, 2.36)),
+    "spd n=8 Ls=2 output states": ((3.31, 2.20), (3.09, 2.06), (3.40, 2.27), (4.10, 2.73)),
+    "spd n=16 Ls=2 output states": ((3.66, 1.83), (3.28, 1.64), (3.69, 1.84), (4.78, 2.39)),
+}
+"""Qwen3.5-4B, mean of MT-Bench, GSM8K and HumanEval: Table 1, and with output states Table 2."""
+HUMANEVAL: dict[str, Row] = {
+    "eagle3 n=4 Ls=1": ((2.83, 2.58), (2.40, 2.19), (3.25, 2.97), (3.01, 2.75)),
+    "eagle3 n=8 Ls=1": ((3.56, 2.92), (2.79, 2.29), (4.64, 3.81), (3.90, 3.20)),
+    "eagle3 n=16 Ls=1": ((3.86, 2.63), (3.05, 2.08), (5.37, 3.66), (4.08, 2.78)),
+    "early_exit n=4 Ls=1": ((1.84, 1.63), (1.60, 1.42), (1.91, 1.70), (1.95, 1.73)),
+    "early_exit n=8 Ls=1": ((2.35, 1.88), (1.85, 1.48), (2.28, 1.83), (2.46, 1.97)),
+    "early_exit n=16 Ls=1": ((2.26, 1.51), (1.83, 1.22), (2.07, 1.38), (2.33, 1.56)),
+    "spd n=4 Ls=1": ((2.35,), (2.12,), (2.42,), (2.51,)),
+    "spd n=4 Ls=2": ((2.71,), (2.43,), (2.79,), (2.90,)),
+    "spd n=4 Ls=4": ((2.88,), (2.51,), (2.97,), (3.09,)),
+    "spd n=8 Ls=1": ((2.93,), (2.57,), (3.04,), (3.21,)),
+    "spd n=8 Ls=2": ((3.77,), (3.38,), (3.88,), (4.28,)),
+    "spd n=8 Ls=4": ((3.97,), (3.33,), (4.06,), (4.50,)),
+    "spd n=16 Ls=1": ((3.24,), (2.84,), (3.30,), (3.67,)),
+    "spd n=16 Ls=2": ((4.04,), (3.27,), (4.13,), (4.69,)),
+}
+"""Qwen3.5-4B on HumanEval: Table 5."""
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def render_tables(figures: Any) -> str:
+    headings = ["", *CELLS]
+    rows = [cells for key in in_order(figures) for cells in table_rows(key, figures)]
+    preset = [
+        [label(key), *(f"{times(one['preset'])} ({bounds(one['bounds'])})" for one in cells_of(figures[key]))]
+        for key in in_order(figures)
+        if key in figures
+    ]
+    return paragraphs(
+        "Acceptance length / theoretical speed-up, which for SPD from input states are the same, L'. The paper's rows: "
+        "Qwen3.5-4B, mean of MT-Bench, GSM8K and HumanEval and, in brackets, HumanEval, the one that is code as ours "
+        "is (Tables 1 and 5; with output states Table 2, which has the mean only). Tables 3 and 4 are MT-Bench and "
+        "GSM8K: the demo target knows nothing but Python. W = 1 is a chain, W = 4 four branches of four children, "
+        "T = 1 with top-k 50.",
+        markdown(headings, rows),
+        "L' is taken in ideal lockstep, as the paper's is: stages of equal speed, drafts in time, no links. L is the "
+        f"paper's 32, in the theory of ours too; the demo target has 16 layers. {identical(figures)} Speed-up over the "
+        "plain pipeline on the presets `spd-4`, `spd-8` and `spd-16`, with the stages', the module's and the links' "
+        "modelled times and, in brackets, 95% bounds:",
+        markdown(headings, preset),
+    )
+
+
+def in_order(figures: Mapping[str, Any]) -> list[str]:
+    """The paper's rows, and ours that it lacks, by method, stages and layers; methods that we lack left out."""
+    measured = {(row["method"], row["output_states"]) for row in figures.values()}
+    published = [key for key in MEAN if (key.split()[0], key.endswith("states")) in measured]
+    found = dict.fromkeys([*published, *figures])
+    return sorted(found, key=lambda key: (spd_tables.METHODS.index(key.split()[0]), key.endswith("states"), sizes(key)))
+
+
+def sizes(key: str) -> tuple[int, int]:
+    """Stages and layers."""
+    stages, layers = (int(part.split("=")[1]) for part in key.split()[1:3])
+    return stages, layers
+
+
+def table_rows(key: str, figures: Mapping[str, Any]) -> Iterator[list[str]]:
+    if key in MEAN:
+        code = HUMANEVAL.get(key)
+        means = [slashed(mean) for mean in MEAN[key]]
+        yield [f"paper: {label(key)}", *(f"{m} ({slashed(code[i])})" if code else m for i, m in enumerate(means))]
+    if key in figures:
+        hidden = figures[key]["method"] == "spd" and not figures[key]["output_states"]
+        values = [(one["length"],) if hidden else (one["length"], one["theoretical"]) for one in cells_of(figures[key])]
+        yield [f"ours: {label(key)}", *(f"**{slashed(one)}**" for one in values)]
+
+
+def cells_of(row: Mapping[str, Any]) -> list[Any]:
+    return [row["cells"][name] for name in CELLS]
+
+
+def slashed(values: tuple[float, ...]) -> str:
+    return " / ".join(f"{value:.2f}" for value in values)
+
+
+def label(key: str) -> str:
+    name, (stages, layers) = key.split()[0], sizes(key)
+    if name == "eagle3":
+        return f"EAGLE-3, m = {stages - 1}"
+    words = {"early_exit": "early exit (PPSD)", "spd": "SPD"}[name]
+    return f"{words}, n = {stages}, L_s = {layers}{', output states' if key.endswith('states') else ''}"
+
+
+def identical(figures: Mapping[str, Any]) -> str:
+    wrong = [key for key, row in figures.items() if not all(one["identical"] for one in cells_of(row))]
+    return f"NOT identical to plain decoding: {', '.join(wrong)}." if wrong else "All outputs identical."
+
+
+# ----------------------------------------------------------------------------------------------------------- correction
+
+
+def render_correction(figures: Any) -> str:
+    rows = [
+        [
+            f"`{cluster}`, {name.replace('=', ' = ')}",
+            f"{one['off']:.3f}",
+            f"{one['on']:.3f}",
+            f"{one['ratio']:.3f} ({bounds(one['bounds'])})",
+            "yes" if one["identical"] else "NO",
+        ]
+        for cluster, row in figures.items()
+        for name, one in row["temperatures"].items()
+    ]
+    return paragraphs(
+        "`continuous` with SPD's module on held-out code: tokens per stage time without the corrections that the "
+        "module gives for tokens under way, with them, and the ratio of the speeds, paired, with 95% bounds.",
+        markdown(["", "not corrected", "corrected", "ratio", "identical"], rows),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- drafter time
+
+
+def render_drafter_time(figures: Any) -> str:
+    names = [f"{width}, {temperature}" for width in ("W=1", "W=4") for temperature in ("T=0", "T=1")]
+    rows = []
+    for key, row in figures.items():
+        found = [row["widths"][width][temperature] for width, temperature in (name.split(", ") for name in names)]
+        passes = sum(one["passes"] for one in found)
+        rows.append(
+            [
+                f"`{key}`",
+                *(f"{one['accepted'] / one['ms']:.2f}" for one in found),
+                f"{sum(one['ms'] for one in found) / passes:.2f}",
+            ]
+        )
+    return paragraphs(
+        "`pipedec` over four stages, as a chain (W = 1) and with four branches of four children (W = 4): drafted "
+        "tokens that were accepted per millisecond of processor time that the drafter took, its prompts included. "
+        "The first row is the demo pair's small draft model.",
+        markdown(["drafter", *names, "ms per pass"], rows),
+    )
+
+
+SECTIONS = (
+    Section(name=spd_tables.NAME, title="SPD, Tables 1, 2 and 5", how=virtual.HOW, take=None, render=render_tables),
+    Section(
+        name=spd_correction.NAME,
+        title="In-flight correction",
+        how=virtual.HOW,
+        take=None,
+        render=render_correction,
+    ),
+    Section(
+        name=drafter_time.NAME,
+        title="Accepted tokens per millisecond of drafter time",
+        how=drafter_time.HOW,
+        take=None,
+        render=render_drafter_time,
+    ),
+)

@@ -1,0 +1,94 @@
+"""The report on pipelines and speculation in vLLM (Zhao and Tong): Table 2 beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pp_eagle_table
+import virtual
+from sections.base import Section, paragraphs
+
+from penstock.bench.entries import PLAIN
+from penstock.bench.tables import markdown
+
+Columns = tuple[float | None, float | None, float, float]
+"""AR, AL, TP and Lat."""
+
+TABLE_2: dict[str, dict[int, Columns]] = {
+    "none": {
+        1: (None, None, 17095.76, 2.3768),
+        2: (None, None, 17303.33, 2.6438),
+        4: (None, None, 17262.86, 4.0829),
+    },
+    "eagle": {
+        1: (0.4524, 3.1465, 10167.45, 1.3069),
+        2: (0.4524, 3.1490, 10332.06, 1.4591),
+        4: (0.4525, 3.1537, 10570.92, 1.6195),
+    },
+    "eagle3": {
+        1: (0.6498, 4.4069, 14337.97, 0.9761),
+        2: (0.6498, 4.4081, 14374.24, 1.0679),
+        4: (0.6498, 4.4070, 14802.28, 1.1989),
+    },
+}
+"""Llama-3.1-8B on HumanEval, by pipeline stages, without tensor or data parallelism."""
+HEADINGS = ("AR", "AL", "TP, tokens/s", "Lat, s", "Lat / none's")
+
+
+def render(figures: Any) -> str:
+    rows = [["paper: none", stages, *cells(*none(stages), none(stages)[3])] for stages in pp_eagle_table.SIZES]
+    rows += [["ours: none", row["stages"], *ours(row, PLAIN)] for row in first_method(figures)]
+    for method in pp_eagle_table.METHODS:
+        own = [row for row in figures.values() if row["method"] == method]
+        rows += [
+            [f"paper: {method}", stages, *cells(*TABLE_2[method][stages], none(stages)[3])]
+            for stages in pp_eagle_table.SIZES
+        ]
+        rows += [[f"ours: {method}, chain of 5", row["stages"], *ours(row, pp_eagle_table.CHAIN)] for row in own]
+        rows += [[f"ours: {method}, `auto`", row["stages"], *ours(row, "auto")] for row in own]
+    return paragraphs(
+        "The paper's rows: Llama-3.1-8B on H100 of one machine, HumanEval, the set that is code as ours is; TP of up "
+        "to 1024 sequences together, Lat of four of at most 256 tokens. Ours: one request at a time, "
+        f"{next(iter(figures.values()))['tokens']} tokens each, on the same GPUs as modelled, drafted on the last one.",
+        markdown(["", "pp", *HEADINGS], [[str(value) for value in row] for row in rows]),
+        f"{identical(figures)} AL is 1 + accepted tokens per chain; of `auto`, whose tree grows on until a miss, per "
+        "tree. The report's drafters are the published ones for the 8B; ours draft for the demo target.",
+    )
+
+
+def none(stages: int) -> Columns:
+    return TABLE_2["none"][stages]
+
+
+def first_method(figures: Mapping[str, Any]) -> list[Any]:
+    """Plain decoding is the same beside every drafter: one set of its rows is enough."""
+    method = next(iter(figures.values()))["method"]
+    return [row for row in figures.values() if row["method"] == method]
+
+
+def ours(row: Mapping[str, Any], entry: str) -> list[str]:
+    one, plain = row["entries"][entry], row["entries"][PLAIN]
+    length = None if entry == PLAIN else one["AL"]
+    return cells(one["AR"], length, one["TP"], one["Lat"], plain["Lat"])
+
+
+def cells(rate: float | None, length: float | None, throughput: float, latency: float, plain: float) -> list[str]:
+    some = ["NA" if value is None else f"{value:.4f}" for value in (rate, length)]
+    return [*some, f"{throughput:,.2f}", f"{latency:.4f}", f"{latency / plain:.2f}"]
+
+
+def identical(figures: Mapping[str, Any]) -> str:
+    same = all(one["identical"] for row in figures.values() for one in row["entries"].values())
+    return "All outputs identical to plain decoding." if same else "NOT all outputs identical to plain decoding."
+
+
+SECTIONS = (
+    Section(
+        name=pp_eagle_table.NAME,
+        title="Pipelines and EAGLE in vLLM, Table 2",
+        how=virtual.HOW,
+        take=None,
+        render=render,
+    ),
+)

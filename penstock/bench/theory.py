@@ -1,0 +1,43 @@
+"""SPD's theoretical speed-ups (Wang et al., Speculative Pipeline Decoding, section 4.2), for every strategy.
+
+With N tokens in K pipeline steps over n stages the equivalent acceptance length is L' = n N / K (equation 4); bubbles
+count as steps (``lockstep.Lockstep``). Plain decoding has 1, a tree verified in one batch its acceptance length. It is
+the theoretical speed-up where drafting takes place beside the stages' steps. Of a target with L layers and a drafter
+with L_s layers like its own:
+
+    S_spd   = L'                      drafts from what the tokens are when a step begins
+    S_ppsd  = L' x L / (L_s n + L)    drafts from what they are when it ends, which every step waits for
+    S_eagle = L' x L / (L_s m + L)    drafts m levels one after the other while the stages wait
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.config import SpeculativeConfig
+
+if TYPE_CHECKING:
+    from penstock.engine.options import Resolved
+
+
+def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:
+    """What the theoretical speed-up is to L': below 1 where the stages have to wait for a learned drafter.
+
+    Of other drafters the paper has no formula: the time that they take is left out. L is that of the model whose times
+    are emulated, where any are.
+    """
+    if config is None or setup.speculator is None:
+        return 1.0
+    model = setup.cluster.as_model if setup.cluster is not None else None
+    target = model.layers if model is not None else setup.checkpoint.num_layers
+    return target / (setup.speculator.depth * waits(setup, config) + target)
+
+
+def waits(setup: Resolved, config: SpeculativeConfig) -> int:
+    """How many of the drafter's passes the stages wait for in the time of one trip: n, m or none."""
+    assert setup.speculator is not None
+    if config.strategy == "static_tree":
+        assert config.tree_depth is not None
+        return config.tree_depth
+    after_step = config.method == "early_exit" or config.post_state or setup.speculator.asking > 0
+    return setup.stages if after_step else 0

@@ -1,0 +1,131 @@
+"""SPD's drafter, and the early exit: each row needs its own feature, as deep as its token has got by then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.drafters.base import Ask, Draft
+from penstock.drafters.learned import LearnedDrafter
+from penstock.drafters.small_model import Entries
+from penstock.messages import Batch
+from penstock.pipeline.base import Pipeline
+from penstock.requests.request import Request
+from penstock.tree import Node
+
+
+@dataclass(frozen=True)
+class Depths:
+    """What the module reads of a token that has passed so many stages.
+
+    ``levels`` [stages + 1] is its level by number of stages; ``reading`` the levels that read states of the target at
+    all. A token's depth is what it would be if a batch entered every step and left its stage at the end of it: it does
+    not depend on when anything arrives (SPD, Eq. 2 and 3). ``lag`` steps less leave time for the features' way;
+    ``asked`` is the depth of a token that is just entering, 1 where the module looks at it once it has passed a stage
+    (SPD, section 4.4). A module with ``memory`` can be asked about such tokens alone: whatever else it is asked
+    about is computed as one.
+    """
+
+    levels: Sequence[int]
+    reading: frozenset[int]
+    lag: int = 0
+    asked: int = 0
+    memory: bool = False
+
+    def level(self, steps: int) -> int:
+        """The level of a token that entered so many batches ago."""
+        return self.levels[min(max(steps - self.lag, 0) + self.asked, len(self.levels) - 1)]
+
+    @property
+    def last(self) -> int:
+        return self.levels[-1]
+
+
+class SpdDrafter(LearnedDrafter):
+    """Before it answers, every token above the asked one is computed anew that has reached another level since.
+
+    What is certain, but for the root, has come out of the last stage or does so while the prompt is computed, and is
+    computed at the last level once: these keys and values stay. Tokens under way are computed anew from step to step
+    (SPD, section 3.5), and where a strategy wants corrections, it is told what the module now thinks comes after them.
+    """
+
+    def __init__(self, pipeline: Pipeline, chunk: int, depths: Depths) -> None:
+        super().__init__(pipeline, chunk)
+        self._depths = depths
+        self._final: dict[int, int] = {}
+        """By request, how many of its certain nodes have been computed at the last level."""
+        self._computed: dict[int, dict[int, tuple[Node, int]]] = {}
+        """By request and node, the level at which those under way have been computed."""
+        self._levels: dict[int, int] = {}
+        """Of rows that have yet to be sent."""
+
+    def forget(self, request: Request) -> None:
+        super().forget(request)
+        self._final.pop(request.number, None)
+        self._computed.pop(request.number, None)
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        """Begin a round. What needs a feature of a node that has not entered is not answered for until it has."""
+        self._levels.clear()
+        possible = []
+        for ask in asks:
+            nodes = [node for node in ask.nodes if node.entered or self._depths.level(0) not in self._depths.reading]
+            taken = {node.id for node in nodes}
+            self._drafts += [Draft(node, None) for node in ask.nodes if node.id not in taken]
+            if nodes:
+                possible.append(replace(ask, nodes=nodes))
+        return super().ask(possible)
+
+    def _rows(self, ask: Ask) -> list[Node]:
+        request = ask.request
+        final, known = self._final.get(request.number, 0), len(request.certain) - 1
+        self._final[request.number] = known
+        rows = [(node, self._depths.last) for node in request.certain[final:known]]
+        rows += self._above(ask)
+        for node, level in rows:
+            self._levels[node.id] = level
+            if self._feed.has(request, node):
+                self._again.add(node.id)
+                if ask.corrects and not self._depths.memory and node.position >= request.tree.root.position:
+                    self._asked[node.id] = node
+        return [node for node, _ in rows]
+
+    def _above(self, ask: Ask) -> list[tuple[Node, int]]:
+        """What is asked about, and all above it that has another level than when it was computed; parents first."""
+        computed = self._living(ask.request)
+        asked = {node.id for node in ask.nodes}
+        found: dict[int, tuple[Node, int]] = {}
+        seen: set[int] = set()
+        for node in ask.nodes:
+            path = []
+            current: Node | None = node
+            while current is not None and current.id not in seen:
+                seen.add(current.id)
+                level = self._level(ask, current, current.id in asked)
+                if current.id in asked or computed.get(current.id, (current, -1))[1] != level:
+                    path.append((current, level))
+                current = current.parent
+            found.update((one.id, (one, level)) for one, level in reversed(path))
+        computed.update(found)
+        return list(found.values())
+
+    def _level(self, ask: Ask, node: Node, asked: bool) -> int:
+        new = not node.entered or (asked and self._depths.memory)
+        return self._depths.level(0 if new else ask.stream - node.stream)
+
+    def _living(self, request: Request) -> dict[int, tuple[Node, int]]:
+        """What has been computed of the request's tree, without what has died or has been computed for good."""
+        root = request.tree.root
+        known = self._computed.get(request.number, {})
+        living = {i: entry for i, entry in known.items() if entry[0].alive and entry[0].position >= root.position}
+        self._computed[request.number] = living
+        return living
+
+    def _batch(self, entries: Entries, count: int) -> Batch:
+        batch = super()._batch(entries, count)
+        batch.levels = [self._levels.pop(node) for node in batch.rows.nodes]
+        reading = self._depths.reading
+        batch.joins = [
+            node if level in reading else 0 for node, level in zip(batch.rows.nodes, batch.levels, strict=True)
+        ]
+        return batch
