@@ -2,15 +2,16 @@
 
     python benchmarks/correction.py [REQUESTS]
 
-The strategy's own code, in virtual time. The drafter's first answers follow the profile below: the target's token is among
-the first 1, 2, ... candidates that often. Once a node has passed half of the stages the drafter may correct it. What it
-has learned is a hint: with chance ``sharpness`` the target's token, else a token drawn from the first answer's own
-chances, and it does not know which. Its corrections are the chances given the hint, by Bayes,
+The strategy's own code, in virtual time. The drafter's first answers follow the profile of `auto_against.py`. Once a
+node has passed half of the stages the drafter may correct it. What it has learned is a hint: with chance ``sharpness``
+the target's token, else a token drawn from the first answer's own chances, and it does not know which. Its corrections
+are the chances given the hint, by Bayes,
 
     p'(token) = sharpness * [token is the hint] + (1 - sharpness) * p(token)
 
 so it is as calibrated as the first answer was. A hint may name a token that was no candidate, and may lead astray where
-the first answer was right. Off the target's path hints are drawn from the first answer's chances, as the token is on it.
+the first answer was right. Off the target's path hints are drawn from the first answer's chances, as the target's
+token is on it.
 
 "again" is how often the correction's best is right where the first answer's best was wrong, "kept" where it was right.
 """
@@ -41,7 +42,7 @@ from penstock.strategies import make_strategy
 from penstock.tree import Node
 
 CLUSTERS = ("spd-8", "pipedec-14x3090")
-"""Whose first stage all stages are like, and whose drafter: one as slow as a stage, and one four times as fast."""
+"""Whose first stage all stages are like, and whose drafter: one as slow as a stage, and one three times as fast."""
 STAGES = (4, 8, 14, 16)
 SHARPNESS = (0.4, 0.7, 0.82, 0.87)
 TOKENS = 100

@@ -189,6 +189,8 @@ STRATEGY_OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "autoregressive": {},
 }
 """Each strategy's own options and their defaults: those of the papers where the strategy is a paper's."""
+WHOLE_TREES: Final = ("flowspec", "static_tree")
+"""Strategies that draft several layers of a tree before they send the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +201,8 @@ class SpeculativeConfig:
     """``draft_model``: a small model; ``eagle`` (1 and 2), ``eagle3``, ``medusa``, ``spd``, ``early_exit``: a module
     trained on the target's own states; ``ngram``: prompt lookup; ``synthetic``: knows the answer, measures engines."""
     model: str | None = None
-    """Folder or hub name of the small model, whose tokenizer has to be the target's, or of the learned drafter; with the
-    target that comes with the package some learned drafters come along and need none."""
+    """Folder or hub name of the small model, whose tokenizer has to be the target's, or of the learned drafter; those
+    that come with the package's own target need none."""
     strategy: Strategy = "auto"
     width: int | None = None
     """pipedec: most nodes in one layer of the tree; auto and continuous: most rows that enter at a time."""
@@ -249,6 +251,7 @@ class SpeculativeConfig:
         check_positive(self, "feature_lag", or_zero=True)
         if self.method == "draft_model" and not self.model:
             raise FieldError("model", "is missing: method 'draft_model' needs the small model's folder or name")
+        check_timing(self)
         if self.method == "synthetic" and self.accuracy is None:
             raise FieldError("accuracy", "is missing: method 'synthetic' needs it, for example [0.7, 0.8, 0.85]")
         if self.accuracy is not None:
@@ -258,6 +261,17 @@ class SpeculativeConfig:
     def most_rows(self) -> int:
         """Most nodes that the strategy would have enter together, or as one tree; 0 where nothing is drafted."""
         return self.width or self.tree_size or 0
+
+
+def check_timing(config: SpeculativeConfig) -> None:
+    """Raise FieldError where the drafter waits for nodes to enter and the strategy for the drafter."""
+    timing = "method 'early_exit'" if config.method == "early_exit" else "post_state" if config.post_state else None
+    if timing is not None and config.strategy in WHOLE_TREES:
+        raise FieldError(
+            "strategy",
+            f"is {config.strategy!r}, which drafts a tree before any of it enters, but with {timing} a token has to "
+            "have passed a stage before anything follows it; use auto, continuous or pipedec",
+        )
 
 
 def check_accuracy(accuracy: tuple[float, ...]) -> None:

@@ -105,12 +105,12 @@ class TokenTree:
         node.candidates = candidates
         self.corrected.append(node)
 
-    def rescore(self, parents: Sequence[Node]) -> set[int]:
+    def rescore(self, parents: Sequence[Node]) -> set[Node]:
         """Bring the scores below ``parents``, the higher ones first, in line with their children's new chances.
 
-        Returns the ids of the nodes whose score has changed.
+        Returns the nodes whose score has changed.
         """
-        moved: set[int] = set()
+        moved: set[Node] = set()
         for parent in parents:
             queue = [parent]
             for node in queue:
@@ -119,7 +119,7 @@ class TokenTree:
                     if score != child.score:  # else all is right below it, or it is below another of the parents
                         child.score = score
                         queue.append(child)
-            moved.update(node.id for node in queue[1:])
+            moved.update(queue[1:])
         return moved
 
     def commit(self, token: int) -> tuple[Node | None, list[Node]]:

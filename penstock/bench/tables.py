@@ -57,13 +57,13 @@ SPEED: Final = (
     Column("iden-\ntical", lambda run: "yes" if run.identical_to_autoregressive else "NO"),
 )
 DRAFTS: Final = (
-    Column("latency,\ns (Lat)", lambda run: f"{run.mean_e2el_ms / 1e3:.2f}"),
-    Column("first\ntoken, s", lambda run: f"{run.mean_ttft_ms / 1e3:.3f}"),
-    Column("drafts\naccepted\n(AR)", lambda run: share(run.draft_acceptance_rate)),
+    Column("la-\ntency,\ns\n(Lat)", lambda run: f"{run.mean_e2el_ms / 1e3:.2f}"),
+    Column("first\ntoken,\ns", lambda run: f"{run.mean_ttft_ms / 1e3:.3f}"),
+    Column("drafts\nac-\ncepted\n(AR)", lambda run: share(run.draft_acceptance_rate)),
     Column("hit\nrate", lambda run: share(hit_rate(run))),
-    Column("tokens\nper tree\n(AL)", lambda run: f"{run.mean_acceptance_length:.2f}"),
-    Column("tokens\nper trip\n(L')", lambda run: length(run.equivalent_acceptance_length)),
-    Column("tokens\nper stage\ntime", lambda run: f"{run.tokens_per_stage_time:.3f}"),
+    Column("tokens\nper\ntree\n(AL)", lambda run: f"{run.mean_acceptance_length:.2f}"),
+    Column("tokens\nper\ntrip\n(L')", lambda run: length(run.equivalent_acceptance_length)),
+    Column("tokens\nper\nstage\ntime", lambda run: f"{run.tokens_per_stage_time:.3f}"),
 )
 COST: Final = (
     Column("stages\nbusy", lambda run: f"{sum(run.stage_busy) / len(run.stage_busy):.0%}"),

@@ -48,8 +48,8 @@ class InProcessPipeline:
 
     def cancel(self, message: Cancel) -> None:
         self._end.sending(message)
-        for driver in self.drivers:
-            driver.on_message(message)
+        for index in range(self.stages):
+            self._tell(index, message)  # a batch that waits for features may now wait for less
 
     def poll(self) -> list[Result]:
         while (due := min(self._dues)) <= self._clock.now():

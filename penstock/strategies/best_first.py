@@ -137,19 +137,20 @@ class BestFirst:
 
     def _correct(self, tree: TokenTree) -> None:
         """Children of corrected nodes get new chances, what lies below new scores, and all queues their order again."""
-        corrected = {node.id: node for node in tree.corrected if is_within(node, tree.root)}
+        corrected = dict.fromkeys(node for node in tree.corrected if is_within(node, tree.root))
         tree.corrected = []
-        parents = sorted(corrected.values(), key=attrgetter("position"))
+        parents = sorted(corrected, key=attrgetter("position"))
         for parent in parents:
             self._reweigh(parent)
         moved = tree.rescore(parents)
         self._unsent = in_order(self._unsent, moved)
         self._unasked = in_order(self._unasked, moved)
-        stay = [entry for entry in self._candidates if entry[2].id not in moved and entry[2].id not in corrected]
+        gone = moved.union(corrected)
+        stay = [entry for entry in self._candidates if entry[2] not in gone]
         self._candidates = stay + [
             (-(parent.score + chance), made, parent, chance, rank, chances)
             for _, made, parent, chance, rank, chances in self._candidates
-            if parent.id in moved and parent.id not in corrected
+            if parent in gone and parent not in corrected
         ]
         self._candidates.sort()
         for parent in parents:
@@ -220,11 +221,11 @@ def is_within(node: Node, root: Node) -> bool:
     return node.alive and node.position >= root.position
 
 
-def in_order(entries: list[_Entry], moved: set[int]) -> list[_Entry]:
-    """The entries by score again, once the nodes with these ids have other scores than before."""
-    stay = [entry for entry in entries if entry[2].id not in moved]
+def in_order(entries: list[_Entry], moved: set[Node]) -> list[_Entry]:
+    """The entries by score again, once these nodes have other scores than before."""
+    stay = [entry for entry in entries if entry[2] not in moved]
     if len(stay) < len(entries):
-        stay += [(-node.score, made, node) for _, made, node in entries if node.id in moved]
+        stay += [(-node.score, made, node) for _, made, node in entries if node in moved]
         stay.sort()
     return stay
 

@@ -147,6 +147,8 @@ def test_defaults_are_prompt_lookup_and_auto() -> None:
         {"method": "synthetic", "accuracy": [0.5, 0.5, 1], "seed": 3},
         {"prompt_lookup_max": 2, "prompt_lookup_min": 2},
         {"strategy": "autoregressive"},
+        {"method": "spd", "feature_lag": 1, "post_state": True, "strategy": "pipedec"},
+        {"method": "early_exit", "model": "folder"},
     ],
 )
 def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> None:
@@ -180,6 +182,10 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
         ({"strategy": "static_tree", "width": 8}, "width", "or use tree_size, tree_depth, children"),
         ({"strategy": "autoregressive", "width": 8}, "width", "not strategy 'autoregressive'; remove it"),
         ({"strategy": "autoregressive", "method": "ngram"}, "method", "drafts nothing; remove it"),
+        ({"method": "spd", "feature_lag": -1}, "feature_lag", "0 or above"),
+        ({"method": "eagle3", "feature_lag": 1}, "feature_lag", "belongs to method 'spd', not 'eagle3'"),
+        ({"method": "early_exit", "strategy": "static_tree"}, "strategy", "with method 'early_exit' a token has to"),
+        ({"method": "spd", "post_state": True, "strategy": "flowspec"}, "strategy", "with post_state a token has to"),
         ({"num_speculative_tokens": 5}, "num_speculative_tokens", "remove it or use width, children"),
         (
             {"strategy": "static_tree", "num_speculative_tokens": 5, "tree_depth": 5},
