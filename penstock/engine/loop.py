@@ -215,6 +215,8 @@ class EngineLoop:
         if not self.drafter.busy:
             if self._asked_rows:
                 self.experience.drafter.learn(self._asked_rows, self.clock.now() - self._asked_at)
+                if (turn := self.drafter.spent.turn) is not None:
+                    self.experience.pipeline.yielded(turn)
             self.experience.draft_due = math.inf
             self._asked_rows = 0
         if drafts:

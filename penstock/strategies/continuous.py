@@ -28,7 +28,7 @@ class Continuous:
     than the time that it adds. Batches follow each other as fast as the slowest stage takes them and no faster, so that
     none waits inside the pipeline and each is composed as late as it can be. Whenever the drafter is free it is asked
     about as many of the best nodes as can enter in the time that takes, several times a step where it is faster than a
-    stage.
+    stage; once a batch where it takes a stage's device for it.
     """
 
     paced = True
@@ -40,6 +40,8 @@ class Continuous:
         self._experience = experience
         self._order = BestFirst(experience.chances)
         self._willing_since: float | None = None
+        self._asked = False
+        """Whether the drafter has been asked since the last batch entered."""
 
     @property
     def corrects(self) -> bool:
@@ -48,9 +50,12 @@ class Continuous:
     def ask(self, tree: TokenTree) -> list[Node]:
         self._order.look(tree)
         nodes: list[Node] = []
+        if self._experience.pipeline.shared and self._asked and self._order.best_unsent(tree) > -math.inf:
+            return nodes  # a further pass would hold up the stage that gives its device
         floor = self._order.waterline(tree, self.width)  # children of what lies below it would not be next to enter
         while tree.room > self.width and self._is_worth_asking(self._order.best_unasked(tree), floor, len(nodes)):
             nodes.append(self._order.take_unasked(tree))
+        self._asked = self._asked or bool(nodes)
         return nodes
 
     def ready(self, tree: TokenTree) -> bool:
@@ -59,6 +64,7 @@ class Continuous:
 
     def enter(self, tree: TokenTree) -> list[Node]:
         self._willing_since = None
+        self._asked = False
         rows = [self._order.take_unsent(tree)]
         while len(rows) < self.width and self._is_worth_it(self._order.best_unsent(tree), len(rows)):
             rows.append(self._order.take_unsent(tree))

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.messages import Result, Span
+from penstock.messages import Occupied, Result, Span
 from penstock.tree import Node
 
 TRUST: Final = 4.0
@@ -165,13 +165,23 @@ class LinkTimes:
 
 
 class PipelineTimes:
-    """How long a batch occupies the slowest stage or link, and how long its whole way is."""
+    """How long a batch occupies the slowest stage or link, and how long its whole way is.
+
+    Where a drafter has its passes on a stage's device, one of them counts with each of the stage's batches.
+    """
 
     def __init__(self) -> None:
         self._stages: defaultdict[int, Times] = defaultdict(Times)
         self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
+        self._passes: dict[int, float] = {}
+        """By stage, how long its device is a drafter's at a time; a running mean."""
         self._known: dict[int, tuple[float, float]] = {}
         """Step and trip by number of rows, as far as they have been asked for since the times last changed."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether a stage and the drafter take turns on one device."""
+        return bool(self._passes)
 
     def learn(self, spans: Sequence[Span]) -> None:
         """What the stages report of a batch that has come out."""
@@ -185,6 +195,13 @@ class PipelineTimes:
         if changed:
             self._known.clear()
 
+    def yielded(self, turn: Occupied) -> None:
+        """A stage has let the drafter have its device."""
+        seconds = turn.end - turn.start
+        mean = self._passes.setdefault(turn.stage, seconds)
+        self._passes[turn.stage] = mean + WEIGHT * (seconds - mean)
+        self._known.clear()
+
     def step(self, rows: int) -> float:
         """Seconds between batches of so many rows at the slowest stage or link; 0 while nothing is known."""
         return (self._known.get(rows) or self._look_up(rows))[0]
@@ -194,7 +211,7 @@ class PipelineTimes:
         return (self._known.get(rows) or self._look_up(rows))[1]
 
     def _look_up(self, rows: int) -> tuple[float, float]:
-        stages = [times.seconds(rows) for times in self._stages.values()]
+        stages = [times.seconds(rows) + self._passes.get(stage, 0.0) for stage, times in self._stages.items()]
         links = [times.seconds(rows) for times in self._links.values()]
         hops = [times.there_and_back(rows) for times in self._links.values()]
         self._known[rows] = found = max(stages + hops, default=0.0), sum(stages + links)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.messages import Span
+from penstock.messages import Occupied, Span
 from penstock.strategies.auto import Auto
 from penstock.strategies.continuous import FRESH, Continuous
 from penstock.strategies.experience import SIZES, Experience
@@ -146,6 +146,16 @@ def test_the_drafter_is_asked_about_the_best_first() -> None:
     strategy = Continuous(experienced(flat), width=3, children=4)
     tree = drafted(strategy, [0.5, 0.3, 0.1, 0.05])
     assert [math.exp(node.score) for node in strategy.ask(tree)][:1] == pytest.approx([0.5])
+
+
+def test_a_drafter_on_a_stages_device_is_asked_once_a_batch() -> None:
+    experience = experienced(flat)
+    experience.pipeline.yielded(Occupied(stage=3, start=0.0, end=STEP))
+    strategy = Continuous(experience, width=2, children=4)
+    tree = drafted(strategy, [0.5, 0.4], passes=2)
+    assert strategy.ask(tree) == []
+    enter(strategy, tree)
+    assert strategy.ask(tree)
 
 
 def always_wrong(experience: Experience) -> Experience:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messages import Pick, Result, Span
+from penstock.messages import Occupied, Pick, Result, Span
 from penstock.strategies.experience import LOWEST, SIZES, TRUST, Calibration, Experience, PipelineTimes, Times
 from penstock.tree import Node
 
@@ -174,6 +174,16 @@ def test_a_link_may_be_the_slowest() -> None:
     learn_all_sizes(times, [0.01, 0.01], link=0.5)
     assert times.step(1) == pytest.approx(1.0, rel=0.01)
     assert times.trip(1) == pytest.approx(0.52, rel=0.01)
+
+
+def test_a_stage_that_gives_its_device_to_a_drafter_takes_its_pass_longer() -> None:
+    times = PipelineTimes()
+    learn_all_sizes(times, [0.01, 0.02, 0.01], link=0.0)
+    assert not times.shared
+    times.yielded(Occupied(stage=2, start=5.0, end=5.03))
+    assert times.shared
+    assert times.step(1) == pytest.approx(0.04)
+    assert times.trip(1) == pytest.approx(0.07)
 
 
 def test_a_batch_without_surviving_rows_says_nothing_of_the_stages_time() -> None:
