@@ -108,7 +108,8 @@ def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained
     with LLM(str(model), max_model_len=128) as llm:
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
     method = {"early-exit": "early_exit", "draft": "draft_model"}.get(kind, kind)
-    speculation = {"method": method, "model": str(folder), "strategy": "static_tree"}
+    strategy = "pipedec" if kind == "early-exit" else "static_tree"
+    speculation = {"method": method, "model": str(folder), "strategy": strategy}
     with LLM(str(model), max_model_len=128, pipeline_parallel_size=2, speculative_config=speculation) as llm:
         output = llm.generate(PROMPT, GREEDY)[0].outputs[0]
     assert output.token_ids == expected

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.drafters.base import Draft
-from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
+from penstock.drafters.learned import FollowingDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.engine.loop import Observer
 from penstock.requests.request import Request
@@ -76,7 +76,7 @@ def test_what_is_certain_is_computed_with_the_targets_features() -> None:
     with_features = without = seed = 0
     while min(with_features, without) < 200:
         history, seed = History(random.Random(seed)), seed + 1
-        if not isinstance(history.drafter.inner, LearnedDrafter):
+        if not isinstance(history.drafter.inner, FollowingDrafter):
             continue
         checker = Refreshed(history)
         history.loop.observers.append(checker)
