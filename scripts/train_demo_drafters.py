@@ -85,8 +85,9 @@ files that the target was trained on; `scripts/train_demo_drafters.py` in the pr
 
 How often the target's greedy token is among the best k candidates on held-out documents. `eagle3`: the first token
 of a chain, from the states of the token before. `medusa`: the first of four heads. `spd`, of two layers: after a token
-that has just entered a full pipeline of 16 stages. `early_exit`: after one that has passed the fourth layer. Of the target's
-4,096 tokens `eagle3` can draft the 2,048 most frequent ones (91% of those held out), `medusa` 1,536, `spd` 3,072 (97%).
+that has just entered a full pipeline of 16 stages. `early_exit`: after one that has passed the fourth layer. Of the
+target's 4,096 tokens `eagle3` can draft the 2,048 most frequent ones (91% of those held out), `medusa` 1,536, `spd`
+3,072 (97%).
 
 | | size | top 1 | top 4 | top 16 |
 | --- | --- | --- | --- | --- |

@@ -1,0 +1,37 @@
+"""The learned drafters that come with the demo target: found by their method's name, and exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.config import FieldError
+from penstock.engine.options import DEMO_DRAFTERS, EngineOptions, resolve_options
+
+METHODS = ("eagle3", "early_exit", "medusa", "spd")
+PROMPTS = ["def fibonacci(n):\n    if n < 2:\n", "class Stack:\n    def __init__(self):\n"]
+TOKENS = 24
+LIMIT = 12e6
+"""Bytes of all of them together."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_shipped_drafter_drafts_and_changes_no_token(method: str) -> None:
+    params = [SamplingParams(temperature=t, seed=5, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
+    with LLM(pipeline_parallel_size=2, speculative_config={"method": method}) as llm:
+        plain = llm.run(PROMPTS, params, None)
+        for one, other in zip(llm.generate(PROMPTS, params), plain, strict=True):
+            assert one.outputs[0].token_ids == other.outputs[0].token_ids
+            assert one.outputs[0].metrics.accepted > 0
+
+
+def test_together_they_stay_small() -> None:
+    assert sorted(file.parent.name for file in DEMO_DRAFTERS.glob("*/config.json")) == sorted(METHODS)
+    assert sum(file.stat().st_size for file in DEMO_DRAFTERS.rglob("*") if file.is_file()) <= LIMIT
+
+
+def test_a_method_without_a_shipped_drafter_says_which_there_are() -> None:
+    with pytest.raises(
+        FieldError, match="'eagle' needs the drafter's folder or name; with the target 'demo' come eagle3"
+    ):
+        resolve_options(EngineOptions(speculative_config={"method": "eagle"}))
