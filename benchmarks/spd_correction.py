@@ -46,7 +46,8 @@ def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
 def line(row: Mapping[str, Any]) -> str:
     return "\n".join(
         f"{row['cluster']:7} {name}  tokens per stage time: corrected {one['on']:.3f}, not {one['off']:.3f}; "
-        f"ratio {one['ratio']:.3f} {one['bounds']}" + ("" if one["identical"] else "  NOT IDENTICAL")
+        f"ratio {one['ratio']:.3f} ({'-'.join(f'{bound:.3f}' for bound in one['bounds'] or ())})"
+        + ("" if one["identical"] else "  NOT IDENTICAL")
         for name, one in row["temperatures"].items()
     )
 

@@ -401,6 +401,8 @@ with the same Gumbel noise, as Penstock does.
 **Confidence.** The draft's greedy top-1 chance varies from token to token like a Beta distribution with
 alpha + beta = {concentration:.2f}. The synthetic drafter varies its confidence by a like amount.
 
+**Learned drafters** that read the target's own states lie in `drafters`, with a card of their own.
+
 Greedy decoding of a model this small often falls into a loop; `generation_config.json` therefore samples at T = 1.
 
 **Licence.** The Python standard library is under the PSF licence (`LICENSE.PSF`); prompts.jsonl quotes held-out files

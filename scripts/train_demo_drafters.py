@@ -94,6 +94,7 @@ target's 4,096 tokens `eagle3` can draft the 2,048 most frequent ones (91% of th
 {rows}
 
 The small model beside them, `draft`, which reads nothing of the target's, has 76%, 93% and 98% after 5M tokens.
+
 **Licence.** As the target's: see the card one folder up.
 """
 
