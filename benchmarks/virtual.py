@@ -61,16 +61,24 @@ def asked(sizes: Sizes, temperatures: Sequence[float] = (0.0, 1.0), top_k: int =
 
 
 def compared(
-    cluster: Cluster, drafter: Mapping[str, Any], entries: Sequence[str], questions: Sequence[Question], **options: Any
+    cluster: Cluster,
+    drafter: Mapping[str, Any],
+    entries: Sequence[str],
+    questions: Sequence[Question],
+    *,
+    processes: bool = False,
+    **options: Any,
 ) -> list[StrategyRun]:
     """What every entry did, plain decoding first, as ``penstock bench`` has it.
 
-    ``drafter`` is a ``speculative_config`` without a strategy; ``options`` are the engine's.
+    ``drafter`` is a ``speculative_config`` without a strategy; ``options`` are the engine's. With ``processes`` it all
+    takes place in them, emulated and with whatever they add, and not in virtual time.
     """
     torch.set_num_threads(1)
     named = parse_entries(tuple(entries), drafter)
     widest = max((config for _, config in named if not is_plain(config)), key=lambda config: config.most_rows)
-    with LLM(host=InProcessHost(VirtualClock()), cluster=cluster, speculative_config=widest, **options) as llm:
+    host = None if processes else InProcessHost(VirtualClock())
+    with LLM(host=host, cluster=cluster, speculative_config=widest, **options) as llm:
         return measure_all(llm, questions, named)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import drafter_time
 import spd_correction
+import spd_overhead
 import spd_tables
 import virtual
 from sections.base import Section, paragraphs
@@ -152,6 +153,32 @@ def render_correction(figures: Any) -> str:
     )
 
 
+# ------------------------------------------------------------------------------------------------------------- overhead
+
+
+def render_overhead(figures: Any) -> str:
+    rows = [
+        [
+            f"`{cluster}`",
+            f"{row['share']:.3f} ({bounds(row['bounds'])})",
+            f"{1 - spd_overhead.LOST[cluster]:.2f}",
+            f"{row['hop_ms']:.2f}",
+            f"{row['loop_ms']:.2f}",
+            f"{row['overruns']:.1%}",
+            "yes" if row["identical"] else "NO",
+        ]
+        for cluster, row in figures.items()
+    ]
+    return paragraphs(
+        "A chain drafted by SPD's module at T = 0 on held-out code: the modelled time of the run, in virtual time, "
+        "over what emulated processes took for the same tokens; beside it what SPD's own code reaches of its theory.",
+        markdown(
+            ["", "modelled / real", "SPD's repository", "ms a hop", "ms a loop", "overruns", "identical"],
+            rows,
+        ),
+    )
+
+
 # --------------------------------------------------------------------------------------------------------- drafter time
 
 
@@ -184,6 +211,13 @@ SECTIONS = (
         how=virtual.HOW,
         take=None,
         render=render_correction,
+    ),
+    Section(
+        name=spd_overhead.NAME,
+        title="SPD's steps in processes",
+        how=spd_overhead.HOW,
+        take=None,
+        render=render_overhead,
     ),
     Section(
         name=drafter_time.NAME,

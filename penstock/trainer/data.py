@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,10 @@ def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, max_length:
 
 
 def split(samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
-    """Indices to train on and held out: whole documents, chosen by what they say; of a single one its end."""
+    """Indices to train on and held out: whole documents, chosen by what they say; of a single one its end.
+
+    Where those would be most of the data, the shortest document is held out instead.
+    """
     names: dict[int, Any] = {}
     for sample in samples:
         names.setdefault(sample.document, hashlib.sha256()).update(sample.tokens_L.tobytes())
@@ -171,6 +175,9 @@ def split(samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
         return list(range(kept)), list(range(kept, len(samples)))
     order = sorted(names, key=lambda number: names[number].digest())
     chosen = set(order[: max(1, round(HELD_OUT * len(order)))])
+    sizes = Counter(sample.document for sample in samples)
+    if 2 * sum(sizes[number] for number in chosen) > len(samples):
+        chosen = {min(order, key=lambda number: sizes[number])}
     sides: tuple[list[int], list[int]] = ([], [])
     for i, sample in enumerate(samples):
         sides[sample.document in chosen].append(i)

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core import ConfigError
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.trainer.data import Corpus, make_corpus, read_documents
+from penstock.trainer.data import Corpus, Document, make_corpus, read_documents
 from tests.training import MARKED, TEMPLATE, write_lines, write_texts
 
 TURNS = [
@@ -119,6 +119,14 @@ def test_whole_documents_are_held_out(tmp_path: Path, model: Path) -> None:
     sides = [{corpus.samples[i].document for i in side} for side in (corpus.training, corpus.held_out)]
     assert sides[0].isdisjoint(sides[1])
     assert len(sides[1]) == 2
+
+
+@pytest.mark.parametrize("text", ["one ", "two ", "three ", "four "])
+def test_of_two_documents_the_long_one_is_never_held_out(tmp_path: Path, model: Path, text: str) -> None:
+    """Which is chosen hangs on what they say."""
+    documents = [Document("long", text=text * 200), Document("short", text=text * 20)]
+    corpus = make_corpus(documents, load_tokenizer(model), 16)
+    assert {corpus.samples[i].document for i in corpus.held_out} == {1}
 
 
 def test_of_a_single_document_the_end_is_held_out(tmp_path: Path, model: Path) -> None:
