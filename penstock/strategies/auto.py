@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from penstock.strategies.continuous import Continuous
-from penstock.tree import TokenTree
+from penstock.tree import Node, TokenTree
 
 MISLED: Final = -0.05
 """Share of tokens that corrections turn from right to wrong, those that they turn right taken off: no more of it."""
@@ -20,6 +20,8 @@ class Auto(Continuous):
     at worst, wherever on the way that is. With a drafter that is always wrong the corrected scores fall until nothing
     is worth that. The drafter is asked all the same, so that a better time is noticed.
 
+    Where the only stage's own device would draft, it is not asked: its passes would come on top of plain decoding.
+
     Corrections are taken while the drafter's best candidate is not wrong more often after them than before. Where it
     is, few are: what they do is still seen, but not more than a fraction of the tokens suffer.
     """
@@ -27,6 +29,12 @@ class Auto(Continuous):
     @property
     def corrects(self) -> bool:
         return super().corrects and self._experience.turned > MISLED
+
+    def ask(self, tree: TokenTree) -> list[Node]:
+        times = self._experience.pipeline
+        if times.shared and times.step(1) >= times.trip(1) > 0:
+            return []
+        return super().ask(tree)
 
     def ready(self, tree: TokenTree) -> bool:
         if not super().ready(tree):

@@ -158,6 +158,15 @@ def test_a_drafter_on_a_stages_device_is_asked_once_a_batch() -> None:
     assert strategy.ask(tree)
 
 
+@pytest.mark.parametrize(("stages", "shared", "asks"), [(1, True, False), (1, False, True), (2, True, True)])
+def test_auto_does_not_have_the_only_stage_draft_for_itself(stages: int, shared: bool, asks: bool) -> None:
+    experience = experienced(flat, stages)
+    if shared:
+        experience.pipeline.yielded(Occupied(stage=stages - 1, start=0.0, end=STEP))
+    tree = make_tree()
+    assert bool(Auto(experience, width=4, children=4).ask(tree)) is asks
+
+
 def always_wrong(experience: Experience) -> Experience:
     for _ in range(1500):
         experience.calibration.learn([(0, math.log(0.6)), (1, math.log(0.3))], picked=9)
