@@ -27,6 +27,7 @@ SMALL: Final = 8
 """Font size of ticks, legends and numbers, in points."""
 CHARACTER: Final = 0.068
 """Inches that a character of this size takes, on average and rounded up."""
+MOST_TICKS: Final = 16
 MOST_BANDS: Final = 6
 """More lines than these are drawn without their bounds, which would hide each other."""
 MARKERS: Final = "osD^vPX"
@@ -90,10 +91,13 @@ def plot_lines(x: Sequence[float], lines: Mapping[str, Line], labels: Labels, pa
         axes.plot(x, y, label=label, color=colour, marker=marker, markersize=4, linewidth=1.5)
         if low is not None and high is not None and len(lines) <= MOST_BANDS:
             axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
-    if min(x) > 0 and max(x) / min(x) >= 16:
+    wide = min(x) > 0 and max(x) / min(x) >= 16
+    if wide:
         axes.set_xscale("log", base=2)
-    if len(x) <= 16:
-        axes.set_xticks(list(x), [f"{value:g}" for value in x])
+    if len(x) <= MOST_TICKS:
+        closest = 0.0 if wide else (max(x) - min(x)) / (2 * MOST_TICKS)
+        ticks = [value for i, value in enumerate(x) if not i or value - x[i - 1] > closest]
+        axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
         axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", alpha=0.3)
