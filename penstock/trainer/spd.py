@@ -10,6 +10,7 @@ K key heads, d width of a head, D the target's hidden size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -175,14 +176,4 @@ SPD: Final = Kind(
     trainee=trainee,
     shown=LEVELS,
 )
-EARLY_EXIT: Final = Kind(
-    name="early-exit",
-    learning_rate=1e-4,
-    betas=(0.9, 0.999),
-    clip=1.0,
-    files=SpeculatorFiles(config, fresh),
-    settle=settle,
-    reads=reads,
-    trainee=trainee,
-    shown=LEVELS,
-)
+EARLY_EXIT: Final = replace(SPD, name="early-exit")

@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from penstock.core import ConfigError
-from penstock.messages import Candidates, Sampling
-from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
-from penstock.models.speculators.reader import FeatureReader
-from penstock.stage.sampler import rank_candidates
+from penstock.models.speculators.reader import AttendingReader
 from penstock.stage.visibility import BatchView, RequestView
 
 
-class EagleStage(FeatureReader):
+class EagleStage(AttendingReader):
     """EAGLE's modules over slots; implements ``stage.core.Layers`` and ``Reader``.
 
     A row is a token and the feature of its parent: the target's where it has come, else what the module itself gave for
@@ -29,15 +26,8 @@ class EagleStage(FeatureReader):
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
         super().__init__(module, reads, width, capacity, dtype, device)
-        self._in_place = dtype == "float32" or self.device.type != "cpu"
-        self._arenas = Arenas(capacity)
         self._own_SD = torch.zeros(capacity, module.hidden_size, dtype=self.dtype, device=device)
         self._own_node = np.zeros(capacity, dtype=np.int64)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Size of the arenas; 0 before the first row."""
-        return self._arenas.bytes
 
     @torch.inference_mode()
     def forward(self, view: BatchView, hidden: None) -> Tensor:
@@ -52,15 +42,6 @@ class EagleStage(FeatureReader):
             output_ND[torch.from_numpy(ready)] = self._level(subset(view, ready))
             left = np.setdiff1d(left, ready, assume_unique=True)
         return output_ND
-
-    @torch.inference_mode()
-    def candidates(
-        self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
-    ) -> list[Candidates]:
-        """``count`` noise-ranked candidates after each row in ``wanted``."""
-        positions, nodes = view.positions[list(wanted)] + 1, view.nodes[list(wanted)]
-        logits_nV = self.module.logits(hidden[list(wanted)])
-        return rank_candidates(logits_nV, samplings, positions.tolist(), nodes.tolist(), count)
 
     def _has_feature(self, view: BatchView, rows: np.ndarray) -> np.ndarray:
         parents = view.parents[rows]
@@ -77,7 +58,7 @@ class EagleStage(FeatureReader):
             rows = torch.from_numpy(np.flatnonzero(true))
             feature_ND[rows] = self.module.fuse(self.store.states(view.parents[true])).to(feature_ND.dtype)
         seen = replace(view, views=[blind(request) for request in view.views])
-        attend = SlotAttention(self._arenas, Plan(seen, self.device, self._in_place), folded_kernel)
+        attend = self.attention(seen)
         tokens_N = torch.from_numpy(view.tokens).to(self.device)
         positions_N = torch.from_numpy(np.maximum(view.positions - 1, 0)).to(self.device)
         output_ND: Tensor = self.module(tokens_N, feature_ND, positions_N, attend)

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from penstock.core import ConfigError
-from penstock.messages import Features, Pick, Sampling
+from penstock.messages import Candidates, Features, Pick, Sampling
+from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
 from penstock.models.loader import DTYPES
 from penstock.models.packing import weight_bytes
 from penstock.models.speculators.features import FeatureStore
+from penstock.stage.sampler import rank_candidates
 from penstock.stage.visibility import BatchView
 
 
@@ -59,3 +61,30 @@ class FeatureReader:
         """The node that holds each slot [N]; of what is below 0 it says nothing."""
         nodes: np.ndarray = self._node_at[slots_N]
         return nodes
+
+
+class AttendingReader(FeatureReader):
+    """One whose module attends over slots, and gives logits after every row."""
+
+    def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
+        super().__init__(module, reads, width, capacity, dtype, device)
+        self._in_place = dtype == "float32" or self.device.type != "cpu"
+        self._arenas = Arenas(capacity)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Size of the arenas; 0 before the first row."""
+        return self._arenas.bytes
+
+    def attention(self, view: BatchView) -> SlotAttention:
+        """Answers the module's attention calls for these rows."""
+        return SlotAttention(self._arenas, Plan(view, self.device, self._in_place), folded_kernel)
+
+    @torch.inference_mode()
+    def candidates(
+        self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
+    ) -> list[Candidates]:
+        """``count`` noise-ranked candidates after each row in ``wanted``."""
+        positions, nodes = view.positions[list(wanted)] + 1, view.nodes[list(wanted)]
+        logits_nV = self.module.logits(hidden[list(wanted)])
+        return rank_candidates(logits_nV, samplings, positions.tolist(), nodes.tolist(), count)
