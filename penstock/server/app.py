@@ -1,0 +1,60 @@
+"""``make_app``: an engine as an ASGI application. For ``penstock serve``, for tests, and to embed in other services."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+import penstock
+from penstock.server import errors
+from penstock.server.about import about_router
+from penstock.server.auth import Auth
+from penstock.server.bodies import BodyLimits
+from penstock.server.chat import chat_router
+from penstock.server.completions import completion_router
+from penstock.server.logs import log_request
+from penstock.server.records import Records
+from penstock.server.service import Service
+from penstock.server.settings import ServerSettings
+from penstock.server.tokens import token_router
+
+if TYPE_CHECKING:
+    from penstock.engine.async_llm import AsyncLLM
+
+
+def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
+    """The application over ``llm``, which stays the caller's to close. ``app.state.service`` is its ``Service``.
+
+    Call it on the event loop's thread. Its own documentation pages are left out: they load scripts from elsewhere.
+    """
+    service = Service(llm, settings)
+    app = FastAPI(title="Penstock", version=penstock.__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    errors.install(app)
+    for routes in (chat_router, completion_router, token_router, about_router):
+        app.include_router(routes(service))
+    if settings.web:
+        from penstock.server.live import router
+
+        app.include_router(router(llm), include_in_schema=False)
+    add_middleware(app, service)
+    return app
+
+
+def add_middleware(app: FastAPI, service: Service) -> None:
+    """From the inside out: the last one added sees a request first."""
+    settings = service.settings
+    app.add_middleware(BodyLimits, most=settings.max_body_size, seconds=settings.body_timeout)
+    if settings.api_keys:
+        app.add_middleware(Auth, keys=settings.api_keys)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_middleware(Records, tell=[log_request, service.metrics.responded])

@@ -1,0 +1,100 @@
+"""A request's draft tree as the live view draws it: the certain tokens it came from, and its likeliest nodes."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.engine.commit import Advance
+from penstock.requests.request import Request
+from penstock.tree import Node, TokenTree
+
+DRAWN: Final = 60
+"""Nodes of a tree that are drawn."""
+PATH: Final = 8
+"""Certain tokens that are shown above the root, itself included."""
+DRAFTED, IN_FLIGHT, ANSWERED = "drafted", "in flight", "answered"
+
+
+@dataclass(frozen=True)
+class Certain:
+    """A committed token. ``hit``: it had been drafted."""
+
+    node: int
+    token: int
+    hit: bool
+
+
+@dataclass(frozen=True)
+class Twig:
+    """A live node: its parent, how far below the root it is, and how far the target is with it."""
+
+    node: int
+    parent: int
+    depth: int
+    token: int
+    state: str
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A tree at one moment. ``size`` counts all its nodes below the root, drawn or not; the path ends in the root.
+
+    ``position`` is the root's in the text.
+    """
+
+    number: int
+    root: int
+    position: int
+    size: int
+    path: list[Certain]
+    twigs: list[Twig]
+
+
+@dataclass
+class Hits:
+    """Of a request's last committed tokens, whether each had been drafted."""
+
+    last: deque[bool] = field(default_factory=lambda: deque(maxlen=PATH))
+
+    def advanced(self, done: Advance) -> None:
+        self.last.extend(i < done.hits for i in range(len(done.committed)))
+
+
+def sketch(request: Request, hits: Hits) -> Sketch:
+    """Draw a request's tree now. Called on the engine's thread, whose tree it is."""
+    tree = request.tree
+    twigs = [Twig(n.id, n.parent.id if n.parent else 0, depth(n, tree), n.token, state(n)) for n in likeliest(tree)]
+    return Sketch(request.number, tree.root.id, tree.root.position, tree.size - 1, path(request, hits), twigs)
+
+
+def path(request: Request, hits: Hits) -> list[Certain]:
+    """The certain tokens whose commit has been seen, at least the root."""
+    known = list(hits.last) or [True]
+    nodes = request.certain[-len(known) :]
+    return [Certain(node.id, node.token, hit) for node, hit in zip(nodes, known, strict=True)]
+
+
+def likeliest(tree: TokenTree) -> list[Node]:
+    """The best nodes below the root by score. No node's score is above its parent's, so parents come first."""
+    heap = [(-child.score, child.id, child) for child in tree.root.children.values()]
+    heapq.heapify(heap)
+    found: list[Node] = []
+    while heap and len(found) < DRAWN:
+        node = heapq.heappop(heap)[2]
+        found.append(node)
+        for child in node.children.values():
+            heapq.heappush(heap, (-child.score, child.id, child))
+    return found
+
+
+def depth(node: Node, tree: TokenTree) -> int:
+    return node.position - tree.root.position
+
+
+def state(node: Node) -> str:
+    if node.picked is not None:
+        return ANSWERED
+    return IN_FLIGHT if node.entered else DRAFTED

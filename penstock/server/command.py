@@ -1,0 +1,101 @@
+"""What ``penstock serve`` does once its flags are understood."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import penstock
+from penstock.config import FieldError, check
+from penstock.engine.async_llm import AsyncLLM
+from penstock.generate import checked
+from penstock.server.app import make_app
+from penstock.server.listen import BACKLOG, Listening, Server
+from penstock.server.logs import LEVELS, configure_logs
+from penstock.server.settings import ServerSettings
+
+log = logging.getLogger("penstock.server")
+
+
+def run_serve(
+    options: Mapping[str, Any],
+    max_queue: int,
+    settings: ServerSettings,
+    listening: Listening,
+    chat_template: Path | None,
+    log_level: str,
+) -> None:
+    """Take the port, start the stages, serve until a signal. ``options`` and ``max_queue`` are those of ``AsyncLLM``.
+
+    Raises ConfigError before anything starts, PipelineError when a stage cannot be started.
+    """
+    options = checked(options)
+    check(max_queue >= 1, "max_queue", max_queue, "at least 1")
+    template = read_template(chat_template)
+    if log_level not in LEVELS:
+        raise FieldError("log_level", f"is {log_level!r}; it has to be one of {', '.join(LEVELS)}")
+    with listening.bind() as bound:
+        configure_logs(log_level)
+        warn(settings, listening)
+        log.info("starting", extra={"fields": {"model": options["model"], "version": penstock.__version__}})
+        asyncio.run(serve({**options, "max_queue": max_queue}, settings, listening, bound, template))
+
+
+async def serve(
+    options: Mapping[str, Any],
+    settings: ServerSettings,
+    listening: Listening,
+    bound: socket.socket,
+    template: str | None,
+) -> None:
+    began = time.monotonic()
+    llm = AsyncLLM(**options)
+    try:
+        if template is not None:
+            llm.get_tokenizer().use_chat_template(template)
+        server = Server(make_app(llm, settings), listening)
+        gc.collect()
+        gc.freeze()  # what has been imported stays: no collection while serving has to look through it
+        bound.listen(BACKLOG)  # whoever reads the announcement may come at once
+        announce(llm, settings, bound, time.monotonic() - began)
+        await server.serve([bound])
+    finally:
+        llm.close()
+    log.info("ended")
+
+
+def announce(llm: AsyncLLM, settings: ServerSettings, bound: socket.socket, seconds: float) -> None:
+    """A line for people on stdout, one for programs in the log."""
+    url = url_of(bound)
+    names = ", ".join(settings.served_model_name)
+    typer.echo(f"Penstock serves {names} at {url}" + (" (open it in a browser)" if settings.web else ""))
+    fields = {"url": url, "model": names, "stages": llm.setup.stages, "seconds": round(seconds, 3)}
+    log.info("serving", extra={"fields": fields})
+
+
+def url_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def warn(settings: ServerSettings, listening: Listening) -> None:
+    if not listening.is_local and not settings.api_keys:
+        reach = f"whoever reaches {listening.host} port {listening.port} can use this server"
+        log.warning(f"{reach}: give it a key with --api-key or PENSTOCK_API_KEY")
+
+
+def read_template(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FieldError("chat_template", f"is {str(file)!r}, which cannot be read: {error}") from error

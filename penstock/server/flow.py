@@ -1,0 +1,138 @@
+"""What is on its way through the stages, and how the batches before it went."""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from penstock.engine.commit import Advance
+from penstock.messages import Batch, Result, Span
+
+PASSED: Final = 64
+"""Batches that are remembered: at 10 frames a second those of the last frame at up to 640 batches a second."""
+CELLS: Final = 64
+"""Rows of a batch that are told one by one."""
+SMOOTHING: Final = 0.2
+"""Share of the newest batch in the mean time from entering until a stage begins."""
+CERTAIN, SPECULATED, DEAD = "c", "s", "d"
+
+
+class Flying(msgspec.Struct, frozen=True):
+    """A batch on its way. ``stage`` is where it is by the times of those before it, -1 in front of the first one.
+
+    ``cells`` has a letter per row, the first 64 of ``rows``: c certain (the prompt, a root, or accepted since), s
+    speculated, d dead (pruned since it entered).
+    """
+
+    stream: int
+    stage: int
+    rows: int
+    cells: str
+
+
+class Worked(msgspec.Struct, frozen=True):
+    """When a stage worked on a batch (seconds, the engine's clock) and on how many rows."""
+
+    stage: int
+    start: float
+    end: float
+    rows: int
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """A batch that has come out: its rows by what had become of them by then, and when each stage had it."""
+
+    stream: int
+    certain: int
+    speculated: int
+    dead: int
+    spans: list[Worked]
+
+
+@dataclass
+class Entered:
+    """A batch's nodes and whose they are, in the order of its rows, and a letter for each node."""
+
+    at: float
+    nodes: list[int]
+    requests: list[int]
+    letters: dict[int, str]
+    spans: list[Span] = field(default_factory=list)
+
+    def count(self, letter: str) -> int:
+        return sum(one == letter for one in self.letters.values())
+
+
+class Flow:
+    """Follows batches from submission to result. A batch never overtakes the one before it."""
+
+    def __init__(self, stages: int) -> None:
+        self.passed: deque[Passed] = deque(maxlen=PASSED)
+        self._delays = [0.0] * stages
+        self._flying: dict[int, Entered] = {}
+        self._out: dict[int, Entered] = {}
+        """Out of the last stage; what their results say of their rows is yet to come."""
+        self._batch_of: dict[int, Entered] = {}
+        """By node."""
+
+    def clear(self) -> None:
+        """Forget all batches: nobody has watched them go."""
+        self.passed.clear()
+        for kept in (self._flying, self._out, self._batch_of):
+            kept.clear()
+
+    def submitted(self, batch: Batch, roots: dict[int, int], at: float) -> None:
+        """``roots``: by request the position of its root, up to which its rows are certain."""
+        rows = batch.rows
+        letters = {
+            node: CERTAIN if position <= roots.get(request, -1) else SPECULATED
+            for request, node, position in zip(rows.requests, rows.nodes, rows.positions, strict=True)
+        }
+        entered = self._flying[batch.stream] = Entered(at, list(rows.nodes), list(rows.requests), letters)
+        self._batch_of.update((node, entered) for node in rows.nodes)
+
+    def arrived(self, result: Result) -> None:
+        if (batch := self._flying.pop(result.stream, None)) is None:
+            return
+        batch.spans = result.spans
+        self._out[result.stream] = batch
+        for span in result.spans:
+            delay = span.start - batch.at
+            self._delays[span.stage] += SMOOTHING * (delay - self._delays[span.stage])
+
+    def advanced(self, done: Advance) -> None:
+        for nodes, letter in ((done.committed, CERTAIN), (done.dead, DEAD)):
+            for node in nodes:
+                if (batch := self._batch_of.get(node.id)) is not None:
+                    batch.letters[node.id] = letter
+
+    def gave_up(self, request: int) -> None:
+        """It has ended or was preempted: whatever is in flight of it is dead."""
+        for batch in self._flying.values():
+            for node, owner in zip(batch.nodes, batch.requests, strict=True):
+                if owner == request:
+                    batch.letters[node] = DEAD
+
+    def settle(self) -> bool:
+        """All has been said of the batches that came out in the last step. Returns whether any did."""
+        news = bool(self._out)
+        for stream, batch in self._out.items():
+            for node in batch.nodes:
+                self._batch_of.pop(node, None)
+            spans = [Worked(span.stage, span.start, span.end, span.rows) for span in batch.spans]
+            self.passed.append(Passed(stream, batch.count(CERTAIN), batch.count(SPECULATED), batch.count(DEAD), spans))
+        self._out.clear()
+        return news
+
+    def flying(self, now: float) -> list[Flying]:
+        """What is where, first in first."""
+        found, ahead = [], len(self._delays)
+        for stream, batch in self._flying.items():
+            ahead = max(-1, min(ahead - 1, bisect.bisect_right(self._delays, now - batch.at) - 1))
+            cells = "".join(batch.letters[node] for node in batch.nodes[:CELLS])
+            found.append(Flying(stream, ahead, len(batch.nodes), cells))
+        return found

@@ -1,0 +1,74 @@
+// One message of the conversation: who, text, a note below it, and buttons.
+
+export class Message {
+  /** `before` is text that is shown ahead of what is appended: a completion's prompt. */
+  constructor(author, text = "", before = "") {
+    this.text = "";
+    this._before = before;
+    this._code = author !== "Text";
+    this.element = made("article", before ? "message raw" : "message");
+    const head = this.element.appendChild(made("div", "who"));
+    head.appendChild(made("h3", "", author));
+    this._actions = head.appendChild(made("div", "tools"));
+    this.addAction("Copy", (button) => copy(this._before + this.text, button));
+    this._body = this.element.appendChild(made("div", "body"));
+    if (before) this._body.appendChild(made("span", "before", before));
+    this._text = this._body.appendChild(made("span", "text"));
+    this._note = this.element.appendChild(made("p", "note"));
+    if (text) this.append(text);
+  }
+
+  append(piece) {
+    this.text += piece;
+    if (this._code && this.text.includes("```")) this._text.replaceChildren(...withCode(this.text));
+    else this._text.append(piece);
+  }
+
+  note(words) {
+    this._note.textContent = words;
+  }
+
+  addAction(label, act) {
+    const button = this._actions.appendChild(made("button", "quiet", label));
+    button.type = "button";
+    button.addEventListener("click", () => act(button));
+  }
+}
+
+/** An error, said at once by a screen reader. */
+export function notice(words) {
+  const element = made("div", "notice");
+  element.setAttribute("role", "alert");
+  element.appendChild(made("p", "", words));
+  return element;
+}
+
+function made(tag, className = "", text = "") {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text) element.textContent = text;
+  return element;
+}
+
+/** Text with its fenced blocks as code. An unfinished one counts. */
+function withCode(text) {
+  return text.split(/^```[^\n]*\n?/m).map((part, i) => made(i % 2 ? "pre" : "span", "", part));
+}
+
+async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    copyBySelection(text); // the clipboard's interface is there only for https and this host
+  }
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+}
+
+function copyBySelection(text) {
+  const area = document.body.appendChild(made("textarea", "hidden"));
+  area.value = text;
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}

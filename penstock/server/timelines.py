@@ -1,0 +1,64 @@
+"""Recent requests: when each was queued, started, had its first token and ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+RECENT: Final = 12
+"""Requests that have ended and are still shown."""
+SHOWN: Final = 24
+"""Requests that one frame tells of."""
+
+
+class Timeline(msgspec.Struct):
+    """A request's moments (seconds, the engine's clock; None: not yet) and counts. It says nothing of its text.
+
+    ``accepted`` and ``drafts`` are SpeculationMetrics'; ``cached`` are prompt tokens that the prefix cache had.
+    """
+
+    number: int
+    prompt_tokens: int
+    queued_at: float
+    started_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    tokens: int = 0
+    cached: int = 0
+    accepted: int = 0
+    drafts: int = 0
+    finish_reason: str | None = None
+
+
+class Timelines:
+    """Those under way and the last few that have ended."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[int, Timeline] = {}
+        self._ended: deque[Timeline] = deque(maxlen=RECENT)
+
+    def queued(self, number: int, prompt_tokens: int, at: float) -> None:
+        self._under_way[number] = Timeline(number, prompt_tokens, at)
+
+    def started(self, number: int, at: float) -> None:
+        """It has been admitted. A second time, after a preemption, moves nothing."""
+        line = self._under_way.get(number)
+        if line is not None and line.started_at is None:
+            line.started_at = at
+
+    def get(self, number: int) -> Timeline | None:
+        """The one under way."""
+        return self._under_way.get(number)
+
+    def ended(self, number: int, reason: str, at: float) -> None:
+        if (line := self._under_way.pop(number, None)) is not None:
+            line.ended_at, line.finish_reason = at, reason
+            self._ended.append(line)
+
+    def newest(self) -> list[Timeline]:
+        """Copies, newest first: another thread may read them on."""
+        lines = [*self._under_way.values(), *self._ended]
+        lines.sort(key=lambda line: -line.number)
+        return [msgspec.structs.replace(line) for line in lines[:SHOWN]]

@@ -1,0 +1,355 @@
+"""The web page in a real Chromium, over a real server on emulated devices: slow enough to be watched."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested with Playwright: install .[dev]")
+expect = playwright.expect
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in Chromium: install Debian's chromium"),
+]
+PENSTOCK = str(Path(sys.executable).parent / "penstock")
+KEY = "key-of-this-test"
+PROMPT = "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n"
+PATIENCE_MS = 30_000
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server on a free port: its address and its process, which is told to end if it has not."""
+    command = [PENSTOCK, "serve", "demo", "--port", "0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://\S+", process.stdout.readline())
+            assert found is not None, "the server did not start"
+            yield found.group(), process
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving("--cluster", "demo", "--draft-model", "demo", "--strategy", "pipedec", "--api-key", KEY) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with playwright.sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+class Visitor:
+    """A page with a key in its own browsing context, and what it did that it should not have."""
+
+    def __init__(self, browser: Browser, url: str, key: str | None, **options: Any) -> None:
+        context = browser.new_context(**options)
+        context.set_default_timeout(PATIENCE_MS)
+        self.page: Page = context.new_page()
+        if key is not None:
+            self.page.add_init_script(
+                f"sessionStorage.getItem('penstock-key') ?? sessionStorage.setItem('penstock-key', '{key}')"
+            )
+        self.url = url
+        self.allowed = ""
+        """Pattern of errors that this visit is about."""
+        self.errors: list[str] = []
+        self.requested: list[str] = []
+        self.page.on(
+            "console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text)
+        )
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.requested.append(request.url))
+        self.page.goto(url)
+
+    def complete(self, text: str = PROMPT, max_tokens: int = 24) -> None:
+        """Have a text continued, with a seed after which it does not end soon."""
+        self.page.get_by_role("radio", name="Complete").check()
+        self.set(max_tokens=max_tokens, seed=4, temperature=0.7)
+        self.page.locator("#prompt").fill(text)
+        self.page.locator("#prompt").press("Enter")
+
+    def set(self, **values: float) -> None:
+        settings = self.page.locator("#settings")
+        if settings.get_attribute("open") is None:
+            self.page.get_by_text("Settings").click()
+        for name, value in values.items():
+            self.page.locator(f"[name={name}]").fill(str(value))
+
+    def wait_for_text(self) -> None:
+        """Until some of an answer is there."""
+        expect(self.page.locator(".writing .text")).to_have_text(re.compile(r"\S"), timeout=PATIENCE_MS)
+
+    def wait_for_end(self) -> None:
+        expect(self.page.locator("#send")).to_be_visible(timeout=PATIENCE_MS)
+        expect(self.page.locator("#state")).to_have_text("idle", timeout=PATIENCE_MS)
+
+    def leave(self) -> None:
+        """Close the page. Nothing went wrong on it but what is ``allowed``, and nothing left its origin."""
+        self.page.context.close()
+        assert [error for error in self.errors if not (self.allowed and re.search(self.allowed, error))] == []
+        assert [url for url in self.requested if not url.startswith(self.url)] == []
+
+
+class Visit(Protocol):
+    def __call__(self, url: str = "", key: str | None = KEY, **options: Any) -> Visitor: ...
+
+
+@pytest.fixture
+def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    """Opens the page, of the shared server unless another is named; leaves it in the end."""
+    visitors: list[Visitor] = []
+
+    def visit(url: str = "", key: str | None = KEY, **options: Any) -> Visitor:
+        visitors.append(Visitor(browser, url or request.getfixturevalue("server"), key, **options))
+        return visitors[-1]
+
+    yield visit
+    for visitor in visitors:
+        visitor.leave()
+
+
+def test_a_text_streams_while_the_engine_is_seen_at_work(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    expect(page.locator("#model")).to_have_text("demo")
+    expect(page.locator("#state")).to_have_text("idle")
+    assert painted(page, "#flow", "--certain") == 0
+    visitor.complete()
+    visitor.wait_for_text()
+    expect(page.locator("#state")).to_have_text("working")
+    expect(page.locator("#tree .node.in-flight text").first).to_be_visible()
+    expect(page.locator("#tree .node.certain").first).to_be_visible()
+    expect(page.locator("#pipeline")).to_have_attribute("aria-label", re.compile(r"in stage [1-4]"))
+    expect(page.locator("#speed")).to_have_text(re.compile(r"\d+\.\d"))
+    seen = max(painted(page, "#pipeline", "--speculated") for _ in range(40))
+    visitor.wait_for_end()
+    assert seen > 0, "guesses were in the pipeline"
+    assert painted(page, "#flow", "--certain") > 0
+    expect(page.locator(".note")).to_contain_text("24 tokens")
+    expect(page.locator(".note")).to_contain_text("acceptance length")
+    row = page.locator("#requests tr").first
+    expect(row).to_contain_text("yours")
+    expect(row).to_contain_text("length")
+    assert "%" in page.locator("#hits").inner_text()
+
+
+def painted(page: Page, canvas: str, colour: str) -> int:
+    """How many of a canvas's pixels have one of the style sheet's colours."""
+    count = page.evaluate(
+        """([canvas, colour]) => {
+          const value = getComputedStyle(document.documentElement).getPropertyValue(colour).trim();
+          const [r, g, b] = value.match(/\\d+/g).map(Number);
+          const picture = document.querySelector(canvas);
+          const copy = new OffscreenCanvas(picture.width, picture.height)
+            .getContext("2d", { willReadFrequently: true });
+          copy.drawImage(picture, 0, 0);
+          const { data } = copy.getImageData(0, 0, picture.width, picture.height);
+          let found = 0;
+          for (let i = 0; i < data.length; i += 4)
+            if (data[i + 3] === 255 && data[i] === r && data[i + 1] === g && data[i + 2] === b) found++;
+          return found;
+        }""",
+        [canvas, colour],
+    )
+    assert isinstance(count, int)
+    return count
+
+
+def test_stop_ends_the_request_and_keeps_what_there_is(visit: Visit) -> None:
+    visitor = visit()
+    visitor.complete(max_tokens=400)
+    visitor.wait_for_text()
+    visitor.page.get_by_role("button", name="Stop").click()
+    visitor.wait_for_end()
+    expect(visitor.page.locator(".note")).to_have_text("stopped")
+    expect(visitor.page.locator("#requests tr").first).to_contain_text("abort")
+    assert visitor.page.locator(".body").inner_text().startswith("class Stack:")
+
+
+def test_a_conversation_sends_its_turns_and_the_system_prompt(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    visitor.set(max_tokens=4, temperature=0)
+    page.locator("[name=system]").fill("# Python")
+    sent = []
+    for text in ("def area(r):", "def length(r):"):
+        page.locator("#prompt").fill(text)
+        with page.expect_request("**/v1/chat/completions") as request:
+            page.get_by_role("button", name="Send").click()
+        sent.append(request.value.post_data_json)
+        visitor.wait_for_end()
+    answer = page.locator(".message .body").nth(1).inner_text()
+    first = [{"role": "system", "content": "# Python"}, {"role": "user", "content": "def area(r):"}]
+    assert sent[0]["messages"] == first
+    assert sent[1]["messages"][:2] == first
+    assert sent[1]["messages"][2]["content"].strip() == answer.strip()
+    assert (sent[1]["max_tokens"], sent[1]["temperature"], sent[1]["stream"]) == (4, 0, True)
+    assert "seed" not in sent[1], "an empty field leaves the default to the server"
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".message")).to_have_count(0)
+
+
+def test_a_text_is_copied_and_continued(visit: Visit) -> None:
+    visitor = visit(permissions=["clipboard-read", "clipboard-write"])
+    page = visitor.page
+    visitor.complete(max_tokens=4)
+    visitor.wait_for_end()
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith(PROMPT)
+    assert len(copied) > len(PROMPT)
+    with page.expect_request("**/v1/completions") as request:
+        page.get_by_role("button", name="Continue").click()
+    assert request.value.post_data_json["prompt"] == copied
+    visitor.wait_for_end()
+
+
+def test_what_the_server_refuses_is_said_and_the_text_is_kept(visit: Visit) -> None:
+    visitor = visit()
+    visitor.set(top_p=7)
+    visitor.page.locator("#prompt").fill("def area(r):")
+    visitor.page.locator("#prompt").press("Enter")
+    expect(visitor.page.get_by_role("alert")).to_contain_text("top_p is 7")
+    expect(visitor.page.locator("#prompt")).to_have_value("def area(r):")
+    expect(visitor.page.locator(".message")).to_have_count(0)
+    visitor.allowed = "400"
+
+
+def test_a_key_is_asked_for_until_it_is_right(visit: Visit) -> None:
+    visitor = visit(key=None)
+    page = visitor.page
+    field = page.get_by_role("dialog").get_by_label("Key")
+    for refused, key in ((False, "wrong"), (True, KEY)):
+        expect(field).to_have_value("")
+        expect(page.get_by_text("That key is not one of this server's.")).to_be_visible(visible=refused)
+        field.fill(key)
+        page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_have_text("demo")
+    expect(page.locator("#state")).to_have_text("idle")
+    visitor.allowed = "401"
+
+
+def test_others_see_the_shape_of_a_tree_and_none_of_its_words(visit: Visit) -> None:
+    writer, other = visit(), visit()
+    writer.complete(max_tokens=60)
+    writer.wait_for_text()
+    expect(other.page.locator("#tree .node.in-flight").first).to_be_visible()
+    expect(other.page.locator("#tree-note")).to_contain_text("another request")
+    expect(other.page.locator("#requests tr").first).not_to_contain_text("yours")
+    assert other.page.locator("#tree text").count() == 0
+    expect(writer.page.locator("#tree text").first).to_be_visible()
+    writer.page.keyboard.press("Escape")
+    writer.wait_for_end()
+
+
+def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    expect(page.locator("#model")).to_have_text("demo")
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    order = []
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        order.append(page.evaluate("document.activeElement.id || document.activeElement.name"))
+        assert page.evaluate(HAS_VISIBLE_FOCUS), f"nothing shows that {order[-1]} has the focus"
+    assert order == ["theme", "mode", "new", "log", "prompt", "send"]
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.type("def area(r):")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("    return")
+    expect(page.locator("#prompt")).to_have_value("def area(r):\n    return")
+    page.keyboard.press("Enter")
+    visitor.wait_for_text()
+    page.keyboard.press("Tab")
+    expect(page.locator("#stop")).to_be_focused()
+    page.keyboard.press("Enter")
+    visitor.wait_for_end()
+    expect(page.locator("#prompt")).to_be_focused()
+
+
+HAS_VISIBLE_FOCUS = """() => {
+  const focused = document.activeElement;
+  const style = getComputedStyle(focused.type === "radio" ? focused.nextElementSibling : focused);
+  return style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+}"""
+
+
+def test_a_phone_shows_everything_without_scrolling_sideways(visit: Visit) -> None:
+    visitor = visit(viewport={"width": 360, "height": 740}, has_touch=True)
+    page = visitor.page
+    expect(page.locator("#state")).to_have_text("idle")
+    assert page.evaluate(WIDEST) <= 360
+    visitor.complete(text=PROMPT + "x" * 200, max_tokens=12)
+    visitor.wait_for_text()
+    expect(page.locator("#tree .node").first).to_be_attached()
+    assert page.evaluate(WIDEST) <= 360
+    chat, engine = (page.locator(name).bounding_box() for name in ("#chat", "#engine"))
+    assert chat is not None
+    assert engine is not None
+    assert chat["y"] + chat["height"] <= engine["y"]
+    visitor.wait_for_end()
+
+
+WIDEST = """() => Math.max(document.documentElement.scrollWidth, ...[...document.querySelectorAll("header *, main *")]
+  .filter((element) => !element.closest("svg, .hidden") && element.getClientRects().length)
+  .map((element) => element.getBoundingClientRect().right))"""
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(visit: Visit) -> None:
+    visitor = visit(color_scheme="dark")
+    page = visitor.page
+    expect(page.locator("#state")).to_have_text("idle")
+    assert brightness(page) < 60
+    page.get_by_role("button", name="Theme: auto").click()
+    page.get_by_role("button", name="Theme: light").focus()
+    assert brightness(page) > 200
+    page.reload()
+    expect(page.get_by_role("button", name="Theme: light")).to_be_visible()
+    assert brightness(page) > 200
+
+
+def brightness(page: Page) -> float:
+    """Mean of the page's background's red, green and blue, 0 to 255."""
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(int(part) for part in re.findall(r"\d+", colour)[:3]) / 3
+
+
+def test_nothing_moves_for_who_wants_no_motion(visit: Visit) -> None:
+    page = visit(reduced_motion="reduce").page
+    assert page.evaluate("getComputedStyle(document.querySelector('.camera')).transitionDuration") == "0s"
+    page.emulate_media(reduced_motion="no-preference")
+    assert page.evaluate("getComputedStyle(document.querySelector('.camera')).transitionDuration") != "0s"
+
+
+def test_a_server_stops_with_viewers_and_the_page_says_so(visit: Visit) -> None:
+    with serving("-pp", "4", "--strategy", "autoregressive") as (url, process):
+        visitor = visit(url, key=None)
+        expect(visitor.page.locator("#state")).to_have_text("idle")
+        expect(visitor.page.locator("#setup")).to_contain_text("4 stages · no speculation")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        expect(visitor.page.locator("#state")).to_have_text(re.compile("ended|no connection"))
+        visitor.allowed = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING"

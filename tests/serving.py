@@ -1,0 +1,26 @@
+"""``penstock serve`` as a process of its own, and requests as they go over the wire."""
+
+from __future__ import annotations
+
+import socket
+
+from served import PATIENCE, PENSTOCK, ServedProcess, served, until
+
+__all__ = ["PATIENCE", "PENSTOCK", "ServedProcess", "http", "read_all", "served", "until"]
+
+
+def http(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    """A request as it goes over the wire."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+    if body:
+        headers = {"Content_Type": "application/json", "Content_Length": str(len(body))} | headers
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    pieces = []
+    while piece := connection.recv(65536):
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,147 @@
+"""``penstock serve``: flags, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock import cli
+from penstock.config import FieldError, SpeculativeConfig
+from penstock.engine.options import EngineOptions
+from penstock.server import command
+from penstock.server.listen import Listening
+from penstock.server.settings import ServerSettings
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The arguments of every ``run_serve`` instead of a server."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(command, "run_serve", lambda *arguments: calls.append(arguments))
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    return calls
+
+
+def serve(*flags: str, **environment: str) -> Any:
+    return CliRunner().invoke(cli.app, ["serve", *flags], env=environment)
+
+
+def test_defaults_are_those_of_the_settings(called: list[tuple[Any, ...]]) -> None:
+    assert serve().exit_code == 0
+    options, max_queue, settings, listening, template, level = called[0]
+    assert settings == ServerSettings()
+    assert listening == Listening()
+    assert (max_queue, template, level) == (256, None, "info")
+    assert options["model"] == "demo"
+    assert EngineOptions(**options) == EngineOptions(speculative_config=options["speculative_config"])
+    assert options["speculative_config"] == SpeculativeConfig(method="draft_model", model="demo")
+
+
+def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    flags = ["my/model", "--host", "::1", "--port", "1", "-pp", "3", "--max-model-len", "99", "--max-num-seqs", "4"]
+    flags += ["--api-key", "a", "--api-key", "b", "--served-model-name", "x", "--served-model-name", "y"]
+    flags += ["--max-queue", "5", "--request-timeout", "6", "--queue-timeout", "7", "--drain-timeout", "0"]
+    flags += ["--max-body-size", "9", "--body-timeout", "10", "--header-timeout", "11", "--max-connections", "12"]
+    flags += ["--allowed-origins", "https://a.org", "--allowed-origins", "*", "--no-web", "--log-prompts"]
+    flags += ["--chat-template", str(tmp_path / "t"), "--log-level", "debug", "--strategy", "autoregressive"]
+    flags += ["--kv-slots", "200", "--no-enable-prefix-caching", "--prefill-chunk", "64", "--prefill-stretch", "1.5"]
+    result = serve(*flags)
+    assert result.exit_code == 0, result.output
+    options, max_queue, settings, listening, template, level = called[0]
+    assert settings == ServerSettings(
+        served_model_name=("x", "y"),
+        api_keys=("a", "b"),
+        request_timeout=6,
+        queue_timeout=7,
+        drain_timeout=0,
+        body_timeout=10,
+        max_body_size=9,
+        allowed_origins=("https://a.org", "*"),
+        web=False,
+        log_prompts=True,
+    )
+    assert listening == Listening(host="::1", port=1, max_connections=12, header_timeout=11)
+    assert (max_queue, template, level) == (5, tmp_path / "t", "debug")
+    assert options["model"] == "my/model"
+    assert (options["pipeline_parallel_size"], options["max_model_len"], options["max_num_seqs"]) == (3, 99, 4)
+    assert (options["kv_slots"], options["enable_prefix_caching"]) == (200, False)
+    assert (options["prefill_chunk"], options["prefill_stretch"]) == (64, 1.5)
+
+
+def test_the_key_may_come_from_the_environment_and_the_name_is_the_models(called: list[tuple[Any, ...]]) -> None:
+    assert serve("some/model", PENSTOCK_API_KEY="secret").exit_code == 0
+    settings = called[0][2]
+    assert settings.api_keys == ("secret",)
+    assert settings.served_model_name == ("some/model",)
+    assert "secret" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (["--port", "70000"], "port"),
+        (["--request-timeout", "0"], "request_timeout"),
+        (["--max-body-size", "0"], "max_body_size"),
+        (["--drain-timeout", "-1"], "drain_timeout"),
+        (["--max-connections", "0"], "max_connections"),
+        (["--api-key", ""], "api_key"),
+        (["--allowed-origins", "example.org"], "allowed_origins"),
+        (["--max-queue", "0"], "max_queue"),
+        (["--log-level", "loud"], "log_level"),
+        (["--chat-template", "/nowhere/at/all"], "chat_template"),
+        (["--max-num-seqs", "0"], "max_num_seqs"),
+        (["--kv-slots", "0"], "kv_slots"),
+        (["--strategy", "magic"], "strategy"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_named(flags: list[str], field: str) -> None:
+    result = serve(*flags)
+    assert result.exit_code == 2
+    assert f"penstock: error: {field} " in result.output
+
+
+def test_whoever_reads_the_announcement_can_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ended(_: list[socket.socket]) -> None:
+        """A server that is told to end before it has begun."""
+
+    def connect(llm: Any, settings: ServerSettings, bound: socket.socket, seconds: float) -> None:
+        socket.create_connection(bound.getsockname()).close()
+        connected.append(bound)
+
+    connected: list[socket.socket] = []
+    monkeypatch.setattr(command, "AsyncLLM", lambda **_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(command, "make_app", lambda *_: None)
+    monkeypatch.setattr(command, "Server", lambda *_: SimpleNamespace(serve=ended))
+    monkeypatch.setattr(command, "announce", connect)
+    with (listening := Listening(port=0)).bind() as bound:
+        asyncio.run(command.serve({}, ServerSettings(), listening, bound, None))
+    assert connected
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(FieldError, match=f"port is {port}, which cannot be had"):
+            Listening(port=port).bind()
+    with pytest.raises(FieldError, match=r"host is 'no\.such\.host\.invalid'"):
+        Listening(host="no.such.host.invalid").bind()
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("box.lan", False)],
+)
+def test_who_can_reach_it(host: str, local: bool, caplog: pytest.LogCaptureFixture) -> None:
+    listening = Listening(host=host)
+    assert listening.is_local is local
+    command.warn(ServerSettings(), listening)
+    assert ("--api-key" in caplog.text) is not local
+    caplog.clear()
+    command.warn(ServerSettings(api_keys=("a",)), listening)
+    assert not caplog.text
