@@ -194,6 +194,7 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolve
             speculative_config=plan.drafting,
             dtype=options.dtype,
             speculative_slots=options.speculative_slots,
+            enable_prefix_caching=False,  # every strategy computes every prompt
         ) as llm:
             check_lengths(llm, plan.questions)
             found = measure_all(llm, plan.questions, plan.strategies, on_progress=ticker.strategy_begins)
@@ -202,7 +203,7 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolve
     if not plan.measures_small_model:
         return setup, runs, modelled_small_model(setup, plan.questions)
     assert setup.draft is not None
-    with LLM(setup.draft.path, pipeline_parallel_size=1, dtype=options.dtype) as small:
+    with LLM(setup.draft.path, pipeline_parallel_size=1, dtype=options.dtype, enable_prefix_caching=False) as small:
         return setup, runs, measured_small_model(small, plan.small_questions, ticker.small_model_begins)
 
 

@@ -32,6 +32,15 @@ CHUNK: Final = 128
 """Rows that go through a stage together."""
 ALIKE: Final = ("temperature", "top_p", "top_k", "min_p")
 """What all requests of one recording share."""
+UNCHANGED: Final = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "structured_outputs",
+)
+"""What a recording cannot have: its distributions are the models' own."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +104,14 @@ def check_alike(params: Sequence[SamplingParams]) -> None:
     for name in ALIKE:
         values = sorted({getattr(one, name) for one in params})
         check(len(values) == 1, name, values, "the same for all requests of one recording")
+    for name in UNCHANGED:
+        for one in params:
+            usual = SamplingParams.__dataclass_fields__[name].default
+            check(getattr(one, name) == usual, name, getattr(one, name), f"{usual} in a recording")
 
 
 def text_of(setup: Resolved, output: RequestOutput, params: SamplingParams) -> Text:
-    from penstock.engine.llm import ends_of, sampling_of
+    from penstock.engine.sampling import ends_of, sampling_of
 
     check(params.seed is not None, "seed", params.seed, "fixed, so that the noise is known")
     prompt = output.prompt_token_ids

@@ -34,7 +34,7 @@ def one_request(stages: int, strategy: Strategy, accuracy: list[float], tokens: 
     drivers = [StageDriver(i, core, clock.now, second) for i, core in enumerate(cores)]
     answer = plain_decode(PROMPT, stages, VOCABULARY, 0, tokens, frozenset())
     drafter = SyntheticDrafter(accuracy, VOCABULARY, 0, lambda _: answer)
-    loop = EngineLoop(InProcessPipeline(drivers, clock), drafter, Scheduler(pool, stages, 16, 1, 200), clock)
+    loop = EngineLoop(InProcessPipeline(drivers, clock), drafter, Scheduler(pool, 16, 1, 200), clock)
     meter, timed = Meter(stages, drafter), Timed()
     loop.observers.append(meter)
     request = Request(0, PROMPT, Sampling(), tokens, frozenset(), strategy, timed)

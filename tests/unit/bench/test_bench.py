@@ -76,7 +76,7 @@ def test_a_batch_that_waited_for_more_than_the_loop_is_no_overhead_of_it() -> No
     """Paced batches are held for the slowest stage; here nothing but the stages takes any time."""
     held, plain = Continuous(Experience(), 4, 3), Autoregressive()
     for strategy in (held, plain):
-        meter, _, _ = one_request(4, strategy, [0.8, 0.9, 0.95], tokens=40)
+        meter, _, _ = one_request(4, strategy, [0.8, 0.9, 0.95], tokens=60)
         assert len(meter._turnarounds) > 5
         assert set(meter._turnarounds) == {0.0}
 

@@ -1,0 +1,107 @@
+"""What every client needs of an OpenAI-compatible server: its address, its first model, and its errors in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from penstock.config import FieldError
+from penstock.core import PenstockError
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
+CONNECT_SECONDS: Final = 10.0
+SILENCE_SECONDS: Final = 600.0
+"""A server that sends nothing for so long is given up: a long prompt in a long queue may take minutes."""
+LONGEST_MESSAGE: Final = 300
+"""Characters of a server's error message that are shown."""
+
+
+class ServerError(PenstockError):
+    """A server that is not there, refuses a request or breaks an answer off. ``kind`` is the same for like errors."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Where a server is. ``url`` ends in the API's version; /v1 is added to an address without a path."""
+
+    url: str = DEFAULT_URL
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            url = httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise FieldError("url", f"is {self.url!r}: {error}") from error
+        if url.scheme not in ("http", "https") or not url.host:
+            raise FieldError("url", f"is {self.url!r}; it has to begin with http:// or https:// and a host")
+        path = url.path.rstrip("/") or "/v1"
+        object.__setattr__(self, "url", str(url.copy_with(path=path)))
+
+    @property
+    def root(self) -> str:
+        """The address without the API's version, where /metrics and /health are."""
+        return self.url.removesuffix("/v1")
+
+    @property
+    def shown(self) -> str:
+        """The address without user name and password."""
+        return str(httpx.URL(self.url).copy_with(userinfo=b""))
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """For ``httpx.Client`` and ``httpx.AsyncClient``, of which the load wants as many connections as it opens."""
+        return {
+            "base_url": self.url,
+            "headers": {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"},
+            "timeout": httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
+            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        }
+
+    def lost(self, error: httpx.HTTPError) -> ServerError:
+        """What to say of a connection that failed."""
+        kind = type(error).__name__
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return ServerError(
+                kind,
+                f"no server answers at {self.shown} ({error or kind}); start one with 'penstock serve MODEL', or say "
+                "where it is with --url",
+            )
+        return ServerError(kind, f"{self.shown}: {error or 'connection lost'} ({kind})")
+
+
+def refused(response: httpx.Response) -> ServerError:
+    """What to say of a status that is no success; the body has been read."""
+    message = message_of(response.content) or response.reason_phrase
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        message += "; give the key with --api-key or PENSTOCK_API_KEY"
+    return ServerError(f"HTTP {response.status_code}", f"the server answers {response.status_code}: {message}")
+
+
+def message_of(body: bytes) -> str:
+    """The message in an error's body: OpenAI's, FastAPI's, or else the body's own beginning."""
+    try:
+        content: Any = json.loads(body)
+    except ValueError:
+        return body[:LONGEST_MESSAGE].decode(errors="replace").strip()
+    if isinstance(content, dict):
+        content = content.get("error") or content.get("detail") or content
+    if isinstance(content, dict):
+        content = content.get("message", content)
+    return (content if isinstance(content, str) else json.dumps(content))[:LONGEST_MESSAGE]
+
+
+def first_model(response: httpx.Response) -> str:
+    """The first model in the answer to GET /models. Raises ServerError where there is none."""
+    if not response.is_success:
+        raise refused(response)
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ServerError("no model", "the server's list of models cannot be read; name one with --model") from error

@@ -1,0 +1,162 @@
+"""``penstock chat``: a conversation with any OpenAI-compatible server, in the terminal or through a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from penstock.clients.api import Server, ServerError, first_model, refused
+from penstock.clients.commands import QUOTES, Next, run_command
+from penstock.clients.conversation import Conversation
+from penstock.clients.screen import Screen, screen_for_this_terminal
+from penstock.clients.stream import AnswerStream, Chunk, Usage
+from penstock.core import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    server: Server
+    model: str | None = None
+    system: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def run_chat(options: ChatOptions) -> None:
+    """Talk until the input ends. Raises ServerError where there is no server, and for a pipe at the first refusal."""
+    with httpx.Client(**options.server.client_options) as client:
+        api = Api(client, options.server)
+        model = options.model or api.first_model()
+        conversation = Conversation(options.system, settings=dict(options.settings))
+        Chat(api, model, conversation, screen_for_this_terminal()).run()
+
+
+class Api:
+    """The two calls of a chat."""
+
+    def __init__(self, client: httpx.Client, server: Server) -> None:
+        self._client = client
+        self._server = server
+
+    def first_model(self) -> str:
+        try:
+            return first_model(self._client.get("/models"))
+        except httpx.HTTPError as error:
+            raise self._server.lost(error) from error
+
+    def stream(self, body: dict[str, Any]) -> Generator[Chunk]:
+        """The answer's chunks; closing the generator closes the connection. Raises ServerError."""
+        answer = AnswerStream()
+        try:
+            with self._client.stream("POST", "/chat/completions", json=body) as response:
+                if not response.is_success:
+                    response.read()
+                    raise refused(response)
+                for data in response.iter_bytes():
+                    yield from answer.feed(data)
+                answer.close()
+        except httpx.HTTPError as error:
+            raise self._server.lost(error) from error
+
+
+@dataclass
+class Answer:
+    """What has come in so far; times in seconds on the monotonic clock."""
+
+    asked: float
+    text: str = ""
+    first: float | None = None
+    last: float | None = None
+    usage: Usage | None = None
+
+    def add(self, chunk: Chunk, now: float) -> None:
+        self.text += chunk.text
+        self.usage = chunk.usage or self.usage
+        if chunk.text or chunk.finish_reason:
+            self.first, self.last = self.first or now, now
+
+    def statistics(self) -> str:
+        """For example: ``48 tokens, 9.9 tokens/s · first after 0.40 s · 31 of 47 drafts accepted``."""
+        parts = []
+        if self.usage:
+            parts.append(f"{self.usage.completion_tokens} tokens")
+        if self.first is not None and self.last is not None:
+            if self.usage and self.usage.completion_tokens > 1 and self.last > self.first:
+                parts[0] += f", {(self.usage.completion_tokens - 1) / (self.last - self.first):.1f} tokens/s"
+            parts.append(f"first after {self.first - self.asked:.2f} s")
+        if self.usage and self.usage.accepted is not None:
+            drafted = self.usage.accepted + (self.usage.rejected or 0)
+            parts.append(f"{self.usage.accepted} of {drafted} drafts accepted")
+        return " · ".join(parts)
+
+
+class Chat:
+    """Reads lines, asks, shows answers."""
+
+    def __init__(self, api: Api, model: str, conversation: Conversation, screen: Screen) -> None:
+        self._api = api
+        self._model = model
+        self._conversation = conversation
+        self._screen = screen
+
+    def run(self) -> None:
+        self._screen.say(f"{self._model} · /help shows the commands")
+        while (message := self._read()) is not None:
+            if self._take(message) is Next.LEAVE:
+                return
+
+    def _read(self) -> str | None:
+        """The next message; one of several lines stands between lines of quotes."""
+        line = self._screen.read("> ")
+        if line != QUOTES:
+            return line
+        lines = []
+        while (line := self._screen.read(". ")) not in (QUOTES, None):
+            lines.append(line or "")
+        return "\n".join(lines)
+
+    def _take(self, message: str) -> Next:
+        """Do what a message says. A refusal is told to a person; a pipe ends with it."""
+        try:
+            following = self._understand(message)
+            if following is Next.ANSWER:
+                self._answer()
+        except (RequestError, ServerError) as error:
+            if not self._screen.interactive:
+                raise
+            self._screen.warn(str(error))
+            return Next.READ
+        return following
+
+    def _understand(self, message: str) -> Next:
+        if not message.strip():
+            return Next.READ
+        if message.startswith("/") and "\n" not in message:
+            following, words = run_command(message, self._conversation)
+            self._screen.say(words)
+            return following
+        self._conversation.ask(message)
+        return Next.ANSWER
+
+    def _answer(self) -> None:
+        """Ask, and show what comes. A person's Ctrl-C ends the answer, and what there is of it stays."""
+        answer = Answer(time.monotonic())
+        chunks = self._api.stream(self._conversation.body(self._model))
+        words = ""
+        try:
+            with self._screen.answering() as show:
+                for chunk in chunks:
+                    answer.add(chunk, time.monotonic())
+                    show(chunk.text)
+        except KeyboardInterrupt:
+            if not self._screen.interactive:
+                raise
+            words = "stopped"
+        finally:
+            chunks.close()
+            if answer.last is not None:
+                self._conversation.answer(answer.text)
+        self._screen.say(words or answer.statistics())

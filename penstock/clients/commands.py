@@ -1,0 +1,84 @@
+"""What a chat's lines mean: messages over several lines, and commands that begin with a slash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
+
+from penstock.clients.conversation import Conversation
+from penstock.config import nearest
+from penstock.core import RequestError
+
+QUOTES: Final = '"""'
+"""A line of these begins a message of several lines, another one ends it."""
+
+
+class Next(Enum):
+    """What follows a command."""
+
+    READ = auto()
+    ANSWER = auto()
+    LEAVE = auto()
+
+
+Handler = Callable[[Conversation, str], tuple[Next, str]]
+"""What a command does with its argument; it returns what follows and what to tell the user."""
+
+
+def run_command(line: str, conversation: Conversation) -> tuple[Next, str]:
+    """Carry out ``/name argument``. Raises RequestError for what is unknown or cannot be."""
+    name, _, argument = line.removeprefix("/").partition(" ")
+    if name not in COMMANDS:
+        raise RequestError(f"/{name} is no command; {nearest(name, COMMANDS)}")
+    return COMMANDS[name][1](conversation, argument.strip())
+
+
+def show_help(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    lines = [words for words, _ in COMMANDS.values()]
+    lines.append(f"{QUOTES:27} alone on a line: begins and ends a message of several lines")
+    lines.append("Ctrl-C                      stops an answer; when there is none, leaves")
+    return Next.READ, "\n".join(lines)
+
+
+def set_system(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    conversation.system = argument
+    return Next.READ, "system prompt set" if argument else "no system prompt"
+
+
+def clear(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    conversation.clear()
+    return Next.READ, "conversation cleared; system prompt and settings stay"
+
+
+def set_field(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    name, _, value = argument.partition(" ")
+    if name:
+        conversation.set(name, value.strip())
+    settings = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in conversation.settings.items()]
+    return Next.READ, "\n".join(settings) or "all settings are the server's defaults"
+
+
+def regenerate(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    conversation.take_back("assistant")
+    if not conversation.turns:
+        raise RequestError("there is nothing to answer yet")
+    return Next.ANSWER, ""
+
+
+def leave(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    return Next.LEAVE, ""
+
+
+COMMANDS: Final[dict[str, tuple[str, Handler]]] = {
+    "help": ("/help                       shows this", show_help),
+    "system": ("/system TEXT                sets the system prompt; without TEXT there is none", set_system),
+    "clear": ("/clear                      forgets the conversation", clear),
+    "set": (
+        "/set temperature 0.7        sets a field of the request; without a value unsets it; alone: lists",
+        set_field,
+    ),
+    "regenerate": ("/regenerate                 answers the last message anew", regenerate),
+    "quit": ("/quit                       leaves, as Ctrl-D does", leave),
+}

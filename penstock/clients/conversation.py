@@ -1,0 +1,57 @@
+"""A chat as it is kept between turns: the messages, the system prompt, and the sampling settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.core import RequestError
+
+OURS: Final = ("messages", "model", "n", "stream", "stream_options")
+"""Fields of a request that are not the user's to set: the rest of this client stands on them."""
+
+
+@dataclass
+class Conversation:
+    """``turns`` are user and assistant in turn; ``settings`` any other fields of a chat request."""
+
+    system: str = ""
+    turns: list[dict[str, str]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def ask(self, text: str) -> None:
+        """Add a message, in place of one that was never answered."""
+        self.take_back("user")
+        self.turns.append({"role": "user", "content": text})
+
+    def answer(self, text: str) -> None:
+        self.turns.append({"role": "assistant", "content": text})
+
+    def take_back(self, role: str) -> None:
+        """Remove the last turn if it is that role's."""
+        if self.turns and self.turns[-1]["role"] == role:
+            self.turns.pop()
+
+    def clear(self) -> None:
+        self.turns.clear()
+
+    def set(self, name: str, value: str) -> None:
+        """Take ``value`` as JSON, or as text where it is none; without one the server's default holds again.
+
+        The server says what it knows and in which range. Raises RequestError for a field that is not to be set.
+        """
+        if name in OURS:
+            raise RequestError(f"{name} is not to be set here; leave it out")
+        self.settings.pop(name, None)
+        if value:
+            try:
+                self.settings[name] = json.loads(value)
+            except ValueError:
+                self.settings[name] = value
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The request for the next answer."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        return {"model": model, "messages": [*system, *self.turns], **stream, **self.settings}

@@ -1,0 +1,97 @@
+"""An answer as it streams in: server-sent events to chunks, without a socket, so that any client can feed it.
+
+The format is OpenAI's: lines ``data: {...}``, one JSON object each, and ``data: [DONE]`` at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.clients.api import ServerError, message_of
+
+DONE: Final = b"[DONE]"
+TEXTS: Final = ("content", "reasoning_content", "reasoning")
+"""Where a chat's delta may carry text; the latter two are other servers' names for a model's thoughts."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens as the server counts them; None is what it does not say.
+
+    ``accepted`` and ``rejected`` are OpenAI's accepted_prediction_tokens and rejected_prediction_tokens, of drafts.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+    accepted: int | None = None
+    rejected: int | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One event. ``text`` is empty where it only carries a role, the end or the usage."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+
+class AnswerStream:
+    """Bytes in, chunks out.
+
+    Lines end in LF or CRLF, and in nothing else: a text may hold U+2028 or U+0085, at which httpx's own lines break.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._finished = False
+
+    def feed(self, data: bytes) -> list[Chunk]:
+        """The chunks that are now complete. Raises ServerError for an error event and for what is no JSON object."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        payloads = [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]
+        self._finished |= DONE in payloads
+        chunks = [read_chunk(payload) for payload in payloads if payload != DONE]
+        self._finished |= any(chunk.finish_reason is not None for chunk in chunks)
+        return chunks
+
+    def close(self) -> None:
+        """The stream is over. Raises ServerError unless the answer was finished."""
+        if not self._finished:
+            raise ServerError("broken off", "the server closed the stream before the answer was finished")
+
+
+def read_chunk(payload: bytes) -> Chunk:
+    """One event's JSON, of /chat/completions or /completions; of several choices the first one in it."""
+    try:
+        event: Any = json.loads(payload)
+    except ValueError as error:
+        raise ServerError("bad stream", f"the server sent an event that is not JSON: {payload[:80]!r}") from error
+    if not isinstance(event, dict):
+        raise ServerError("bad stream", f"the server sent an event that is no object: {payload[:80]!r}")
+    if event.get("error") or event.get("object") == "error":
+        raise ServerError("error event", f"the server ended the answer: {message_of(payload)}")
+    try:
+        choice = (event.get("choices") or [{}])[0]
+        delta = choice.get("delta") or {}
+        text = "".join([choice.get("text") or "", *(delta.get(name) or "" for name in TEXTS)])
+        return Chunk(text, choice.get("finish_reason"), read_usage(event.get("usage")))
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ServerError("bad stream", f"the server sent an event that is no chunk: {payload[:80]!r}") from error
+
+
+def read_usage(usage: Mapping[str, Any] | None) -> Usage | None:
+    if not usage or not {"prompt_tokens", "completion_tokens"} <= usage.keys():
+        return None
+    prompt, completion = (usage.get(f"{part}_tokens_details") or {} for part in ("prompt", "completion"))
+    return Usage(
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+        prompt.get("cached_tokens"),
+        completion.get("accepted_prediction_tokens"),
+        completion.get("rejected_prediction_tokens"),
+    )

@@ -1,0 +1,186 @@
+"""``penstock chat`` as a user runs it: in a terminal, and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import INTERRUPTED
+from tests.openai_server import OpenAIServer, Reply, prompt_of, running
+
+PENSTOCK = str(Path(sys.executable).parent / "penstock")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+PATIENCE = 60.0
+
+
+def piped(url: str, lines: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [PENSTOCK, "chat", "--url", url, *flags]
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def echo(body: dict[str, Any]) -> Reply:
+    return Reply(pieces=("**re:** ", prompt_of(body)))
+
+
+def test_a_pipe_gets_plain_answers_line_by_line() -> None:
+    with running(OpenAIServer(echo)) as server:
+        result = piped(
+            server.url, 'first\n\n/set temperature 0.5\n"""\ntwo\nlines\n"""\n', "--system-prompt", "be brief"
+        )
+    assert result.stdout == "**re:** first\n**re:** two\nlines\n"
+    assert (result.stderr, result.returncode) == ("", 0)
+    last = server.bodies[-1]
+    assert [message["role"] for message in last["messages"]] == ["system", "user", "assistant", "user"]
+    assert (last["messages"][2]["content"], last["temperature"]) == ("**re:** first", 0.5)
+    assert last["model"] == "scripted"
+
+
+def test_a_pipe_may_leave_and_go_back() -> None:
+    with running(OpenAIServer(echo)) as server:
+        result = piped(server.url, "a\n/regenerate\n/clear\nb\n/quit\nnever\n", "--model", "m")
+    assert result.stdout == "**re:** a\n**re:** a\n**re:** b\n"
+    assert [len(body["messages"]) for body in server.bodies] == [1, 1, 1]
+    assert server.bodies[0]["model"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply(status=400), "the server answers 400: refused: 400"),
+        (Reply(end="error"), "the server ended the answer: the engine was lost"),
+        (Reply(end="break"), "the server closed the stream before the answer was finished"),
+    ],
+)
+def test_a_pipe_ends_with_the_first_refusal(reply: Reply, words: str) -> None:
+    with running(OpenAIServer(lambda body: reply)) as server:
+        result = piped(server.url, "a\nb\n")
+    assert result.returncode == 1
+    assert result.stderr == f"penstock: error: {words}\n"
+    assert len(server.bodies) == 1
+
+
+def test_no_server_says_how_to_start_one() -> None:
+    result = piped("http://127.0.0.1:9", "a\n")
+    assert result.returncode == 1
+    assert "no server answers at http://127.0.0.1:9/v1" in result.stderr
+    assert "penstock serve MODEL" in result.stderr
+
+
+class Terminal:
+    """A chat in a pseudo-terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self._master = master
+        self._seen = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def press_until_it_ends(self, key: str) -> int:
+        """Return the exit code. Python misses a signal that comes between readline's prompt and its wait for a key."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            self.type(key)
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(5)
+        raise AssertionError(f"{key!r} did not end it")
+
+    def until(self, words: str) -> str:
+        """What has appeared since the last call, up to and with ``words``; escape codes left out."""
+        deadline = time.monotonic() + PATIENCE
+        while words not in (text := ESCAPES.sub("", self._seen)):
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{words!r} did not appear in {text!r}"
+            self._seen += os.read(self._master, 4096).decode(errors="replace")
+        head, _, self._seen = text.partition(words)
+        return head + words
+
+
+@contextmanager
+def terminal(url: str) -> Iterator[Terminal]:
+    """A chat whose controlling terminal is the test's, so that Ctrl-C is a key."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    command = [PENSTOCK, "chat", "--url", url]
+
+    def own_the_terminal() -> None:
+        os.setsid()
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env=environment, preexec_fn=own_the_terminal
+    ) as process:
+        os.close(slave)
+        try:
+            yield Terminal(process, master)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(master)
+
+
+def test_a_terminal_shows_markdown_and_what_it_cost() -> None:
+    reply = Reply(("**bo", "ld** [b]"), 9, accepted=3, rejected=1)
+    with running(OpenAIServer(lambda body: reply)) as server, terminal(server.url) as chat:
+        chat.until("scripted · /help shows the commands")
+        chat.until("> ")
+        chat.type("hello\r")
+        shown = chat.until("3 of 4 drafts accepted")
+        assert "bold [b]" in shown
+        assert "**bold" not in shown
+        assert "9 tokens" in shown
+        chat.until("> ")
+        chat.type("/set stream 1\r")
+        chat.until("stream is not to be set here")
+        chat.until("> ")
+        chat.type("/quit\r")
+        assert chat.process.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_stops_the_answer_and_a_second_one_leaves() -> None:
+    with running(OpenAIServer(lambda body: Reply(("begun",), end="hold"))) as server, terminal(server.url) as chat:
+        chat.until("> ")
+        chat.type("tell me\r")
+        chat.until("begun")
+        chat.type("\x03")
+        chat.until("stopped")
+        assert server.left.wait(PATIENCE)
+        server.answer = lambda body: Reply(("again",))
+        chat.until("> ")
+        chat.type("go on\r")
+        chat.until("7 tokens")
+        assert [turn["content"] for turn in server.bodies[-1]["messages"]] == ["tell me", "begun", "go on"]
+        chat.until("> ")
+        assert chat.press_until_it_ends("\x03") == INTERRUPTED
+
+
+def test_a_refusal_does_not_end_a_person_s_chat() -> None:
+    with running(OpenAIServer(lambda body: Reply(status=429))) as server, terminal(server.url) as chat:
+        chat.until("> ")
+        chat.type("hello\r")
+        chat.until("the server answers 429: refused: 429")
+        server.answer = lambda body: Reply(("hi",))
+        chat.until("> ")
+        chat.type("/regenerate\r")
+        chat.until("7 tokens")
+        assert [turn["content"] for turn in server.bodies[-1]["messages"]] == ["hello"]
+        chat.until("> ")
+        chat.type("\x04")
+        assert chat.process.wait(PATIENCE) == 0
