@@ -155,7 +155,7 @@ class Run:
         pool = SlotPool(script.tokens + 1, 4 * WIDTH * STAGES)
         self.belt, self.clock, self.watch = Belt(script), Moments(), Stopwatch()
         drafter = ScriptedDrafter(script)
-        scheduler = Scheduler(pool, STAGES, WIDTH, 1, script.tokens + 1)
+        scheduler = Scheduler(pool, WIDTH, 1, script.tokens + 1)
         self.loop = EngineLoop(self.belt, drafter, scheduler, self.clock)
         self.request = Request(0, [0], Sampling(), script.tokens, frozenset(), make(self.loop.experience), Deaf())
         self.loop.add(self.request)

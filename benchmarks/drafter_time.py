@@ -79,7 +79,7 @@ def timed(drafter: Mapping[str, Any], width: int, sizes: virtual.Sizes) -> dict[
     """By temperature: tokens accepted, the drafter's passes and their milliseconds."""
     config = parse_speculative({**drafter, "strategy": "pipedec", "width": width, "children": width})
     found, host = {}, TimedHost()
-    with LLM(host=host, cluster=CLUSTER, speculative_config=config) as llm:
+    with LLM(host=host, cluster=CLUSTER, speculative_config=config, enable_prefix_caching=False) as llm:
         (watch,) = host.watches
         for temperature in (0.0, 1.0):
             questions = virtual.asked(sizes, (temperature,))

@@ -51,7 +51,7 @@ def draw(axes: Axes, timeline: Timeline, title: str, colour: str) -> None:
 def main() -> None:
     prompt = read_prompts(DEFAULT_PROMPTS, 6)[5]
     speculation = SpeculativeConfig(method="draft_model", model="demo")
-    with LLM("demo", cluster="demo", speculative_config=speculation) as llm:
+    with LLM("demo", cluster="demo", speculative_config=speculation, enable_prefix_caching=False) as llm:
         run(llm, prompt, None)
         plain, plain_output = run(llm, prompt, None)
         fed, fed_output = run(llm, prompt, speculation)

@@ -37,7 +37,7 @@ def measured() -> list[dict[str, Any]]:
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=100, ignore_eos=True) for i in range(3)]
     found = []
     for part in ("draft", "target"):
-        with LLM(DEMO / part, cluster=cluster, speculative_config=kinds["auto"]) as llm:
+        with LLM(DEMO / part, cluster=cluster, speculative_config=kinds["auto"], enable_prefix_caching=False) as llm:
             layers = llm.setup.checkpoint.num_layers
             plain, *full = measure(llm, prompts, params, [("autoregressive", None), *kinds.items()])
         found.append(figures_of(plain, layers, plain_step_seconds(cluster)))

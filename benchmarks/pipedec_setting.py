@@ -41,7 +41,7 @@ def measured(count: int, time_scale: float) -> dict[str, Any]:
         answers = llm.run(prompts, params, None)
         known = llm.plain_answers
     cluster = load_cluster("pipedec-14x3090", time_scale=time_scale)
-    with LLM("demo", cluster=cluster, speculative_config=PIPEDEC) as llm:
+    with LLM("demo", cluster=cluster, speculative_config=PIPEDEC, enable_prefix_caching=False) as llm:
         llm.plain_answers.update(known)
         (plain,) = llm.run(prompts[:1], params[:1], None)
         llm.loop.drain()

@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from sections import comparisons, engine, flowspec, pipedec, pipedec_processes, spd, vllm
+from sections import comparisons, engine, flowspec, pipedec, pipedec_processes, serving, spd, vllm
 from sections.base import ROOT, Section, page_part, path_of, store, stored
 from sections.simulations import recording_commands
 
@@ -28,11 +28,20 @@ ORDER = (
     *("exactness", "overhead", "demo"),
     *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "pipedec_emulated", "pipedec_processes"),
     *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "spd_correction", "drafter_time", "pp_eagle_table"),
-    *("auto_against", "parts", "always_wrong", "simulator", "two_processes"),
+    *("auto_against", "parts", "always_wrong", "simulator", "two_processes", "centralised"),
+    *("serving", "serve_http", "interference", "soak"),
 )
-AWAITED = ("flowspec_eagle", "spd_tables", "spd_overhead", "spd_correction", "drafter_time", "pp_eagle_table")
-"""Left out of the page until they are measured: their drafters have to be trained first."""
-MODULES = (engine, comparisons, pipedec, pipedec_processes, flowspec, spd, vllm)
+AWAITED = (
+    "flowspec_eagle",
+    "spd_tables",
+    "spd_overhead",
+    "spd_correction",
+    "drafter_time",
+    "pp_eagle_table",
+    *("serving", "serve_http"),
+)
+"""Left out of the page until they are measured: their drafters have to be trained first, or they take long."""
+MODULES = (engine, comparisons, pipedec, pipedec_processes, flowspec, spd, vllm, serving)
 SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
 
 HEAD = """# Results

@@ -31,7 +31,9 @@ def configs() -> list[tuple[str, SpeculativeConfig | None]]:
 def run_all(stages: int) -> list[StrategyRun]:
     prompts = read_prompts(DEFAULT_PROMPTS, PROMPTS) * ROUNDS
     params = [SamplingParams(temperature=1.0, seed=i % PROMPTS, max_tokens=64) for i in range(len(prompts))]
-    with LLM("demo", pipeline_parallel_size=stages, speculative_config=configs()[1][1]) as llm:
+    with LLM(
+        "demo", pipeline_parallel_size=stages, speculative_config=configs()[1][1], enable_prefix_caching=False
+    ) as llm:
         return measure(llm, prompts, params, configs())
 
 

@@ -78,7 +78,7 @@ def compared(
     named = parse_entries(tuple(entries), drafter)
     widest = max((config for _, config in named if not is_plain(config)), key=lambda config: config.most_rows)
     host = None if processes else InProcessHost(VirtualClock())
-    with LLM(host=host, cluster=cluster, speculative_config=widest, **options) as llm:
+    with LLM(host=host, cluster=cluster, speculative_config=widest, enable_prefix_caching=False, **options) as llm:
         return measure_all(llm, questions, named)
 
 

@@ -1,0 +1,64 @@
+"""What a server and its children hold of the machine: memory, threads, descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import psutil
+
+MIB = 1 << 20
+PROCESSES = ("server", "fork server", "drafter", "stage 0", "stage 1")
+"""In the order in which they are started."""
+INTERVAL = 2.0
+"""Seconds between two samples."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """At one moment, after so many requests. ``resident`` is in MiB by process, in the order of ``PROCESSES``;
+    ``threads`` and ``descriptors`` are of all of them together."""
+
+    requests: int
+    resident: tuple[float, ...]
+    threads: int
+    descriptors: int
+
+    @property
+    def processes(self) -> int:
+        return len(self.resident)
+
+
+def held(pid: int, requests: int) -> Held:
+    server = psutil.Process(pid)
+    family = [server, *sorted(server.children(recursive=True), key=lambda child: child.pid)]
+    return Held(
+        requests,
+        tuple(one.memory_info().rss / MIB for one in family),
+        sum(one.num_threads() for one in family),
+        sum(one.num_fds() for one in family),
+    )
+
+
+@dataclass
+class Watch:
+    """Samples until it is cancelled."""
+
+    pid: int
+    done: int = 0
+    """Requests that have ended; whoever makes them counts here."""
+    samples: list[Held] = field(default_factory=list)
+
+    async def run(self) -> None:
+        while True:
+            self.samples.append(held(self.pid, self.done))
+            await asyncio.sleep(INTERVAL)
+
+
+def slopes(samples: Sequence[Held]) -> list[float]:
+    """KiB per 1,000 requests by process, by least squares."""
+    requests = [sample.requests for sample in samples]
+    resident = np.array([sample.resident for sample in samples])
+    return [float(np.polyfit(requests, own, 1)[0] * 1024 * 1000) for own in resident.T]
