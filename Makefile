@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt
+# By a path, not by a finder, which a folder named penstock beside a script of one's own would hide.
+EDITABLE := --config-settings editable_mode=compat --editable
 
 .PHONY: demo test check figures clean
 
@@ -25,11 +27,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python $(SOURCES)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) '.[dev]'
 	touch $@
 
 clean:

@@ -1,6 +1,7 @@
 """Penstock: one language model over several devices as a pipeline, kept full with speculated tokens.
 
-Importing this package does not import torch: ``LLM`` is loaded when it is first used.
+Importing this package does not import torch: ``LLM`` and ``AsyncLLM`` are loaded when they are
+first used.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from penstock.core import (
     RequestError,
     RequestOutput,
     SamplingParams,
+    StructuredOutputsParams,
 )
 
 if TYPE_CHECKING:
+    from penstock.engine.async_llm import AsyncLLM
     from penstock.engine.llm import LLM
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "ConfigError",
     "FinishReason",
@@ -32,6 +36,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 
@@ -40,4 +45,8 @@ def __getattr__(name: str) -> Any:
         from penstock.engine.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from penstock.engine.async_llm import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -6,17 +6,21 @@ Whatever needs torch is imported inside the commands, so that help, version and 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import penstock
 from penstock.config import STRATEGY_OPTIONS, FieldError, parse_speculative
-from penstock.core import ConfigError, PipelineError, RequestError, SamplingParams
+from penstock.core import ConfigError, PenstockError, RequestError, SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.clients.api import Server
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
@@ -28,6 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+bench_app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
+app.add_typer(bench_app, name="bench")
 
 # ------------------------------------------------------------------------------------------------------------ options
 
@@ -37,6 +43,10 @@ SPECULATION = "Speculation"
 SAMPLING = "Sampling"
 DATA = "Data"
 TRAINING = "Training"
+SERVER = "Server"
+LIMITS = "Limits"
+SHARING = "How requests share the engine"
+LOAD = "Load"
 OUTPUT = "Output"
 
 Model = Annotated[
@@ -129,7 +139,46 @@ RecordedDraft = Annotated[
         show_default="any",
     ),
 ]
+ServerUrl = Annotated[
+    str | None,
+    typer.Option(help="Any OpenAI-compatible server.", rich_help_panel=SERVER, show_default="http://127.0.0.1:8000/v1"),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PENSTOCK_API_KEY", help="The key it wants, if any.", rich_help_panel=SERVER, show_default=False
+    ),
+]
+ServedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="One of the models it serves.", rich_help_panel=SERVER, show_default="the first it names"
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=MODEL)]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=MODEL)]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of prompt and output together.",
+        rich_help_panel=MODEL,
+        show_default="the checkpoint's, at most 4096",
+    ),
+]
+LayerSplit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N,...", help="Layers of each stage.", rich_help_panel=PIPELINE, show_default="an even split"
+    ),
+]
+StrategyName = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Which drafted tokens enter the pipeline: {', '.join(STRATEGY_OPTIONS)} (none).",
+        rich_help_panel=SPECULATION,
+        show_default="auto",
+    ),
+]
 
 
 def sampling_option(text: str, default: str) -> Any:
@@ -164,31 +213,12 @@ def generate(
     ] = None,
     model: Model = "demo",
     dtype: Dtype = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=MODEL)] = "cpu",
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Most tokens of prompt and output together.",
-            rich_help_panel=MODEL,
-            show_default="the checkpoint's, at most 4096",
-        ),
-    ] = None,
+    device: Device = "cpu",
+    max_model_len: MaxModelLen = None,
     pipeline_parallel_size: Stages = None,
-    layer_split: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...", help="Layers of each stage.", rich_help_panel=PIPELINE, show_default="an even split"
-        ),
-    ] = None,
+    layer_split: LayerSplit = None,
     cluster: ClusterName = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Which drafted tokens enter the pipeline: {', '.join(STRATEGY_OPTIONS)} (none).",
-            rich_help_panel=SPECULATION,
-            show_default="auto",
-        ),
-    ] = None,
+    strategy: StrategyName = None,
     draft_model: DraftModel = None,
     speculative_config: SpeculativeJson = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.", rich_help_panel=SAMPLING)] = 128,
@@ -247,6 +277,145 @@ def generate(
 
 
 @app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Checkpoint folder or hub id; 'demo' is the pair that is shipped.")
+    ] = "demo",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.", rich_help_panel=SERVER)
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", rich_help_panel=SERVER)] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="PENSTOCK_API_KEY",
+            help="Clients have to send it as 'Authorization: Bearer KEY'. May be repeated: any of them will do.",
+            rich_help_panel=SERVER,
+            show_default=False,
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What clients call the model. May be repeated.", rich_help_panel=SERVER, show_default="as MODEL is"
+        ),
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Jinja template in place of the checkpoint's own.",
+            rich_help_panel=SERVER,
+            show_default=False,
+        ),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Other sites whose web pages may call this server (CORS); '*' is any. May be repeated.",
+            rich_help_panel=SERVER,
+            show_default="none",
+        ),
+    ] = None,
+    no_web: Annotated[bool, typer.Option("--no-web", help="No web page at /.", rich_help_panel=SERVER)] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", rich_help_panel=SERVER)] = "info",
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Have prompts and answers in the log too.", rich_help_panel=SERVER)
+    ] = False,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Most requests that run at a time; others wait.", rich_help_panel=LIMITS)
+    ] = 16,
+    max_queue: Annotated[
+        int, typer.Option(help="Most requests that wait; further ones are refused.", rich_help_panel=LIMITS)
+    ] = 256,
+    queue_timeout: Annotated[float, typer.Option(help="Most seconds to wait.", rich_help_panel=LIMITS)] = 60.0,
+    request_timeout: Annotated[
+        float, typer.Option(help="Most seconds until a request's last token.", rich_help_panel=LIMITS)
+    ] = 600.0,
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds that requests may still take after SIGTERM.", rich_help_panel=LIMITS)
+    ] = 30.0,
+    max_body_size: Annotated[int, typer.Option(help="Most bytes of a request's body.", rich_help_panel=LIMITS)] = 2**20,
+    body_timeout: Annotated[
+        float, typer.Option(help="Most seconds for a body to arrive.", rich_help_panel=LIMITS)
+    ] = 30.0,
+    header_timeout: Annotated[
+        float, typer.Option(help="Most seconds for a request's head to arrive.", rich_help_panel=LIMITS)
+    ] = 10.0,
+    max_connections: Annotated[int, typer.Option(help="Most connections at a time.", rich_help_panel=LIMITS)] = 512,
+    kv_slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of all running requests and the prefix cache together; each takes memory on every stage.",
+            rich_help_panel=SHARING,
+            show_default="two requests of the most tokens, at least 4096",
+        ),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            help="Keep what requests with the same beginning can share.", rich_help_panel=SHARING, show_default="on"
+        ),
+    ] = True,
+    prefill_chunk: Annotated[
+        int, typer.Option(help="Most tokens of prompts in one batch.", rich_help_panel=SHARING)
+    ] = 128,
+    prefill_stretch: Annotated[
+        float,
+        typer.Option(
+            help="Most times as long as without prompts that a step may take while other requests decode.",
+            rich_help_panel=SHARING,
+        ),
+    ] = 2.0,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    max_model_len: MaxModelLen = None,
+    pipeline_parallel_size: Stages = None,
+    layer_split: LayerSplit = None,
+    cluster: ClusterName = None,
+    strategy: StrategyName = None,
+    draft_model: DraftModel = None,
+    speculative_config: SpeculativeJson = None,
+) -> None:
+    """Serve MODEL over HTTP as the OpenAI API has it, with a web page."""
+    with reported():
+        options = only_given(
+            model=model,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_slots=kv_slots,
+            enable_prefix_caching=enable_prefix_caching,
+            prefill_chunk=prefill_chunk,
+            prefill_stretch=prefill_stretch,
+            pipeline_parallel_size=pipeline_parallel_size,
+            layer_split=layer_split,
+            cluster=cluster,
+            speculative_config=parse_speculative(speculation(model, draft_model, speculative_config, strategy)),
+        )
+        from penstock.server.command import run_serve
+        from penstock.server.listen import Listening
+        from penstock.server.settings import ServerSettings
+
+        settings = ServerSettings(
+            served_model_name=tuple(served_model_name or [model]),
+            api_keys=tuple(api_key or ()),
+            request_timeout=request_timeout,
+            queue_timeout=queue_timeout,
+            drain_timeout=drain_timeout,
+            body_timeout=body_timeout,
+            max_body_size=max_body_size,
+            allowed_origins=tuple(allowed_origins or ()),
+            web=not no_web,
+            log_prompts=log_prompts,
+        )
+        listening = Listening(host=host, port=port, max_connections=max_connections, header_timeout=header_timeout)
+        run_serve(options, max_queue, settings, listening, chat_template, log_level)
+
+
+@app.command()
 def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -257,8 +426,9 @@ def demo(
         run_demo(as_json)
 
 
-@app.command()
+@bench_app.callback(invoke_without_command=True)
 def bench(
+    context: typer.Context,
     strategies: Annotated[
         str,
         typer.Option(
@@ -324,7 +494,10 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Compare strategies: the same prompts through the same stages, interleaved."""
+    """Compare strategies: the same prompts through the same stages, interleaved. 'bench serve' measures a server."""
+    if context.invoked_subcommand is not None:
+        refuse_options(context)
+        return
     with reported():
         from penstock.bench.command import BenchOptions, run_bench
         from penstock.bench.entries import split_entries
@@ -356,6 +529,117 @@ def bench(
             record=record,
         )
         run_bench(BenchOptions(**options))
+
+
+@bench_app.command("serve")
+def bench_serve(
+    url: ServerUrl = None,
+    api_key: ApiKey = None,
+    model: ServedModel = None,
+    endpoint: Annotated[str, typer.Option(help="completions or chat.", rich_help_panel=SERVER)] = "completions",
+    request_rate: Annotated[
+        float, typer.Option(help="Requests that arrive per second; inf: all at once.", rich_help_panel=LOAD)
+    ] = math.inf,
+    burstiness: Annotated[
+        float,
+        typer.Option(help="1 is a Poisson process; below, requests come in bursts.", rich_help_panel=LOAD),
+    ] = 1.0,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K,K,...",
+            help="Most requests at a time; several are measured one after the other.",
+            rich_help_panel=LOAD,
+            show_default="no limit",
+        ),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(help="Requests for each concurrency.", rich_help_panel=LOAD)] = 100,
+    num_warmups: Annotated[int, typer.Option(help="Requests before them that do not count.", rich_help_panel=LOAD)] = 1,
+    dataset: Annotated[
+        str,
+        typer.Option(
+            metavar="random|FILE.jsonl",
+            help="Random words, or one JSON object a line with 'prompt' or 'turns'.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = "random",
+    input_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a random prompt, on average and as the server counts.",
+            rich_help_panel=SAMPLING,
+            show_default="128",
+        ),
+    ] = None,
+    output_len: Annotated[int, typer.Option(help="Most tokens per request.", rich_help_panel=SAMPLING)] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)] = 0.0,
+    seed: Annotated[
+        int,
+        typer.Option(help="The first request's, the next one has the next; arrivals too.", rich_help_panel=SAMPLING),
+    ] = 0,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos", help="Have output-len tokens of every request.", rich_help_panel=SAMPLING),
+    ] = False,
+    goodput: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ttft:MS,tpot:MS,e2el:MS",
+            help="Count the requests per second that keep these limits.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    json_file: FiguresFile = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.png",
+            help="Draw throughput and latencies over concurrency.",
+            rich_help_panel=OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Put load on an OpenAI-compatible server, and measure what its users would feel."""
+    with reported():
+        from penstock.bench.serving.command import run_bench_serve
+        from penstock.bench.serving.options import RANDOM, ServingOptions, parse_concurrency, parse_goodput
+
+        options = ServingOptions(
+            server=server_at(url, api_key),
+            model=model,
+            endpoint=endpoint,
+            request_rate=request_rate,
+            burstiness=burstiness,
+            concurrency=parse_concurrency(concurrency),
+            num_prompts=num_prompts,
+            num_warmups=num_warmups,
+            dataset=None if dataset == RANDOM else Path(dataset),
+            input_len=input_len,
+            output_len=output_len,
+            seed=seed,
+            temperature=temperature,
+            ignore_eos=ignore_eos,
+            goodput=parse_goodput(goodput),
+            json=json_file,
+            plot=plot,
+        )
+        run_bench_serve(options)
+
+
+@app.command()
+def chat(
+    url: ServerUrl = None,
+    api_key: ApiKey = None,
+    model: ServedModel = None,
+    system_prompt: Annotated[str, typer.Option(help="What the model is told first.", show_default="none")] = "",
+) -> None:
+    """Talk to a model behind an OpenAI-compatible server; a pipe's lines are answered one after the other."""
+    with reported():
+        from penstock.clients.chat import ChatOptions, run_chat
+
+        run_chat(ChatOptions(server=server_at(url, api_key), model=model, system=system_prompt))
 
 
 @app.command()
@@ -659,9 +943,26 @@ def reported() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except (ConfigError, RequestError, PipelineError) as error:
+    except PenstockError as error:
         typer.echo(f"penstock: error: {error}", err=True)
-        raise typer.Exit(1 if isinstance(error, PipelineError) else 2) from None
+        raise typer.Exit(2 if isinstance(error, ConfigError | RequestError) else 1) from None
+
+
+def refuse_options(context: typer.Context) -> None:
+    """Options before a subcommand are not the subcommand's. Raises UsageError naming the first one."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            flag = next(option.opts[0] for option in context.command.params if option.name == name)
+            command = context.invoked_subcommand
+            raise typer.BadParameter(f"{flag} stands before {command}, which has options of its own; put them after it")
+
+
+def server_at(url: str | None, api_key: str | None) -> Server:
+    """The server that the flags name. Raises FieldError."""
+    from penstock.clients.api import Server
+
+    return Server(**only_given(url=url, api_key=api_key))
 
 
 def only_given(**values: Any) -> dict[str, Any]:

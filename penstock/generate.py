@@ -19,7 +19,8 @@ from penstock.trace import EMULATED, trace_writer
 
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
-    from penstock.engine.llm import LLM, Completion
+    from penstock.engine.completion import Completion
+    from penstock.engine.llm import LLM
     from penstock.engine.options import Resolved
     from penstock.requests.request import Request
 

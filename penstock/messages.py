@@ -36,7 +36,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     ``seed`` and ``sample`` key the request's Gumbel noise; ``logprobs`` -1 means none.
     ``barred`` token ids cannot be picked while the picked token would stand before position ``barred_before``
-    (EOS and stop tokens under min_tokens).
+    (EOS and stop tokens under min_tokens). ``allowed_token_ids``, where there are any, are the only ones that can.
+    ``grammar`` is llguidance's text of what the output has to be. The output begins at position ``prompt_length``,
+    also where the request was interrupted and went on with part of its output as its prompt.
     """
 
     seed: int = 0
@@ -48,6 +50,13 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int = -1
     barred: tuple[int, ...] = ()
     barred_before: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
+    prompt_length: int = 0
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):
@@ -222,6 +231,16 @@ class Wire(msgspec.Struct, tag="wire", kw_only=True):
     downstream: str
 
 
+class Alive(msgspec.Struct, tag="alive", kw_only=True):
+    """To the engine: the stage's loop goes round. The next one waits for the engine's Heard."""
+
+    stage: int
+
+
+class Heard(msgspec.Struct, tag="heard", kw_only=True):
+    """The engine has taken in a stage's Alive: at most one of them ever waits in an inbox that nobody reads."""
+
+
 class Failed(msgspec.Struct, tag="failed", kw_only=True):
     """A stage cannot go on; ``cause`` is one line for people, ``details`` its traceback."""
 
@@ -234,7 +253,9 @@ class Stop(msgspec.Struct, tag="stop", kw_only=True):
     """Asks a stage to leave its loop."""
 
 
-Message = Batch | Features | Result | Cancel | Ready | Occupy | Occupied | Started | Wire | Failed | Stop
+Message = (
+    Batch | Features | Result | Cancel | Ready | Occupy | Occupied | Started | Wire | Alive | Heard | Failed | Stop
+)
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no message, hold text that is not UTF-8, or nest thousands of levels deep."""

@@ -90,7 +90,7 @@ class InProcessEngine:
             draft = SmallModelDrafter(self._pipeline(draft, whole, None), chunk=256)
         assert draft is not None
         drafter = EmulatedDrafter(draft, taking(0.33), None, self.clock)
-        scheduler = Scheduler(self.pool, stages, chunk=16, max_running=64, max_model_len=512)
+        scheduler = Scheduler(self.pool, chunk=16, max_running=64, max_model_len=512)
         pipeline = self._pipeline(target, layers, taking(1.0), taps, reading)
         self.loop = EngineLoop(pipeline, drafter, scheduler, self.clock)
 

@@ -1,7 +1,7 @@
 """The hash model: a row's KV is a hash of its input, its output a hash of the KV it sees in position order.
 
 Whatever a row wrongly sees or fails to see changes every token after it, so bugs of visibility, slot reuse and order
-show within milliseconds, without torch.
+show within milliseconds, without torch. A pick is of the row's path too, as penalties and grammars read it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class HashLayers:
         self, view: BatchView, hidden: list[int], wanted: Sequence[int], samplings: Sequence[Sampling]
     ) -> list[Pick]:
         return [
-            Pick(int(view.nodes[i]), digest("token", sampling.seed, hidden[i]) % self.vocabulary)
+            Pick(
+                int(view.nodes[i]),
+                digest("token", sampling.seed, hidden[i], view.path(i).tolist()) % self.vocabulary,
+            )
             for i, sampling in zip(wanted, samplings, strict=True)
         ]
 
@@ -166,7 +169,7 @@ def plain_kv(tokens: Sequence[int], stages: int) -> list[list[int]]:
 def plain_next(tokens: Sequence[int], stages: int, vocabulary: int, seed: int) -> int:
     """The target's next token after ``tokens``."""
     kv = plain_kv(tokens, stages)[-1]
-    return digest("token", seed, digest("out", stages - 1, kv)) % vocabulary
+    return digest("token", seed, digest("out", stages - 1, kv), list(tokens)) % vocabulary
 
 
 def plain_decode(

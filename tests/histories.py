@@ -20,7 +20,7 @@ from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.spd import Depths, SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.engine.loop import EngineLoop
+from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Cancel, Pick, Sampling
 from penstock.pipeline.clock import VirtualClock
@@ -111,6 +111,16 @@ class Collected:
         self.reasons.append(reason)
 
 
+class Preempted(Observer):
+    """Notes who has been."""
+
+    def __init__(self, numbers: set[int]) -> None:
+        self.numbers = numbers
+
+    def preempted(self, request: Request, at: float) -> None:
+        self.numbers.add(request.number)
+
+
 @dataclass
 class History:
     """One random engine with its requests."""
@@ -121,10 +131,13 @@ class History:
 
     def __post_init__(self) -> None:
         rng = self.rng
+        self.preempted: set[int] = set()
         self.vocabulary = rng.choice([2, 4, 8])
         self.stages = rng.randint(1, 6)
         self.clock = VirtualClock()
-        self.pool = SlotPool(certain_capacity=rng.randint(40, 120), speculative_quota=rng.choice([0, 3, 20, 100]))
+        self.pool = SlotPool(
+            certain_capacity=rng.choice([40, rng.randint(40, 120)]), speculative_quota=rng.choice([0, 3, 20, 100])
+        )
         self.layers = [HashLayers(stage, self.pool.total, self.vocabulary) for stage in range(self.stages)]
         self.reads: list[int] = []
         self.drafter = self._drafter()
@@ -134,8 +147,11 @@ class History:
         pipeline = UnrulyPipeline(rng, drivers, self.clock, self._line(), reader)  # type: ignore[arg-type]
         if self.pool.total % 2:  # no draw of its own, which would make another history of every seed
             self.drafter.share(pipeline, self.pool.total % self.stages)
-        scheduler = Scheduler(self.pool, self.stages, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
+        scheduler = Scheduler(self.pool, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
+        scheduler.growth = rng.choice([1, 4, 64])
         self.loop = EngineLoop(pipeline, self.drafter, scheduler, self.clock)
+        self.shared = [rng.randrange(self.vocabulary) for _ in range(rng.choice([0, 20, 60]))]
+        self.loop.observers.append(Preempted(self.preempted))
         self.requests = [self._request(number) for number in range(rng.randint(1, 5))]
 
     def _line(self) -> Line:
@@ -212,9 +228,11 @@ class History:
     def _request(self, number: int) -> Request:
         rng = self.rng
         prompt = [rng.randrange(self.vocabulary) for _ in range(rng.randint(1, 20))]
+        prompt = [*self.shared[: rng.randint(0, len(self.shared))], *prompt][-(self.pool.certain_capacity - 20) :]
         stop = frozenset({rng.randrange(self.vocabulary)}) if rng.random() < 0.3 else frozenset()
         sampling = Sampling(seed=rng.randrange(100))
-        return Request(number, prompt, sampling, rng.randint(1, 20), stop, self._strategy(), Collected())
+        most, whose = rng.randint(1, 20), (rng.choice([0, 0, -1, 1]), rng.choice("ab"))
+        return Request(number, prompt, sampling, most, stop, self._strategy(), Collected(), *whose)
 
     def plain(self, request: Request) -> list[int]:
         return plain_decode(
@@ -239,7 +257,7 @@ class History:
                 break
             self._check_replicas()
         assert not self.loop.busy, "the engine did not come to an end"
-        assert self.pool.certain == self.pool.speculative == self.pool.reserved == 0
+        assert self.pool.certain == self.pool.speculative == self.pool.reserved == self.pool.used == 0
         for request in self.requests:
             self._check_output(request, request.number in aborted)
 
@@ -259,6 +277,8 @@ class History:
         if self.rng.random() > 0.05:
             return
         for request in self.loop.scheduler.running:
+            if not request.started or request.number in self.preempted:  # a stage may still hold its earlier life
+                continue
             tokens = [node.token for node in request.certain]
             expected = plain_kv(tokens, self.stages)
             for stage, layers in enumerate(self.layers):
@@ -267,7 +287,8 @@ class History:
                     continue
                 slots = visibility.certain_slots(request.number)
                 assert slots == [node.slot for node in request.certain[: len(slots)]]
-                done = [p for p in range(len(slots)) if request.certain[p] is not request.tree.root]
+                root = None if request.prefilling else request.tree.root
+                done = [p for p in range(len(slots)) if request.certain[p] is not root]
                 entered = [p for p in done if request.certain[p].picked is not None]
                 for p in entered:
                     assert layers.kv[slots[p]] == expected[stage][p], f"stage {stage} position {p}"

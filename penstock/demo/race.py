@@ -28,7 +28,7 @@ from penstock.trace import EMULATED
 
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
-    from penstock.engine.llm import Completion
+    from penstock.engine.completion import Completion
     from penstock.messages import Batch, Result
     from penstock.requests.request import Request
 

@@ -58,7 +58,7 @@ def compare(cluster: Cluster, prompts: Sequence[str], screen: Race | Lines) -> l
     from penstock.engine.llm import LLM
 
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(len(prompts))]
-    with LLM("demo", cluster=cluster, speculative_config=SPECULATION) as llm:
+    with LLM("demo", cluster=cluster, speculative_config=SPECULATION, enable_prefix_caching=False) as llm:
         return measure(llm, prompts, params, STRATEGIES, observer=screen, on_progress=screen.begin)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from penstock.drafters.base import Ask, Draft
 from penstock.drafters.small_model import Entries, SmallModelDrafter
@@ -20,6 +21,8 @@ class LearnedDrafter(SmallModelDrafter):
         self._again: set[int] = set()
         self._waiting: dict[int, list[Node]] = {}
         """By request, nodes whose rows may still wait for features."""
+        self._settled: dict[int, int] = {}
+        """By slot, the node whose row there has been computed for good."""
 
     def ask(self, asks: Sequence[Ask]) -> int:
         self._again.clear()
@@ -28,7 +31,7 @@ class LearnedDrafter(SmallModelDrafter):
     def poll(self) -> list[Draft]:
         """As a drafter does. A row whose node has died would wait for features that nobody sends any more."""
         for request, nodes in self._waiting.items():
-            if dead := [node.id for node in nodes if not node.alive]:
+            if dead := [node for node in nodes if not node.alive]:
                 self._cancel(dead)
                 self._waiting[request] = [node for node in nodes if node.alive]
         return super().poll()
@@ -36,7 +39,7 @@ class LearnedDrafter(SmallModelDrafter):
     def forget(self, request: Request) -> None:
         super().forget(request)
         if waiting := self._waiting.pop(request.number, None):
-            self._cancel([node.id for node in waiting])
+            self._cancel(waiting)
 
     def _batch(self, entries: Entries, count: int) -> Batch:
         if not self._outstanding:
@@ -46,8 +49,20 @@ class LearnedDrafter(SmallModelDrafter):
             self._waiting.setdefault(request.number, []).extend(nodes)
         return batch
 
-    def _cancel(self, nodes: list[int]) -> None:
-        self.pipeline.cancel(Cancel(before=self._feed.next_stream, nodes=nodes))
+    def _cancel(self, nodes: Sequence[Node]) -> None:
+        self.pipeline.cancel(Cancel(before=self._feed.next_stream, nodes=[node.id for node in nodes]))
+        self._feed.drop(nodes)
+        for node in nodes:
+            self._settled.pop(node.slot, None)
+
+    def _settle(self, nodes: Iterable[Node]) -> None:
+        """These certain nodes are computed with all that can be known of them, now."""
+        self._settled.update((node.slot, node.id) for node in nodes)
+
+    def _settled_before(self, request: Request) -> int:
+        """How many of a new request's nodes, from the first on, others who share them have had computed for good."""
+        pairs = ((node.slot, node.id) for node in request.certain)
+        return sum(1 for _ in itertools.takewhile(lambda pair: self._settled.get(pair[0]) == pair[1], pairs))
 
 
 class FollowingDrafter(LearnedDrafter):
@@ -69,17 +84,20 @@ class FollowingDrafter(LearnedDrafter):
         self._refreshed.pop(request.number, None)
 
     def _rows(self, ask: Ask) -> list[Node]:
-        request, first = ask.request, self._refreshed.get(ask.request.number, 0)
+        request, first = ask.request, self._refreshed.get(ask.request.number)
+        if first is None:
+            first = self._settled_before(request)
         anew = {node.id: node for node in [*request.certain[first:], *ask.nodes]}
         again = [node for node in anew.values() if self._feed.has(request, node)]
+        self._settle(request.certain[first:])
         self._refreshed[request.number] = len(request.certain)
         self._again.update(node.id for node in again)
         return [*again, *self._feed.missing(request, ask.nodes)]
 
     def _batch(self, entries: Entries, count: int) -> Batch:
         batch = super()._batch(entries, count)
-        for request, nodes in entries:
-            batch.joins += [self._joins(request, node) for node in nodes]
+        joins = {node.id: self._joins(request, node) for request, nodes in entries for node in nodes}
+        batch.joins = [joins[node] for node in batch.rows.nodes]
         return batch
 
     def _joins(self, request: Request, node: Node) -> int:

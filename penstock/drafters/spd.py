@@ -78,7 +78,10 @@ class SpdDrafter(LearnedDrafter):
 
     def _rows(self, ask: Ask) -> list[Node]:
         request = ask.request
-        final, known = self._final.get(request.number, 0), len(request.certain) - 1
+        final, known = self._final.get(request.number), len(request.certain) - 1
+        if final is None:
+            final = self._settled_before(request)
+        self._settle(request.certain[final:known])
         self._final[request.number] = known
         rows = [(node, self._depths.last) for node in request.certain[final:known]]
         rows += self._above(ask)

@@ -168,11 +168,18 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         device=setup.options.device,
         max_model_len=setup.max_model_len,
         target=target,
+        tokenizer=str(setup.checkpoint.path),
     )
 
 
 def make_loop(setup: Resolved, pipeline: Pipeline, drafter: Drafter | None, host: Host) -> EngineLoop:
     options = setup.options
-    pool = SlotPool(setup.kv_slots, setup.speculative_slots)
-    scheduler = Scheduler(pool, setup.stages, options.prefill_chunk, options.max_num_seqs, setup.max_model_len)
+    pool = SlotPool(setup.kv_slots, setup.speculative_slots, options.enable_prefix_caching)
+    scheduler = Scheduler(
+        pool,
+        options.prefill_chunk,
+        options.max_num_seqs,
+        setup.max_model_len,
+        options.prefill_stretch,
+    )
     return EngineLoop(pipeline, drafter, scheduler, host)

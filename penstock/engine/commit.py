@@ -22,6 +22,8 @@ class Advance:
     dead: list[Node] = field(default_factory=list)
     verdicts: list[Node] = field(default_factory=list)
     finished: FinishReason | None = None
+    lacks_slot: bool = False
+    """Whether the walk goes on once a slot has been reserved for the next token."""
 
 
 def advance(request: Request, nodes: Nodes, pool: SlotPool, at: float) -> Advance:
@@ -32,6 +34,9 @@ def advance(request: Request, nodes: Nodes, pool: SlotPool, at: float) -> Advanc
     """
     done = Advance()
     while request.tree.root.picked is not None and done.finished is None:
+        if not request.has_slot:
+            done.lacks_slot = True
+            break
         _commit_one(request, nodes, pool, done, at)
     return done
 

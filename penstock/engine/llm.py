@@ -7,13 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.config import SpeculativeConfig
 from penstock.core import (
-    CompletionOutput,
     FinishReason,
-    Logprob,
     PipelineError,
     RequestError,
     RequestOutput,
@@ -22,9 +20,10 @@ from penstock.core import (
 )
 from penstock.drafters.base import Drafter
 from penstock.engine.build import make_loop, start_drafter, start_pipeline
+from penstock.engine.completion import Completion
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions, Resolved, resolve_options
-from penstock.messages import Pick, Sampling
+from penstock.engine.sampling import check_sampling, ends_of, sampling_of
 from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import Mailbox
@@ -33,62 +32,8 @@ from penstock.strategies import make_strategy
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
-if TYPE_CHECKING:
-    from penstock.models.checkpoint import Checkpoint
-
 Prompt = str | Mapping[str, Any]
 """Text, or ``{"prompt_token_ids": [...]}``, or ``{"prompt": text}``."""
-
-
-class Completion:
-    """Collects one completion's tokens and text; tells the engine when a stop string has come."""
-
-    def __init__(self, index: int, params: SamplingParams, text: IncrementalDetokenizer | None, started: float) -> None:
-        self.output = CompletionOutput(index=index)
-        self.output.logprobs = [] if params.logprobs is not None else None
-        self._params = params
-        self._text = text
-        self._started = started
-        self._fresh_text = ""
-
-    def append(self, pick: Pick, at: float) -> FinishReason | None:
-        if not self.output.token_ids:
-            self.output.first_token_seconds = at - self._started
-        self.output.token_ids.append(pick.token)
-        if self.output.logprobs is not None:
-            self.output.logprobs.append(logprobs_of(pick))
-        if self._text is None:
-            return None
-        self._add(self._text.append(pick.token))
-        if self._text.stopped is None:
-            return None
-        self.output.stop_reason = self._text.stopped
-        return FinishReason.STOP
-
-    def finish(self, reason: FinishReason, at: float) -> None:
-        self.output.finish_reason = reason
-        self.output.seconds = at - self._started
-        ids = self.output.token_ids
-        if reason is FinishReason.STOP and ids and ids[-1] in self._params.stop_token_ids:
-            self.output.stop_reason = ids[-1]
-        if self._text is not None:
-            self._add(self._text.finish())
-
-    def take_text(self) -> list[str]:
-        """The text that has come since the last call, as one piece or none."""
-        text, self._fresh_text = self._fresh_text, ""
-        return [text] if text else []
-
-    def _add(self, text: str) -> None:
-        self.output.text += text
-        self._fresh_text += text
-
-
-def logprobs_of(pick: Pick) -> dict[int, Logprob]:
-    """The k most probable tokens and the chosen one, most probable first, as vLLM gives them."""
-    top = {token: Logprob(logprob, rank + 1) for rank, (token, logprob) in enumerate(pick.top)}
-    top.setdefault(pick.token, Logprob(pick.logprob, pick.rank))
-    return top
 
 
 class LLM:
@@ -152,7 +97,7 @@ class LLM:
         params = self._params(sampling_params, 1)
         self._learn_answers([prompt], params, self._setup.speculation)
         jobs = self._jobs([prompt], params, self._setup.speculation)
-        self._add(jobs)
+        self._start_all(jobs)
         return self._pieces(jobs, jobs[0].completions[0])
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -182,7 +127,7 @@ class LLM:
     ) -> None:
         self.close()
 
-    # -------------------------------------------------------------------------------- for the bench and the traces
+    # ------------------------------------------------------------------------------------- for traces and services
 
     @property
     def setup(self) -> Resolved:
@@ -200,19 +145,57 @@ class LLM:
         """Have ``observer`` watch every step from now on."""
         self._loop.observers.append(observer)
 
+    # ---------------------------------------------------------------------------------- for AsyncLLM: job by job
+
+    @property
+    def host(self) -> Host:
+        return self._host
+
+    def job(self, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0, client: str = "") -> Job:
+        """A checked request, not yet queued; from any thread. Raises RequestError if it can never run."""
+        one = self._params(params, 1)[0]
+        job = self._job(prompt, one, self._setup.speculation, priority, client)
+        for request in job.requests:
+            self._loop.scheduler.check(request)
+        return job
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise RequestError for what this model cannot be asked; from any thread. A new grammar may take seconds."""
+        check_sampling(params, self._setup.checkpoint, has_tokenizer=self._tokenizer is not None)
+
+    def start(self, job: Job) -> None:
+        """Queue a job. Raises RequestError if it can never run, PipelineError if nothing runs any more."""
+        for request in job.requests:
+            self._loop.add(request)
+
+    def abort(self, job: Job) -> None:
+        """End what still runs of a job."""
+        for request in job.requests:
+            if request.number in self._loop.requests:
+                self._loop.abort(request)
+
+    def give_up(self, job: Job) -> None:
+        """Give a job that cannot be queued any more its final reply."""
+        for request in job.requests:
+            if request.finished is None:
+                request.finished = FinishReason.ERROR
+                request.output.finish(FinishReason.ERROR, self._host.now())
+
+    # ----------------------------------------------------------------------------------------------- for the bench
+
     def run(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], speculation: SpeculativeConfig | None
     ) -> list[RequestOutput]:
         """``generate`` with a strategy of the caller's choice over the same drafter and stages."""
         self._learn_answers(prompts, params, speculation)
         jobs = self._jobs(prompts, params, speculation)
-        self._add(jobs)
+        self._start_all(jobs)
         try:
             while any(request.finished is None for job in jobs for request in job.requests):
                 self._loop.step()
             self._raise_if_lost(jobs)
         finally:
-            self._abort(jobs)
+            self._abort_all(jobs)
         self._loop.audit()
         if speculation is None:
             self._remember(jobs)
@@ -224,11 +207,11 @@ class LLM:
         try:
             while completion.output.finish_reason is None:
                 self._loop.step()
-                yield from completion.take_text()
-            yield from completion.take_text()
+                yield from text_of(completion)
+            yield from text_of(completion)  # where another call's steps have ended it
             self._raise_if_lost(jobs)
         finally:
-            self._abort(jobs)
+            self._abort_all(jobs)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
@@ -246,13 +229,21 @@ class LLM:
     ) -> list[Job]:
         return [self._job(prompt, one, speculation) for prompt, one in zip(prompts, params, strict=True)]
 
-    def _job(self, prompt: Prompt, params: SamplingParams, speculation: SpeculativeConfig | None) -> Job:
+    def _job(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        speculation: SpeculativeConfig | None,
+        priority: int = 0,
+        client: str = "",
+    ) -> Job:
         text, ids = self._tokens_of(prompt)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids with skip_tokenizer_init=True")
         seed = params.seed
         if seed is None:
             seed = fresh_seed() if params.temperature > 0 else 0
+        self.check(params)
         ends = ends_of(params, self._setup.checkpoint)
         job = Job(text, ids)
         started = self._host.now()
@@ -260,7 +251,9 @@ class LLM:
             completion = Completion(index, params, self._detokenizer(ids, params), started)
             sampling = sampling_of(params, seed, index, ends, len(ids))
             strategy = make_strategy(speculation, self._setup.stages, self._loop.experience)
-            request = Request(next(self._numbers), ids, sampling, params.max_tokens, ends, strategy, completion)
+            request = Request(
+                next(self._numbers), ids, sampling, params.max_tokens, ends, strategy, completion, priority, client
+            )
             completion.output.metrics = request.metrics
             job.requests.append(request)
             job.completions.append(completion)
@@ -289,21 +282,18 @@ class LLM:
             min_tokens=params.min_tokens,
         )
 
-    def _add(self, jobs: Sequence[Job]) -> None:
+    def _start_all(self, jobs: Sequence[Job]) -> None:
         """Queue all requests, or none of them if one is refused."""
         try:
             for job in jobs:
-                for request in job.requests:
-                    self._loop.add(request)
+                self.start(job)
         except RequestError:
-            self._abort(jobs)
+            self._abort_all(jobs)
             raise
 
-    def _abort(self, jobs: Sequence[Job]) -> None:
+    def _abort_all(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            for request in job.requests:
-                if request.number in self._loop.requests:
-                    self._loop.abort(request)
+            self.abort(job)
 
     def _raise_if_lost(self, jobs: Sequence[Job]) -> None:
         if any(request.finished is FinishReason.ERROR for job in jobs for request in job.requests):
@@ -339,6 +329,13 @@ class LLM:
         return self.plain_answers[answer_key(request)]
 
 
+def text_of(completion: Completion) -> Iterator[str]:
+    """The text that has come since the last call, as one piece or none."""
+    new = completion.take()
+    if new is not None and new.text:
+        yield new.text
+
+
 class Job:
     """One prompt with its ``n`` completions."""
 
@@ -350,27 +347,8 @@ class Job:
 
     def output(self) -> RequestOutput:
         outputs = [completion.output for completion in self.completions]
-        return RequestOutput(str(self.requests[0].number), self.prompt, self.ids, outputs, finished=True)
-
-
-def ends_of(params: SamplingParams, checkpoint: Checkpoint) -> frozenset[int]:
-    """Token ids at which a request ends."""
-    own = () if params.ignore_eos else checkpoint.eos_token_ids
-    return frozenset(params.stop_token_ids) | frozenset(own)
-
-
-def sampling_of(params: SamplingParams, seed: int, sample: int, ends: frozenset[int], prompt_length: int) -> Sampling:
-    return Sampling(
-        seed=seed,
-        sample=sample,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=max(params.top_k, 0),
-        min_p=params.min_p,
-        logprobs=-1 if params.logprobs is None else params.logprobs,
-        barred=tuple(sorted(ends)) if params.min_tokens else (),
-        barred_before=prompt_length + params.min_tokens if params.min_tokens else 0,
-    )
+        cached = max(request.cached for request in self.requests)
+        return RequestOutput(str(self.requests[0].number), self.prompt, self.ids, outputs, True, cached)
 
 
 def token_ids_of(given: Any, vocabulary: int) -> list[int]:
@@ -391,4 +369,4 @@ def answer_key(request: Request) -> Any:
 def unknown_option(name: str, known: Sequence[str]) -> Exception:
     from penstock.config import FieldError, nearest
 
-    return FieldError(name, f"is not an option of LLM; the nearest is {nearest(name, known)}")
+    return FieldError(name, f"is not an option of LLM; {nearest(name, known)}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.core import FinishReason, PenstockError, PipelineError
 from penstock.drafters.base import Ask, Draft, Drafter
@@ -42,6 +44,18 @@ class Observer:
     def advanced(self, request: Request, done: Advance, at: float) -> None:
         """A request's tree has been walked with what a result said."""
 
+    def queued(self, request: Request, at: float) -> None:
+        """A request has been taken; it waits."""
+
+    def admitted(self, request: Request, at: float) -> None:
+        """A request runs from now on; again, if it has been preempted."""
+
+    def preempted(self, request: Request, at: float) -> None:
+        """A request has given its slots to others and waits again, to be recomputed."""
+
+    def finished(self, request: Request, reason: FinishReason, at: float) -> None:
+        """A request has ended."""
+
 
 class EngineLoop:
     """Requests over one pipeline and at most one drafter. ``step`` is called until ``busy`` is False."""
@@ -60,7 +74,7 @@ class EngineLoop:
         self.clock = clock
         self.observers = list(observers)
         self.pool: SlotPool = scheduler.pool
-        self.nodes = Nodes(self.pool)
+        self.nodes: Nodes = scheduler.nodes
         self.feed = Feed()
         self.inflight = InFlight()
         self.experience = Experience()
@@ -88,6 +102,8 @@ class EngineLoop:
         self.scheduler.add(request)
         self.requests[request.number] = request
         self._changed = True
+        for observer in self.observers:
+            observer.queued(request, self.clock.now())
 
     def abort(self, request: Request) -> None:
         """End a request now, whatever is in flight for it."""
@@ -122,17 +138,27 @@ class EngineLoop:
                 self._ask()  # again: of what has just entered
                 self._free_at_last = self._free
         except BaseException as error:
-            self._lose_everything(error)
+            self.lose(error)
             raise
 
     @property
     def _free(self) -> tuple[bool, bool, bool]:
         """Whether the first stage can take a batch, the slowest one a further batch, and the drafter a question."""
-        return self.pipeline.ready, not self._held, self.drafter is not None and not self.drafter.busy
+        idle = self.drafter is not None and not self.drafter.busy
+        return self.pipeline.ready and not self._full, not self._held, idle
 
     @property
     def _held(self) -> bool:
         return self.pace.holds(self.clock.now(), len(self.inflight))
+
+    @property
+    def _full(self) -> bool:
+        """Whether batches had better wait outside, and grow: not where one request runs, whose every row is urgent."""
+        return len(self.scheduler.running) > 1 and len(self.inflight) >= self._batches
+
+    @property
+    def _batches(self) -> int:
+        return self.pace.batches(len(self.scheduler.running))
 
     def drain(self) -> None:
         """Step until nothing is in flight any more, neither in the stages nor in the drafter."""
@@ -154,7 +180,7 @@ class EngineLoop:
         self.pace = Pace(experience, self.pipeline.stages)
 
     def _due(self) -> float | None:
-        if self.scheduler.waiting and not self.scheduler.running:
+        if self._changed:  # by a request that came or was aborted between two steps
             return self.clock.now()
         moments = [self.experience.look_again]
         if (due := self.pipeline.due) is not None:
@@ -183,12 +209,17 @@ class EngineLoop:
             for observer in self.observers:
                 observer.arrived(result, self.clock.now())
             for request in touched.values():
-                self._advance(request)
+                while request.started and self._advance(request):
+                    if not self.scheduler.grow(request):
+                        self._make_room(request)
 
-    def _advance(self, request: Request) -> None:
-        now = self.clock.now()
+    def _advance(self, request: Request) -> bool:
+        """Walk a request's tree as far as it goes. Returns whether it goes on once there are slots for it."""
+        now, root = self.clock.now(), request.tree.root
         done = advance(request, self.nodes, self.pool, now)
         self._cancel(request, done.dead)
+        for node in [root, *done.committed][:-1]:
+            self._asked.pop(node.id, None)
         self.experience.decided(done.hits, len(done.committed))
         for root in done.verdicts:
             self.experience.judge(root)
@@ -196,6 +227,18 @@ class EngineLoop:
             observer.advanced(request, done, now)
         if done.finished is not None:
             self._finish(request, done.finished)
+        return done.lacks_slot
+
+    def _make_room(self, request: Request) -> None:
+        """Preempt the least of the running requests, be it this one: it begins anew with what is certain by then."""
+        victim = self.scheduler.victim()
+        self._release(victim)
+        victim.vacate()
+        self.scheduler.preempt(victim)
+        for observer in self.observers:
+            observer.preempted(victim, self.clock.now())
+        if victim is not request and not self.scheduler.grow(request):
+            self._make_room(request)
 
     def _cancel(self, request: Request, dead: Sequence[Node]) -> None:
         for node in dead:
@@ -238,10 +281,14 @@ class EngineLoop:
 
     def _start_requests(self) -> None:
         for request in self.scheduler.admit():
-            request.start(self.nodes)
+            for observer in self.observers:
+                observer.admitted(request, self.clock.now())
 
     def _submit(self) -> None:
-        while self.pipeline.ready and (entries := self.scheduler.compose(self._held)):
+        while self.pipeline.ready and not self._full:
+            entries = self.scheduler.compose(self.experience, self._batches, self._held)
+            if not entries:
+                break
             wanted: set[int] = set()
             entering: list[Node] = []
             for request, nodes in entries:
@@ -249,10 +296,12 @@ class EngineLoop:
                 for node in nodes:
                     node.entered = True
                     self._owner[node.id] = request
-                    if node.position >= request.tree.root.position:
+                    if not request.prefilling and node.position >= request.tree.root.position:
                         wanted.add(node.id)
                 entering.extend(nodes)
             batch = self.feed.batch(entries, wanted)
+            for request, _ in entries:
+                self.scheduler.share(request, self.feed.prefix(request))
             self.inflight.entered(batch.stream, entering)
             due = self.experience.entered(batch.stream, len(entering))
             for node in entering:
@@ -266,8 +315,13 @@ class EngineLoop:
         if self.drafter is None or self.drafter.busy:
             return
         asks = []
+        load = self.experience.load
+        load.begin(sum(not request.prefilling for request in self.scheduler.running))
         for request in self.scheduler.running:
+            if request.prefilling:
+                continue  # what the target has yet to compute may still turn out to be another's block
             nodes = [*request.take_postponed(), *request.strategy.ask(request.tree)]
+            load.asked += len(nodes)
             if nodes:
                 strategy, stream = request.strategy, self.feed.next_stream - 1
                 asks.append(Ask(request, nodes, strategy.candidates, stream, strategy.corrects))
@@ -283,32 +337,48 @@ class EngineLoop:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request: everything of it in flight is cancelled, every slot freed, one final reply given."""
         request.finished = reason
-        self._changed = True
-        if request.certain:
-            dead = request.tree.discard()
-            self.pool.free_speculative(node.slot for node in dead)
-            self._cancel(request, [*dead, *request.certain])
-            self.pool.free_certain(node.slot for node in request.certain)
+        if request in self.scheduler.running:
+            self._release(request)
         self.scheduler.remove(request)
+        del self.requests[request.number]
+        request.output.finish(reason, self.clock.now())  # before an observer can fail
+        for observer in self.observers:
+            observer.finished(request, reason, self.clock.now())
+
+    def _release(self, request: Request) -> None:
+        """Cancel everything of a request that is in flight, and free its every slot. What it shares goes on."""
+        self._changed = True
+        dead = [] if request.prefilling else request.tree.discard()
+        self.pool.free_speculative(node.slot for node in dead)
+        self._cancel(request, [*dead, *request.own])
+        for node in request.certain[-1:]:
+            self._asked.pop(node.id, None)
+        self.pool.free_certain(node.slot for node in request.own)
+        self.pool.cache.let_go(request.blocks)
+        self.pool.unreserve(request.reserved)
         self.feed.close(request.number)
         if self.drafter is not None:
             self.drafter.forget(request)
-        del self.requests[request.number]
-        request.output.finish(reason, self.clock.now())
 
-    def _lose_everything(self, cause: BaseException) -> None:
-        """The pipeline is gone: every request gets its final reply."""
-        self.ended = f"{type(cause).__name__}: {cause}"
+    def lose(self, cause: BaseException) -> None:
+        """Nothing can go on: every request gets its final reply, and no further one is taken."""
+        if self.ended is None:
+            self.ended = f"{type(cause).__name__}: {cause}"
         for request in list(self.requests.values()):
+            del self.requests[request.number]
             request.finished = FinishReason.ERROR
-            request.output.finish(FinishReason.ERROR, self.clock.now())
-        self.requests.clear()
+            self.scheduler.remove(request)
+            tell: list[Callable[[FinishReason, float], None]] = [request.output.finish]
+            tell += [partial(observer.finished, request) for observer in self.observers]
+            for told in tell:
+                with contextlib.suppress(BaseException):  # it may be the cause; the others are told all the same
+                    told(FinishReason.ERROR, self.clock.now())
 
     def audit(self) -> None:
         """Raise PenstockError unless every slot is accounted for. Cheap; called when idle and by the tests."""
-        running = [request for request in self.scheduler.running if request.certain]
-        certain = sum(len(request.certain) for request in running)
-        self.pool.audit(certain, sum(request.tree.size - 1 for request in running))
+        running = self.scheduler.running
+        trees = [request.tree for request in running if not request.prefilling]
+        self.pool.audit(sum(len(request.own) for request in running), sum(tree.size - 1 for tree in trees))
 
 
 def fresh_seed() -> int:

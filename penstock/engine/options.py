@@ -30,7 +30,8 @@ class EngineOptions:
     ``model`` is a folder, a hub id, or "demo", the pair that comes with the package. ``kv_slots`` bounds the tokens
     of all running requests together, ``speculative_slots`` the drafted nodes beside them (by default as many as the
     strategy can use); each slot costs memory on every stage and in the drafter. ``prefill_chunk`` is how many prompt
-    tokens enter as one batch. Raises FieldError naming the field.
+    tokens enter as one batch at most; while other requests decode, fewer, so that the batch takes the slowest stage at
+    most ``prefill_stretch`` times as long as without them. Raises FieldError naming the field.
     """
 
     model: str = "demo"
@@ -45,6 +46,8 @@ class EngineOptions:
     kv_slots: int | None = None
     speculative_slots: int | None = None
     prefill_chunk: int = 128
+    prefill_stretch: float = 2.0
+    enable_prefix_caching: bool = True
     transport: str = "ipc"
     skip_tokenizer_init: bool = False
 
@@ -56,6 +59,8 @@ class EngineOptions:
         for name in positive:
             value = getattr(self, name)
             check(value is None or (isinstance(value, int) and value >= 1), name, value, "a whole number, at least 1")
+        stretch = self.prefill_stretch
+        check(isinstance(stretch, int | float) and stretch >= 1, "prefill_stretch", stretch, "a number, at least 1")
         slots = self.speculative_slots
         whole = slots is None or (isinstance(slots, int) and slots >= 0)
         check(whole, "speculative_slots", slots, "a whole number, 0 or above")

@@ -12,6 +12,9 @@ WAKING: Final = 0.1
 SPARE: Final = 1
 """Batches in flight beyond those that the stages and links can work on at once: what lies ready for the slowest."""
 
+ALIKE: Final = 0.999
+"""Of the best rate: what reaches it is as good, and more batches are rather better."""
+
 
 class Pace:
     """Holds a batch until the slowest stage can take it, and while as many are in flight as stages and links can hold.
@@ -22,11 +25,31 @@ class Pace:
 
     def __init__(self, experience: Experience, stages: int) -> None:
         self.until = 0.0
-        self._most = stages
+        self._most = self._stages = stages
         self._experience = experience
 
     def holds(self, now: float, in_flight: int) -> bool:
         return now < self.until or in_flight >= self._most
+
+    def batches(self, requests: int) -> int:
+        """How many batches had better be in flight where so many requests run; what is ready then waits outside.
+
+        Each brings a token for its share of the requests, once in as many steps or once a trip, whichever is longer.
+        Where rows cost next to nothing, fewer and larger batches than a trip has steps are best. While nothing is
+        known, one for each stage.
+        """
+        if not self._experience.pipeline.step(1):
+            return self._stages
+        most = max(1, self._most - SPARE)
+        rates = {batches: self._rate(batches, requests) for batches in range(most, max(0, most - 3), -1)}
+        enough = ALIKE * max(rates.values())
+        return next(batches for batches, rate in rates.items() if rate >= enough)
+
+    def _rate(self, batches: int, requests: int) -> float:
+        """Tokens per second with so many batches in flight."""
+        rows = math.ceil(requests / batches)
+        longest = max(batches * self._experience.pipeline.step(rows), self._experience.way(rows))
+        return requests / longest
 
     def entered(self, now: float, rows: int) -> None:
         """A batch of so many rows has entered.

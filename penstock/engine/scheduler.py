@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterable
+from typing import Final
 
 from penstock.core import RequestError
-from penstock.requests.request import Request
+from penstock.requests.prefix_cache import BLOCK
+from penstock.requests.queue import FairQueue
+from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
+from penstock.strategies.experience import Experience
 from penstock.tree import Node
+
+GROWTH: Final = 64
+"""Certain slots that a request has reserved at a time, beyond its text."""
+
+Entries = list[tuple[Request, list[Node]]]
 
 
 class Scheduler:
-    """First come, first served admission by KV slots; batches are shared among the requests that are ready.
+    """Admission by KV slots, in the order of ``FairQueue``; batches are shared among the requests that are ready.
 
-    ``chunk`` bounds the prompt rows that one request puts in a batch: chunks follow each other through the stages.
+    ``chunk`` bounds the prompt rows of a batch: chunks follow each other through the stages. While other requests
+    decode, it shrinks until a batch takes the slowest stage at most ``prefill_stretch`` times as long as without it.
     """
 
-    def __init__(self, pool: SlotPool, stages: int, chunk: int, max_running: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        pool: SlotPool,
+        chunk: int,
+        max_running: int,
+        max_model_len: int,
+        prefill_stretch: float = math.inf,
+    ) -> None:
         self.pool = pool
-        self.stages = stages
+        self.nodes = Nodes(pool)
         self.chunk = chunk
         self.max_running = max_running
         self.max_model_len = max_model_len
-        self.waiting: deque[Request] = deque()
+        self.prefill_stretch = prefill_stretch
+        self.growth = GROWTH
+        self.waiting = FairQueue()
         self.running: deque[Request] = deque()
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError, with the numbers, if it could never run."""
+    def check(self, request: Request) -> None:
+        """Raise RequestError, with the numbers, if a request could never run."""
         length, tokens = len(request.prompt), request.max_tokens
         if not length:
             raise RequestError("the prompt is empty: give at least one token")
@@ -40,42 +61,83 @@ class Scheduler:
                 f"prompt of {length} tokens + max_tokens {tokens} needs {request.slots_needed} KV slots of "
                 f"{self.pool.certain_capacity}: shorten one or raise kv_slots"
             )
-        self.waiting.append(request)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError if it could never run."""
+        self.check(request)
+        self.waiting.add(request)
 
     def admit(self) -> list[Request]:
-        """Move waiting requests to running, in order, as long as slots for their whole length can be reserved."""
+        """Move waiting requests to running, in order, as long as slots for their text and some more can be reserved."""
         admitted = []
-        while self.waiting and len(self.running) < self.max_running:
-            if not self.pool.reserve(self.waiting[0].slots_needed):
-                break
-            admitted.append(self.waiting.popleft())
-        self.running.extend(admitted)
+        while self.waiting and len(self.running) < self.max_running and self._reserve(self.waiting.first()):
+            admitted.append(self.waiting.take())
+            self.running.append(admitted[-1])
         return admitted
+
+    def grow(self, request: Request) -> bool:
+        """Reserve further slots for a running request, or say that they are not there now."""
+        count = min(self.growth, request.slots_needed - len(request.certain))
+        if not self.pool.reserve(count):
+            return False
+        request.reserved += count
+        return True
+
+    def victim(self) -> Request:
+        """Which of the running requests is the first to give way."""
+        return max(self.running, key=self.waiting.order)
+
+    def preempt(self, request: Request) -> None:
+        """Have a running request wait again, at its old place."""
+        self.running.remove(request)
+        self.waiting.add(request)
 
     def remove(self, request: Request) -> None:
         """Take out a request that has ended, running or still waiting."""
+        self.waiting.forget(request)
         if request in self.running:
             self.running.remove(request)
-            self.pool.unreserve(request.slots_needed)
-        elif request in self.waiting:
-            self.waiting.remove(request)
 
-    def compose(self, held: bool = False) -> list[tuple[Request, list[Node]]]:
+    def share(self, request: Request, entered: int) -> None:
+        """Let others have what of a request's certain rows has entered: so many, from the first on."""
+        while (first := len(request.blocks) * BLOCK) + BLOCK <= entered:
+            block = self.pool.share(request.blocks[-1] if first else None, request.certain[first : first + BLOCK])
+            if block is None:
+                return
+            request.blocks.append(block)
+            request.reserved -= BLOCK
+
+    def compose(self, experience: Experience, batches: int, held: bool = False) -> Entries:
         """Rows for the next batch, request by request; the requests that were served go to the back of the queue.
 
-        With many requests ready at once a batch takes ceil(ready / stages) of them, so that they spread over the
-        stages instead of marching in one clump. While ``held``, strategies that are paced wait, unless their root has
-        yet to enter.
+        A batch takes ceil(running / batches) requests, so that they spread over so many batches in flight instead of
+        marching in one clump and leaving the other stages idle; those whose certain tokens have yet to enter come
+        first. Drafted rows of further requests ride along where they are worth it. While ``held``, strategies that are
+        paced wait, unless their root has yet to enter.
         """
+        experience.load.begin(sum(not request.prefilling for request in self.running))
         ready = [request for request in self.running if self._is_ready(request, held)]
-        entries: list[tuple[Request, list[Node]]] = []
-        for request in ready[: -(-len(ready) // self.stages)]:
-            if entries and not self._is_ready(request, held):
-                continue  # those before it have taken the last speculative slots
-            self.running.remove(request)
-            self.running.append(request)
-            entries.append((request, self._rows(request)))
+        ready.sort(key=lambda request: not request.prefilling and request.tree.root.entered)
+        chosen = ready[: -(-len(self.running) // batches)]
+        entries: Entries = []
+        for request in chosen:
+            if not request.prefilling and (not entries or self._is_ready(request, held)):
+                self._enter(request, entries, experience)
+        entries += self._fill([request for request in chosen if request.prefilling], experience)
+        served = {request.number for request, _ in entries}
+        if entries:
+            for request in [one for one in self.running if one.number not in served]:
+                if not request.prefilling and request.tree.root.entered and request.strategy.rides(request.tree):
+                    self._enter(request, entries, experience)
+        for request, _ in entries:
+            if request.number in served:
+                self.running.remove(request)
+                self.running.append(request)
         return entries
+
+    def _enter(self, request: Request, entries: Entries, experience: Experience) -> None:
+        entries.append((request, request.strategy.enter(request.tree)))
+        experience.load.add(request.tree, entries[-1][1])
 
     def _is_ready(self, request: Request, held: bool) -> bool:
         if request.prefilling:
@@ -84,8 +146,49 @@ class Scheduler:
             return False
         return request.strategy.ready(request.tree)
 
-    def _rows(self, request: Request) -> list[Node]:
-        if not request.prefilling:
-            return request.strategy.enter(request.tree)
-        first, request.entered = request.entered, min(request.entered + self.chunk, len(request.prompt))
-        return request.certain[first : request.entered]
+    def _reserve(self, request: Request) -> bool:
+        """Set aside what a request needs to begin, sharing what others have computed of its text."""
+        blocks = list(self.pool.cache.chain(request.text))
+        for block in blocks:
+            self.pool.cache.hold(block)
+        count = min(len(request.text) + self.growth, request.slots_needed) - len(blocks) * BLOCK
+        if not self.pool.reserve(count):
+            self.pool.cache.let_go(blocks)
+            return False
+        request.reserved = count
+        for block in blocks:
+            request.adopt(block)
+        return True
+
+    def _fill(self, requests: Iterable[Request], experience: Experience) -> Entries:
+        """Chunks of these requests' texts, as many rows as the batch may have of them."""
+        entries: Entries = []
+        left = self._most_rows(experience)
+        for request in requests:
+            if left <= 0:
+                break
+            self._adopt(request)
+            entries.append((request, request.fill(self.nodes, left)))
+            left -= len(entries[-1][1])
+        return entries
+
+    def _most_rows(self, experience: Experience) -> int:
+        """How many prompt rows may go with those that the batch has: all of ``chunk`` while nobody decodes."""
+        load, times, rows = experience.load, experience.pipeline, self.chunk
+        if load.requests:
+            limit = self.prefill_stretch * times.step(max(load.rows, 1))
+            while rows > BLOCK and times.step(load.rows + rows) > limit:
+                rows //= 2
+        return rows
+
+    def _adopt(self, request: Request) -> None:
+        """Skip what others have computed of the text since the request was admitted."""
+        while (first := len(request.certain)) == len(request.blocks) * BLOCK and first + BLOCK < len(request.text):
+            before = request.blocks[-1] if request.blocks else None
+            block = self.pool.cache.find(before, request.text[first : first + BLOCK])
+            if block is None:
+                return
+            self.pool.cache.hold(block)
+            request.adopt(block)
+            request.reserved -= BLOCK
+            self.pool.unreserve(BLOCK)

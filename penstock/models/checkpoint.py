@@ -21,7 +21,7 @@ from penstock.models.gate import Parts, check_supported
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
 DOWNLOADED: Final = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def _eos_ids(config: Any, generation: Mapping[str, Any]) -> tuple[int, ...]:
 def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
     """The checkpoint's recommended sampling, as SamplingParams names it; ``do_sample`` false means greedy."""
     named = {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None}
-    if generation.get("do_sample") is False:
-        return {"temperature": 0.0}
+    if generation.get("do_sample") is False:  # greedy, which the penalty is for as well
+        return {"temperature": 0.0} | {name: named[name] for name in named.keys() & {"repetition_penalty"}}
     return named
 
 

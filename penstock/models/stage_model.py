@@ -18,6 +18,8 @@ from penstock.models.loader import DTYPES, load_module
 from penstock.models.packing import pack_linears, weight_bytes
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
 from penstock.models.rope import pin_rope
+from penstock.stage.grammar import Grammars
+from penstock.stage.processors import contexts_of
 from penstock.stage.sampler import pick_tokens, rank_candidates
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -38,6 +40,7 @@ class StageModel:
 
     The first stage embeds tokens. Norm and head run in ``pick``, for the wanted rows only, through the causal language
     model's own forward, so that soft caps and logit scales are applied. ``module`` is what ``load_module`` returned.
+    ``grammars`` speak of the checkpoint's own tokenizer, unless others are given.
     """
 
     def __init__(
@@ -51,9 +54,11 @@ class StageModel:
         dtype: str = "float32",
         device: str = "cpu",
         plain: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         parts = checkpoint.parts
         self.checkpoint = checkpoint
+        self.grammars = grammars or grammars_of(checkpoint)
         self.first = first
         self.last = last
         self.dtype = dtype
@@ -143,14 +148,16 @@ class StageModel:
     def pick(self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
         """Last stage: the target's next token after each row in ``wanted``."""
         positions, nodes = _places(view, wanted)
-        return pick_tokens(self.logits(hidden, wanted), samplings, positions, nodes)
+        contexts = contexts_of(view, wanted, samplings, self.grammars)
+        return pick_tokens(self.logits(hidden, wanted), samplings, positions, nodes, contexts)
 
     def candidates(
         self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
     ) -> list[Candidates]:
         """Last stage of a drafter: ``count`` noise-ranked candidates after each row in ``wanted``."""
         positions, nodes = _places(view, wanted)
-        return rank_candidates(self.logits(hidden, wanted), samplings, positions, nodes, count)
+        contexts = contexts_of(view, wanted, samplings, self.grammars)
+        return rank_candidates(self.logits(hidden, wanted), samplings, positions, nodes, count, contexts)
 
     def _attention(self, view: BatchView) -> SlotAttention:
         if self._plain:
@@ -199,6 +206,11 @@ def _places(view: BatchView, wanted: Sequence[int]) -> tuple[list[int], list[int
     return [int(view.positions[i]) + 1 for i in wanted], [int(view.nodes[i]) for i in wanted]
 
 
+def grammars_of(checkpoint: Checkpoint) -> Grammars:
+    """Grammars over the checkpoint's tokenizer, where a text ends as the engine says."""
+    return Grammars(checkpoint.path, checkpoint.vocab_size, checkpoint.eos_token_ids)
+
+
 def load_stage(
     path: str,
     first: int,
@@ -209,13 +221,18 @@ def load_stage(
     device: str = "cpu",
     plain: bool = False,
     max_model_len: int | None = None,
+    tokenizer: str = "",
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint in folder (or hub id) ``path``, with ``capacity`` slots.
 
     ``plain`` selects the slow reference path. ``max_model_len`` is needed only for rotary embeddings that depend on the
-    length of a text. Raises ConfigError for whatever cannot work.
+    length of a text. A draft model's grammars are those of its target, the checkpoint in ``tokenizer``. Raises
+    ConfigError for whatever cannot work.
     """
     checkpoint = open_checkpoint(path)
+    grammars = grammars_of(open_checkpoint(tokenizer)) if tokenizer else None
     module = load_module(checkpoint, first, last, dtype, device)
     pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
-    return StageModel(checkpoint, module, first, last, capacity=capacity, dtype=dtype, device=device, plain=plain)
+    return StageModel(
+        checkpoint, module, first, last, capacity=capacity, dtype=dtype, device=device, plain=plain, grammars=grammars
+    )

@@ -26,6 +26,14 @@ class Pipeline(Protocol):
         """Whether the buffer in front of the first stage is free: one more batch may be submitted."""
         ...
 
+    @property
+    def heard(self) -> list[float]:
+        """When each stage was last heard of (seconds, this pipeline's clock). May be read from any thread.
+
+        A stage that computes says nothing, so silence tells how long one computation takes, or that it will not end.
+        """
+        ...
+
     def submit(self, batch: Batch) -> None: ...
 
     def cancel(self, message: Cancel) -> None: ...
@@ -62,7 +70,11 @@ class Clock(Protocol):
     def now(self) -> float: ...
 
     def wait(self, until: float | None) -> None:
-        """Return when a message may have arrived for any pipeline on this clock, or at ``until``."""
+        """Return when a message may have arrived for any pipeline on this clock, when woken, or at ``until``."""
+        ...
+
+    def wake(self) -> None:
+        """Have a ``wait`` under way, or else the next one, return at once. May be called from any thread."""
         ...
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from penstock.core import PenstockError
 
 
 class RealClock:
-    """Seconds of the monotonic clock."""
+    """Seconds of the monotonic clock. Waiting for nothing lasts until another thread wakes it."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
 
     def now(self) -> float:
         return time.monotonic()
 
     def wait(self, until: float | None) -> None:
-        if until is not None:
-            time.sleep(max(0.0, until - time.monotonic()))
+        self._woken.wait(None if until is None else max(0.0, until - time.monotonic()))
+        self._woken.clear()
+
+    def wake(self) -> None:
+        self._woken.set()
 
 
 class VirtualClock:
@@ -31,3 +38,6 @@ class VirtualClock:
         if until is None:
             raise PenstockError("nothing is due: the engine waits for something that cannot happen")
         self._now = max(self._now, until)
+
+    def wake(self) -> None:
+        """Nothing to do: no wait takes any time."""

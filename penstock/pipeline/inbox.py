@@ -43,10 +43,10 @@ class Inbox:
     def unwatch(self, fd: int) -> None:
         del self._watched[fd]
 
-    def wait(self, until: float | None) -> None:
+    def wait(self, until: float | None) -> bool:
         """Return when a frame has come, a watched descriptor is readable, or at ``until`` (monotonic seconds).
 
-        Takes nothing in: an interrupt while it waits loses nothing.
+        Takes nothing in: an interrupt while it waits loses nothing. Returns whether a watched descriptor is readable.
         """
         # zmq's own poll counts whole milliseconds. Its descriptor wakes on time, though for its own affairs too, so the
         # socket has the word on whether a frame has come.
@@ -56,7 +56,8 @@ class Inbox:
             woken = select.select([self._socket.fileno(), *self._watched], [], [], left)[0]
             self._readable = [fd for fd in woken if fd in self._watched]
             if not woken:
-                return
+                break
+        return bool(self._readable)
 
     def take(self) -> list[list[bytes]]:
         """Every message that has arrived, as its frames."""

@@ -42,6 +42,11 @@ class InProcessPipeline:
     def ready(self) -> bool:
         return self._end.ready
 
+    @property
+    def heard(self) -> list[float]:
+        """Now: the stages are as alive as the engine."""
+        return [self._clock.now()] * self.stages
+
     def submit(self, batch: Batch) -> None:
         self._end.sending(batch)
         self._tell(0, batch)
@@ -122,6 +127,9 @@ class InProcessHost:
 
     def wait(self, until: float | None) -> None:
         self._clock.wait(until)
+
+    def wake(self) -> None:
+        self._clock.wake()
 
     def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
         from penstock.pipeline.worker import load, make_driver

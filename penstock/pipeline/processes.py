@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,9 +19,11 @@ import zmq
 from penstock.cluster.timing import LinkTiming
 from penstock.core import PipelineError
 from penstock.messages import (
+    Alive,
     Batch,
     Cancel,
     Failed,
+    Heard,
     MalformedMessage,
     Message,
     Occupied,
@@ -36,6 +40,7 @@ from penstock.messages import (
 from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Inbox, connect
+from penstock.pipeline.relay import priced, receiver
 from penstock.pipeline.worker import StageSpec, TapSpec
 from penstock.stage.driver import Line
 from penstock.stage.visibility import ProtocolError
@@ -50,22 +55,32 @@ LAST_WORDS = 0.5
 """Seconds that the error of a stage may take to arrive after its process has ended."""
 
 
+Owner = Callable[[Message, Sequence[bytes]], bool]
+"""Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
+
+
 class Mailbox:
     """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
 
     ``transport`` is "ipc" or "tcp" (loopback). A frame that names no session of ours is refused and counted.
+    ``relay`` has every hop between stages pass through here: see relay.py.
     """
 
-    def __init__(self, transport: str = "ipc") -> None:
+    def __init__(self, transport: str = "ipc", *, relay: bool = False) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         self.server: ForkServer = shared_fork_server()
         self.transport = transport
+        self.relay = relay
         self.refused = 0
         self._name = secrets.token_hex(4)
         self.inbox = Inbox(self.context, self.bind_address("engine"))
         self._reports, self._report_pipe = os.pipe()
         self.inbox.watch(self._reports, self._read_reports)
-        self._owners: dict[str, Callable[[Message], None]] = {}
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        self.inbox.watch(self._woken.fileno(), self._read_wakes)
+        self._owners: dict[str, Owner] = {}
         self._on_exit: dict[str, Callable[[int, str], None]] = {}
 
     def bind_address(self, who: str) -> str:
@@ -77,17 +92,34 @@ class Mailbox:
         return time.monotonic()
 
     def wait(self, until: float | None) -> None:
-        """Wait for messages or until the moment, and hand each message to the pipeline it belongs to."""
-        self.inbox.wait(until)
+        """Wait for messages or until the moment, and hand each message to the pipeline it belongs to.
+
+        What gives the engine nothing to do, a heartbeat for one, is taken in on the way and does not end the wait.
+        """
+        while not self._wait_once(until):
+            pass
+
+    def _wait_once(self, until: float | None) -> bool:
+        """Whether the engine may have something to do now, or the moment has come."""
+        told = self.inbox.wait(until)
         try:
-            for frames in self.inbox.take():
-                self._deliver(frames)
+            news = [self._deliver(frames) for frames in self.inbox.take()]
         except BaseException:  # an interrupt: messages may have been lost
             for owner in self._owners.values():
-                owner(Failed(stage=-1, cause="the engine was interrupted while it took messages in"))
+                owner(Failed(stage=-1, cause="the engine was interrupted while it took messages in"), [])
             raise
+        return told or not news or any(news)
 
-    def _deliver(self, frames: Sequence[bytes]) -> None:
+    def wake(self) -> None:
+        """Have a ``wait`` under way, or else the next one, return at once. May be called from any thread."""
+        with contextlib.suppress(OSError):  # full: enough to wake it; closed: nobody waits any more
+            self._waker.send(b"!")
+
+    def _read_wakes(self) -> None:
+        self._woken.recv(4096)
+
+    def _deliver(self, frames: Sequence[bytes]) -> bool:
+        """Hand a message to its owner; whether it gives the engine something to do."""
         for session, owner in self._owners.items():
             try:
                 message = decode(frames, session)
@@ -95,10 +127,10 @@ class Mailbox:
                 continue
             except MalformedMessage as error:
                 message = Failed(stage=-1, cause=str(error))
-            owner(message)
-            return
+            return owner(message, frames)
         self.refused += 1
         log.warning("refused a frame that belongs to no session of this engine")
+        return False
 
     def _read_reports(self) -> None:
         """What the fork server has to say of our stages. Lines are short, so the pipe never holds half of one."""
@@ -107,7 +139,7 @@ class Mailbox:
             if told["session"] in self._on_exit:
                 self._on_exit[told["session"]](told["stage"], told["cause"])
 
-    def register(self, session: str, owner: Callable[[Message], None], on_exit: Callable[[int, str], None]) -> None:
+    def register(self, session: str, owner: Owner, on_exit: Callable[[int, str], None]) -> None:
         """Have ``owner`` given the session's messages, and ``on_exit`` (stage, cause) told when a stage has ended."""
         self._owners[session] = owner
         self._on_exit[session] = on_exit
@@ -119,7 +151,7 @@ class Mailbox:
         self._on_exit.pop(session, None)
 
     def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
-        return ProcessPipeline(plans, self, name)
+        return ProcessPipeline(priced(plans) if self.relay else plans, self, name)
 
     def close(self) -> None:
         if self.context.closed:
@@ -129,6 +161,9 @@ class Mailbox:
         self.inbox.unwatch(self._reports)
         os.close(self._reports)
         os.close(self._report_pipe)
+        self.inbox.unwatch(self._woken.fileno())
+        self._woken.close()
+        self._waker.close()
         self.inbox.close()
         self.context.destroy(linger=0)
 
@@ -151,6 +186,8 @@ class StagePlan:
     shared: bool = False
     target: str = ""
     """A learned drafter's target; ``model`` is then the drafter."""
+    tokenizer: str = ""
+    """The checkpoint whose tokens a request's grammar speaks of, if it is not ``model``: a draft model's target."""
 
     @property
     def label(self) -> str:
@@ -180,6 +217,7 @@ class ProcessPipeline:
         self._closing = False
         entrance = plans[0].up
         self._end = EngineEnd(mailbox, Line(entrance))
+        self._heard = [mailbox.now()] * self.stages
         mailbox.register(self._session, self._on_message, self._on_exit)
         try:
             self._start()
@@ -190,6 +228,10 @@ class ProcessPipeline:
     @property
     def ready(self) -> bool:
         return self._end.ready and self._lost is None
+
+    @property
+    def heard(self) -> list[float]:
+        return list(self._heard)
 
     def submit(self, batch: Batch) -> None:
         self._end.sending(batch)
@@ -252,7 +294,8 @@ class ProcessPipeline:
                 raise PipelineError(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
         addresses = [self.started[index].address for index in range(self.stages)]
         self._inboxes = [connect(self._mailbox.context, address) for address in addresses]
-        around = [self._mailbox.inbox.address, *addresses, self._mailbox.inbox.address]
+        engine = self._mailbox.inbox.address
+        around = [engine, *([engine] * self.stages if self._mailbox.relay else addresses), engine]
         for index, inbox in enumerate(self._inboxes):
             inbox.send(encode(Wire(upstream=around[index], downstream=around[index + 2]), self._session))
 
@@ -276,20 +319,35 @@ class ProcessPipeline:
             tap=plan.tap,
             shared=plan.shared,
             target=plan.target,
+            tokenizer=plan.tokenizer,
         )
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: Message, frames: Sequence[bytes]) -> bool:
+        if self._mailbox.relay and (stage := receiver(message, self.stages)) is not None:
+            self._inboxes[stage].send_multipart(frames)
+            return False
+        if isinstance(message, Alive) and 0 <= message.stage < len(self._inboxes):
+            self._hear(message.stage)
+            self._inboxes[message.stage].send(encode(Heard(), self._session))
+            return False
         if isinstance(message, Result | Ready | Occupied):
+            self._hear(self.stages - 1 if isinstance(message, Result) else message.stage)
             try:
                 self._end.received(message)
             except ProtocolError as error:
                 self._lose(self.stages - 1, str(error))
         elif isinstance(message, Started) and len(self.started) < self.stages:
             self.started[message.stage] = message
+            self._hear(message.stage)
         elif isinstance(message, Failed):
             self._lose(message.stage, message.cause, message.details)
         else:
             self._lose(-1, f"unexpected {type(message).__name__} to the engine")
+        return True
+
+    def _hear(self, stage: int) -> None:
+        if 0 <= stage < self.stages:
+            self._heard[stage] = self._mailbox.now()
 
     def _on_exit(self, stage: int, cause: str) -> None:
         self._gone.add(stage)

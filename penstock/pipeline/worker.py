@@ -14,9 +14,11 @@ import zmq
 
 from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.messages import (
+    Alive,
     Batch,
     Failed,
     Features,
+    Heard,
     MalformedMessage,
     Message,
     Occupied,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+HEARTBEAT = 1.0
+"""Seconds between a stage's signs of life."""
 LAST_WORDS_MS = 1000
 """How long a stage that failed waits for the engine to hear of it. One that was told to stop has nothing to say."""
 
@@ -77,6 +81,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a drafter's passes take turns with the stage's batches on its device."""
     target: str = ""
     """A learned drafter's target, whose features it reads; ``model`` is then the drafter's checkpoint."""
+    tokenizer: str = ""
+    """The checkpoint whose tokens a request's grammar speaks of, if it is not ``model``: a draft model's target."""
 
 
 def run(spec: StageSpec) -> None:
@@ -114,6 +120,7 @@ def load(spec: StageSpec | StagePlan) -> Any:
         dtype=spec.dtype,
         device=spec.device,
         max_model_len=spec.max_model_len,
+        tokenizer=spec.tokenizer,
     )
 
 
@@ -149,7 +156,8 @@ class Worker:
         self._inbox = inbox
         self._context = context
         self._engine = self._upstream = self._downstream = engine
-        self._wired = self._stopped = False
+        self._wired = self._stopped = self._heard = False
+        """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
         self._model = load(spec)
         if spec.timing is not None:
             wake_on_time()
@@ -164,6 +172,7 @@ class Worker:
             weight_bytes=self._model.weight_bytes,
         )
         engine.send(encode(started, spec.session))
+        self._beat_at = time.monotonic() + HEARTBEAT
 
     def serve(self) -> None:
         while not self._stopped:
@@ -173,14 +182,28 @@ class Worker:
             # A neighbour's first batch may overtake the engine's Wire: it waits in the driver.
             for outgoing in self._driver.step() if self._wired else ():
                 self._send(outgoing)
+            self._beat()
 
     def _wait(self) -> None:
-        """Until something is due: no message but a drafter's pass makes that earlier. Else for a message."""
+        """Until something is due: no message but a drafter's pass makes that earlier. Else for a message.
+
+        Or until the next heartbeat, which takes microseconds: what is due stays due at its moment.
+        """
         due = self._driver.due if self._wired else None
+        until = self._beat_at if due is None else min(due, self._beat_at)
         if due is None or self._spec.shared:
-            self._inbox.wait(due)
+            self._inbox.wait(until)
         else:
-            time.sleep(max(0.0, due - time.monotonic()))
+            time.sleep(max(0.0, until - time.monotonic()))
+
+    def _beat(self) -> None:
+        """Tell the engine that this loop goes round, unless it has not even taken in the last time."""
+        if time.monotonic() < self._beat_at:
+            return
+        self._beat_at = time.monotonic() + HEARTBEAT
+        if self._heard:
+            self._engine.send(encode(Alive(stage=self._spec.index), self._spec.session))
+            self._heard = False
 
     def _receive(self, frames: list[bytes]) -> None:
         try:
@@ -193,7 +216,9 @@ class Worker:
         elif isinstance(message, Wire):
             self._upstream = connect(self._context, message.upstream)
             self._downstream = connect(self._context, message.downstream)
-            self._wired = True
+            self._wired = self._heard = True
+        elif isinstance(message, Heard):
+            self._heard = True
         elif isinstance(message, Batch):
             self._driver.on_message(message, self._hidden_states(message, frames))
         elif isinstance(message, Features):

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.messages import NO_SLOT, Batch, Certain, Opened, Rows
+from penstock.requests.prefix_cache import BLOCK
 from penstock.requests.request import Request
 from penstock.tree import Node
 
@@ -14,10 +15,11 @@ from penstock.tree import Node
 class _Told:
     """What one pipeline knows of one request: ``certain`` slots announced, ``fed`` nodes whose rows have entered.
 
-    All certain nodes before ``prefix`` have entered.
+    All certain nodes before ``prefix`` have entered. ``blocks`` of the request have been looked at.
     """
 
     certain: int = 0
+    blocks: int = 0
     prefix: int = 0
     fed: set[int] = field(default_factory=set)
 
@@ -36,6 +38,8 @@ class Feed:
         self.next_stream = 0
         self._told: dict[int, _Told] = {}
         self._closed: list[int] = []
+        self._holds: dict[int, int] = {}
+        """By slot, the node whose row has entered it last: of a block that requests share it need not enter again."""
 
     def close(self, request: int) -> None:
         """The request has ended; the next batch says so."""
@@ -44,12 +48,30 @@ class Feed:
 
     def has(self, request: Request, node: Node) -> bool:
         """Whether the node's row has entered."""
-        told = self._told.get(request.number)
-        return told is not None and node.id in told.fed
+        return node.id in self._told_of(request).fed
+
+    def prefix(self, request: Request) -> int:
+        """How many of a request's certain nodes, from the first on, have all entered."""
+        return self._told_of(request).prefix
+
+    def drop(self, nodes: Iterable[Node]) -> None:
+        """These have entered but may never be computed: whoever shares them is to have them entered anew."""
+        for node in nodes:
+            if self._holds.get(node.slot) == node.id:
+                del self._holds[node.slot]
+
+    def _told_of(self, request: Request) -> _Told:
+        """What has been told of a request, and of its blocks by those who share them."""
+        told = self._told.get(request.number) or _Told()
+        if told.blocks < len(request.blocks):
+            shared = request.certain[told.blocks * BLOCK : len(request.blocks) * BLOCK]
+            told.fed.update(node.id for node in shared if self._holds.get(node.slot) == node.id)
+            told.blocks = len(request.blocks)
+        return told
 
     def missing(self, request: Request, nodes: Iterable[Node]) -> list[Node]:
         """``nodes`` and all their ancestors whose rows have not entered yet, parents first."""
-        told = self._told.get(request.number, _Told())
+        told = self._told_of(request)
         wanted: dict[int, Node] = {}
         for node in nodes:
             path = []
@@ -83,13 +105,16 @@ class Feed:
     def _add(
         self, batch: Batch, request: Request, nodes: Sequence[Node], wanted: set[int], again: Container[int]
     ) -> None:
-        told = self._told.get(request.number)
-        if told is None:
-            told = self._told[request.number] = _Told()
+        told = self._told_of(request)
+        if request.number not in self._told:
+            self._told[request.number] = told
             batch.opened.append(Opened(request.number, request.sampling))
         for node in nodes:
-            assert node.id not in told.fed or node.id in again, "a node enters once"
+            if node.id in told.fed and node.id not in again and node.id not in wanted:
+                assert node.position < told.blocks * BLOCK, "a node enters once"
+                continue  # since the asking, a request that shares its block has had it entered
             told.fed.add(node.id)
+            self._holds[node.slot] = node.id
             if node.id in wanted:
                 batch.wanted.append(len(batch.rows))
             parent = request.certain[node.position - 1] if node.parent is None and node.position else node.parent

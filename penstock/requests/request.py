@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.messages import Pick, Sampling
+from penstock.requests.prefix_cache import BLOCK, Block
 from penstock.requests.slots import SlotPool
 from penstock.strategies.base import Strategy
 from penstock.tree import Node, TokenTree
@@ -45,8 +47,10 @@ class Nodes:
 class Request:
     """State of one running request.
 
-    ``certain`` holds a node per certain token, position by position; the last of them is the tree's root, whose
-    successor the target has not told yet. ``entered`` prompt tokens have been fed to the stages.
+    ``text`` are the token ids that are known when it is admitted: the prompt and, after a preemption, what has been
+    produced. ``certain`` holds a node per certain token, position by position, as far as they have been given one; the
+    last of them, once it covers the text, is the tree's root, whose successor the target has not told yet. The first of
+    them lie in ``blocks``, shared with others; ``reserved`` counts the slots that are set aside for the rest.
     ``drafted_tree`` says that the present root was itself drafted, so that its tree has been counted.
     """
 
@@ -59,6 +63,8 @@ class Request:
         stop_ids: frozenset[int],
         strategy: Strategy,
         output: Output,
+        priority: int = 0,
+        client: str = "",
     ) -> None:
         self.number = number
         self.prompt = list(prompt)
@@ -67,11 +73,19 @@ class Request:
         self.stop_ids = stop_ids
         self.strategy = strategy
         self.output = output
+        self.priority = priority
+        """Lower ones are served earlier."""
+        self.client = client
+        """Whose it is: clients get the same share of the engine."""
         self.metrics = SpeculationMetrics()
         self.drafted_tree = False
+        self.text = self.prompt
         self.certain: list[Node] = []
+        self.blocks: list[Block] = []
+        self.reserved = 0
+        self.cached = 0
+        """Prompt tokens that the prefix cache had when it was first computed."""
         self.tree: TokenTree
-        self.entered = 0
         self.produced = 0
         self.picks: dict[int, Pick] = {}
         self.finished: FinishReason | None = None
@@ -81,18 +95,64 @@ class Request:
 
     @property
     def slots_needed(self) -> int:
+        """What it takes at most, alone: nobody's successor is asked for after the last token."""
         return len(self.prompt) + self.max_tokens
 
     @property
-    def prefilling(self) -> bool:
-        """Whether prompt tokens still have to enter."""
-        return self.entered < len(self.prompt)
+    def started(self) -> bool:
+        """Whether it has any node: else it waits, or has just been admitted."""
+        return bool(self.certain)
 
-    def start(self, nodes: Nodes) -> None:
-        """Give every prompt token its node; the last one is the root."""
-        for position, token in enumerate(self.prompt):
-            self.certain.append(nodes.certain(token, position))
-        self.tree = TokenTree(self.certain[-1], nodes)
+    @property
+    def prefilling(self) -> bool:
+        """Whether tokens of its text still have to enter."""
+        return len(self.certain) < len(self.text)
+
+    @property
+    def own(self) -> list[Node]:
+        """Certain nodes whose slots it holds alone."""
+        return self.certain[len(self.blocks) * BLOCK :]
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether a further certain token has its slot reserved."""
+        return len(self.certain) - len(self.blocks) * BLOCK < self.reserved
+
+    def fill(self, nodes: Nodes, most: int) -> list[Node]:
+        """Give up to ``most`` further tokens of the text their nodes; the last token of all is the root.
+
+        Where the text goes on after them they end with a block, if there is one to be finished.
+        """
+        first = len(self.certain)
+        last = first + most
+        if last < len(self.text):
+            last = max(last // BLOCK * BLOCK, min(last, first + BLOCK))
+        for position in range(first, min(last, len(self.text))):
+            self.certain.append(nodes.certain(self.text[position], position))
+        if not self.prefilling:
+            self.tree = TokenTree(self.certain[-1], nodes)
+        return self.certain[first:]
+
+    def adopt(self, block: Block) -> None:
+        """Go on behind a block that others have computed, or still compute ahead of whatever enters now."""
+        assert len(self.certain) == len(self.blocks) * BLOCK
+        self.blocks.append(block)
+        self.certain += [replace(node, children={}) for node in block.nodes]
+        if not self.produced:
+            self.cached = len(self.certain)
+
+    def vacate(self) -> None:
+        """Give up every node, to begin anew with what is certain by now."""
+        for node in self.certain:
+            node.alive = False
+        self.text = self.tokens
+        self.certain, self.blocks, self.picks, self.reserved = [], [], {}, 0
+        self.drafted_tree, self._postponed = False, []
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and all that has been produced."""
+        return self.text if self.prefilling else [node.token for node in self.certain]
 
     def postpone(self, node: Node, entered: bool) -> None:
         """The drafter could not say what follows ``node``: ask again under another root, or once it has entered.

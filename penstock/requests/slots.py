@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.config import SpeculativeConfig
 from penstock.core import PenstockError
+from penstock.requests.prefix_cache import BLOCK, Block, PrefixCache
+from penstock.tree import Node
 
 LEAST_SPECULATIVE: Final = 1024
 AHEAD: Final = 4
@@ -23,19 +25,24 @@ def speculative_slots(stages: int, speculation: SpeculativeConfig | None) -> int
 
 
 class SlotPool:
-    """Every slot is free, certain or speculative: free + certain + speculative = total, always.
+    """Every slot is free, certain, speculative or cached: free + certain + speculative + cached = total, always.
 
-    Certain slots are reserved when a request is admitted (its prompt and max_tokens), so a running request never
-    lacks one; speculation has a quota of its own on top. The lowest free slot is given first, which keeps a
+    Certain slots are reserved before they are taken: some when a request is admitted, further ones as it grows. With
+    ``sharing``, those of a finished block may be shared, and stay cached once nobody holds them, until a reservation
+    needs the room. Speculation has a quota of its own on top. The lowest free slot is given first, which keeps a
     request's slots close together (a stage can then read them without gathering).
     """
 
-    def __init__(self, certain_capacity: int, speculative_quota: int) -> None:
+    def __init__(self, certain_capacity: int, speculative_quota: int, sharing: bool = True) -> None:
         self.certain_capacity = certain_capacity
         self.speculative_quota = speculative_quota
         self.total = certain_capacity + speculative_quota
+        self.sharing = sharing
+        self.cache = PrefixCache()
         self.reserved = 0
+        """Certain slots that requests have set aside or hold alone; those of held blocks come on top."""
         self.certain = 0
+        """Certain slots that are taken and in no block."""
         self.room = speculative_quota
         """Speculative slots that can still be taken."""
         self._free = list(range(self.total))
@@ -46,10 +53,26 @@ class SlotPool:
         """Speculative slots that have been taken."""
         return self.speculative_quota - self.room
 
+    @property
+    def used(self) -> int:
+        """Certain slots that are taken, those of held blocks included."""
+        return self.certain + self.cache.held_slots
+
+    @property
+    def cached(self) -> int:
+        """Slots of blocks that nobody holds."""
+        return self.cache.unheld_slots
+
     def reserve(self, count: int) -> bool:
-        """Set ``count`` certain slots aside for a request, or say that they are not there now."""
-        if self.reserved + count > self.certain_capacity:
+        """Set ``count`` certain slots aside for a request, or say that they are not there now.
+
+        Blocks that nobody holds give way.
+        """
+        left = self.certain_capacity - self.reserved - self.cache.held_slots - count
+        if left < 0:
             return False
+        while self.cache.unheld_slots > left:
+            self._give_back(self.cache.evict())
         self.reserved += count
         return True
 
@@ -77,12 +100,27 @@ class SlotPool:
     def free_speculative(self, slots: Iterable[int]) -> None:
         self.room += self._give_back(slots)
 
+    def share(self, before: Block | None, nodes: Sequence[Node]) -> Block | None:
+        """Make a block, held once, of certain slots that were a request's own; None if there is one of these tokens."""
+        block = self.cache.add(before, nodes) if self.sharing else None
+        if block is not None:
+            self.certain -= BLOCK
+            self.reserved -= BLOCK
+        return block
+
     def audit(self, certain: int, speculative: int) -> None:
-        """Raise PenstockError unless the counts are those of the live requests and add up to the total."""
+        """Raise PenstockError unless the counts are those of the live requests and add up to the total.
+
+        ``certain`` are the slots that requests hold alone.
+        """
+        shared = self.cache.held_slots + self.cached
         found = (len(self._free), self.certain, self.speculative)
-        wanted = (self.total - certain - speculative, certain, speculative)
-        if found != wanted or self.certain > self.reserved:
-            raise PenstockError(f"slots (free, certain, speculative) are {found}, the requests hold {wanted}")
+        wanted = (self.total - certain - speculative - shared, certain, speculative)
+        if found != wanted or self.certain > self.reserved or self.reserved + shared > self.certain_capacity:
+            raise PenstockError(
+                f"slots (free, certain, speculative) are {found}, the requests hold {wanted}; {self.reserved} reserved "
+                f"and {shared} in blocks of {self.certain_capacity}"
+            )
 
     def _take(self) -> int:
         slot = heapq.heappop(self._free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from penstock.drafters.base import Ask, Draft
@@ -18,8 +19,8 @@ class ScriptedDrafter(InstantDrafter):
         super().__init__()
         self._script = script
         self._candidates = [tuple(enumerate(chances)) for chances in script.pool]
-        self._off_path: dict[int, int] = {}
-        """By id the nodes that have been asked about and are not on the target's path: a hash of the way there."""
+        self._off_path: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        """By request and id the nodes that have been asked about off the target's path: a hash of the way there."""
 
     def ask(self, asks: Sequence[Ask]) -> int:
         for ask in asks:
@@ -27,7 +28,7 @@ class ScriptedDrafter(InstantDrafter):
         return len(self._answers) + sum(len(ask.request.prompt) for ask in asks if ask.request.produced == 0)
 
     def forget(self, request: Request) -> None:
-        self._off_path.clear()
+        self._off_path.pop(request.number, None)
 
     def _draft(self, request: Request, node: Node, count: int) -> Draft:
         return Draft(node, self._candidates[self._index(request, node)][:count])
@@ -43,9 +44,10 @@ class ScriptedDrafter(InstantDrafter):
         """A hash of the tokens since the target's path was left, None on it: the same whoever asks, and when."""
         if node.parent is None:
             return None
-        above = self._off_path.get(node.parent.id)
+        off_path = self._off_path[request.number]
+        above = off_path.get(node.parent.id)
         if above is None and node.token == self._script.after(request.number, node.parent.position):
             return None
         key = hash((request.number if above is None else above, node.position, node.token))
-        self._off_path[node.id] = key
+        off_path[node.id] = key
         return key

@@ -47,8 +47,9 @@ class Simulated:
 
 @dataclass
 class Timed:
-    """Collects when tokens came."""
+    """Collects when tokens came, and when the request did."""
 
+    queued: float = 0.0
     moments: list[float] = field(default_factory=list)
 
     def append(self, pick: Pick, at: float) -> FinishReason | None:
@@ -93,24 +94,46 @@ def simulate(
     return done[1:] if warm_up else done
 
 
+def simulate_serving(
+    cluster: Cluster, script: Script, speculation: SpeculativeConfig | None, concurrency: int
+) -> list[Timed]:
+    """Every request of the script, always so many at a time: as one ends the next one comes.
+
+    Returns when each came and when its tokens did, in virtual seconds. Raises as ``simulate`` does.
+    """
+    loop = make_loop(cluster, script, speculation, concurrency)
+    runs: list[Timed] = []
+    while loop.busy or len(runs) < len(script.picks):
+        while len(loop.requests) < concurrency and len(runs) < len(script.picks):
+            runs.append(Timed(queued=loop.clock.now()))
+            strategy = make_strategy(speculation, len(cluster.stages), loop.experience)
+            loop.add(scripted(script, len(runs) - 1, strategy, runs[-1]))
+        loop.step()
+    return runs
+
+
+def scripted(script: Script, number: int, strategy: Strategy, timed: Timed) -> Request:
+    prompt, tokens = script.prompts[number], len(script.picks[number])
+    return Request(number, [0] * prompt, Sampling(), tokens, frozenset(), strategy, timed)
+
+
 def simulate_one(loop: EngineLoop, script: Script, number: int, strategy: Strategy) -> Simulated:
     """One request of the script, until nothing of it is in flight any more."""
     timed, watch, started = Timed(), Watch(), loop.clock.now()
     loop.observers = [watch]
-    prompt, tokens = script.prompts[number], len(script.picks[number])
-    request = Request(number, [0] * prompt, Sampling(), tokens, frozenset(), strategy, timed)
+    request = scripted(script, number, strategy, timed)
     loop.add(request)
     while loop.busy:
         loop.step()
     loop.drain()
     first, last = timed.moments[0], timed.moments[-1]
     return Simulated(
-        tokens=tokens,
+        tokens=len(timed.moments),
         seconds=last - first,
         first_token_seconds=first - started,
         stages_busy=busy_share(watch.stages, first, last) / loop.pipeline.stages,
         drafter_busy=busy_share(watch.drafter, first, last),
-        rows=request.metrics.rows_entered - prompt,
+        rows=request.metrics.rows_entered - len(request.prompt),
         metrics=request.metrics,
     )
 
@@ -121,8 +144,10 @@ def busy_share(spans: Sequence[tuple[float, float]], first: float, last: float) 
     return covered / (last - first) if last > first else 0.0
 
 
-def make_loop(cluster: Cluster, script: Script, speculation: SpeculativeConfig | None) -> EngineLoop:
-    """An engine on modelled devices."""
+def make_loop(
+    cluster: Cluster, script: Script, speculation: SpeculativeConfig | None, concurrency: int = 1
+) -> EngineLoop:
+    """An engine on modelled devices, for so many requests at a time."""
     clock = VirtualClock()
     timings, links = stage_timings(cluster), link_timings(cluster)
     last = len(timings) - 1
@@ -139,5 +164,5 @@ def make_loop(cluster: Cluster, script: Script, speculation: SpeculativeConfig |
         if cluster.drafting_stage is not None:
             drafter.share(pipeline, cluster.drafting_stage)
     longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
-    pool = SlotPool(longest, speculative_slots(len(timings), speculation))
-    return EngineLoop(pipeline, drafter, Scheduler(pool, len(timings), CHUNK, 1, longest), clock)
+    pool = SlotPool(longest * concurrency, speculative_slots(len(timings), speculation), sharing=False)
+    return EngineLoop(pipeline, drafter, Scheduler(pool, CHUNK, concurrency, longest), clock)

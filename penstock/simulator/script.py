@@ -48,6 +48,10 @@ class Script:
         picks, drafts = ((*lists, lists[request][:tokens]) for lists in (self.picks, self.drafts))
         return replace(self, prompts=prompts, picks=picks, drafts=drafts)
 
+    def with_prompt(self, request: int, tokens: int) -> Script:
+        """The same with a prompt of so many tokens for this request."""
+        return replace(self, prompts=(*self.prompts[:request], tokens, *self.prompts[request + 1 :]))
+
     def after(self, request: int, position: int) -> int:
         """The target's token after ``position`` of a request's path; after its last one, any."""
         i = position + 1 - self.prompts[request]

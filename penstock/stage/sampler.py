@@ -1,8 +1,8 @@
 """From logits to tokens: the target's pick after each row, and a drafter's ranking of what the target may pick.
 
 A sampled token is the argmax of filtered scores logits/T + Gumbel noise (penstock.noise); greedy is the same without
-noise. Both are functions of (logits, sampling, position) alone, computed row by row in float64, so that a row's token
-does not depend on the rows beside it.
+noise. Both are functions of (logits, sampling, path) alone, computed row by row in float64, so that a row's token
+does not depend on the rows beside it. Masks, bias and penalties come first (stage/processors.py).
 
 Filters mean what they mean in Hugging Face transformers and vLLM, in this order, after the temperature:
     top-k   in if fewer than k tokens score strictly higher: all ties at the threshold stay
@@ -22,6 +22,7 @@ import torch
 from penstock.core import PipelineError
 from penstock.messages import Candidates, Pick, Sampling
 from penstock.noise import gumbel
+from penstock.stage.processors import NO_CONTEXT, Context, is_hopeless, is_processing, processed
 
 OUTSIDE_PENALTY: Final = 3.0
 """What a drafter's ranking takes off tokens that its own filters exclude, since the target's filters may not.
@@ -37,13 +38,17 @@ FIRST_WIDTH: Final = 128
 
 
 def pick_tokens(
-    logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int], nodes: Sequence[int]
+    logits: torch.Tensor,
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    nodes: Sequence[int],
+    contexts: Sequence[Context] | None = None,
 ) -> list[Pick]:
     """The target's next token after each row.
 
-    ``logits`` [n, V], any float type and device; ``positions`` are those of the tokens to be picked. Greedy rows
-    that ask for nothing else stay on the device. Raises PipelineError when a row has a NaN or no finite maximum: no
-    token picked from it would mean anything.
+    ``logits`` [n, V], any float type and device; ``positions`` are those of the tokens to be picked. ``contexts`` are
+    needed where a sampling penalizes or has a grammar. Greedy rows that ask for nothing else stay on the device.
+    Raises PipelineError when a row has a NaN or no finite maximum: no token picked from it would mean anything.
     """
     best, tokens = logits.max(dim=-1)  # [n], [n]; the lowest id on ties
     check_finite(best, nodes)
@@ -51,35 +56,40 @@ def pick_tokens(
     rest = [i for i, sampling in enumerate(samplings) if not is_plain(sampling, positions[i])]
     if rest:
         for i, logits_V in zip(rest, to_float64(logits[rest]), strict=True):
-            picks[i] = pick_one(logits_V, samplings[i], int(positions[i]), int(nodes[i]))
+            context = contexts[i] if contexts else NO_CONTEXT
+            picks[i] = pick_one(logits_V, samplings[i], int(positions[i]), int(nodes[i]), context)
     return picks
 
 
 def rank_candidates(
-    logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int], nodes: Sequence[int], count: int
+    logits: torch.Tensor,
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    nodes: Sequence[int],
+    count: int,
+    contexts: Sequence[Context] | None = None,
 ) -> list[Candidates]:
     """A drafter's ``count`` best guesses, best first, of what the target picks after each row.
 
     ``logits`` [n, V] are the drafter's; ``positions`` are those of the tokens to be guessed. The request's own
-    temperature, filters and noise rank them, since the target will use the same. Scores are the log of the chance that
-    the target picks the token: log_softmax(logits) when greedy; else, given the noise, log_softmax(log q / T + noise)
-    with OUTSIDE_PENALTY taken off the tokens that do not pass the filters. Barred tokens are left out, so that a row
-    may have fewer than ``count``. Raises PipelineError like ``pick_tokens``.
+    processors, temperature, filters and noise rank them, since the target will use the same. Scores are the log of the
+    chance that the target picks the token: log_softmax(logits) when greedy; else, given the noise, log_softmax(log q /
+    T + noise) with OUTSIDE_PENALTY taken off the tokens that do not pass the filters. Tokens that cannot be picked are
+    left out, so that a row may have fewer than ``count``, and one that is dead has none. Raises PipelineError like
+    ``pick_tokens``.
     """
     check_finite(logits.amax(dim=-1), nodes)
     return [
-        rank_one(logits_V, samplings[i], int(positions[i]), int(nodes[i]), count)
+        rank_one(
+            logits_V, samplings[i], int(positions[i]), int(nodes[i]), count, contexts[i] if contexts else NO_CONTEXT
+        )
         for i, logits_V in enumerate(to_float64(logits))
     ]
 
 
 def is_plain(sampling: Sampling, position: int) -> bool:
     """Whether the pick is the argmax of the logits as they are, and nothing else is asked."""
-    return sampling.temperature == 0 and sampling.logprobs < 0 and not is_barring(sampling, position)
-
-
-def is_barring(sampling: Sampling, position: int) -> bool:
-    return bool(sampling.barred) and position < sampling.barred_before
+    return sampling.temperature == 0 and sampling.logprobs < 0 and not is_processing(sampling, position)
 
 
 def check_finite(best: torch.Tensor, nodes: Sequence[int]) -> None:
@@ -96,8 +106,8 @@ def to_float64(logits: torch.Tensor) -> np.ndarray:
     return array
 
 
-def pick_one(logits_V: np.ndarray, sampling: Sampling, position: int, node: int) -> Pick:
-    scores_V = scaled_scores(logits_V, sampling, position)
+def pick_one(logits_V: np.ndarray, sampling: Sampling, position: int, node: int, context: Context = NO_CONTEXT) -> Pick:
+    scores_V = scaled_scores(logits_V, sampling, position, context)
     if sampling.temperature == 0:
         token = int(scores_V.argmax())
     else:
@@ -107,12 +117,12 @@ def pick_one(logits_V: np.ndarray, sampling: Sampling, position: int, node: int)
     return with_logprobs(logits_V, token, sampling.logprobs, node)
 
 
-def scaled_scores(logits_V: np.ndarray, sampling: Sampling, position: int) -> np.ndarray:
-    """(logits - max) / T, T = 1 when greedy, with barred tokens at -inf: the highest is exactly 0.
+def scaled_scores(logits_V: np.ndarray, sampling: Sampling, position: int, context: Context = NO_CONTEXT) -> np.ndarray:
+    """(logits - max) / T of the processed logits, T = 1 when greedy: the highest is exactly 0.
 
     Taking the maximum off first keeps a tiny T from overflowing, and exp(scores) between 0 and 1.
     """
-    scores_V = without_barred(logits_V, sampling) if is_barring(sampling, position) else logits_V.copy()
+    scores_V = processed(logits_V, sampling, position, context)
     scores_V -= scores_V.max()
     if sampling.temperature > 0:
         with np.errstate(over="ignore"):  # to -inf, which is right
@@ -134,14 +144,6 @@ def distribution(logits_V: np.ndarray, sampling: Sampling, position: int) -> np.
     mass_V = np.exp(scores_V)
     share_V: np.ndarray = mass_V / mass_V.sum()
     return share_V
-
-
-def without_barred(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """A copy with barred tokens at -inf. A request that bars every token there is bars none."""
-    allowed_V = logits_V.copy()
-    # A stop token may be any number that a client sent, and a drafter's vocabulary may be the shorter one.
-    allowed_V[[token for token in sampling.barred if token < len(logits_V)]] = -np.inf
-    return allowed_V if np.isfinite(allowed_V.max()) else logits_V.copy()
 
 
 def pick_noisy(scores_V: np.ndarray, noise_V: np.ndarray, sampling: Sampling) -> int:
@@ -200,7 +202,7 @@ def log_softmax(scores_V: np.ndarray) -> np.ndarray:
 
 
 def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> Pick:
-    """A pick with what vLLM calls raw_logprobs: of the model's own distribution, before barring, T and filters.
+    """A pick with what vLLM calls raw_logprobs: of the model's own distribution, before processors, T and filters.
 
     Rank 1 is the most probable token; tied tokens share the best rank among them.
     """
@@ -210,8 +212,12 @@ def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> Pi
     return Pick(node, token, float(logprobs_V[token]), rank, [(int(i), float(logprobs_V[i])) for i in best])
 
 
-def rank_one(logits_V: np.ndarray, sampling: Sampling, position: int, node: int, count: int) -> Candidates:
-    scores_V = scaled_scores(logits_V, sampling, position)
+def rank_one(
+    logits_V: np.ndarray, sampling: Sampling, position: int, node: int, count: int, context: Context = NO_CONTEXT
+) -> Candidates:
+    if is_hopeless(logits_V, sampling, context):
+        return Candidates(node, [], [])
+    scores_V = scaled_scores(logits_V, sampling, position, context)
     if sampling.temperature > 0:
         penalty_V = np.full(len(scores_V), OUTSIDE_PENALTY)
         penalty_V[passing(scores_V, sampling)] = 0.0

@@ -49,9 +49,20 @@ class BatchView:
     """Slots of the rows' parents."""
     levels: np.ndarray | None = None
     """Of a drafter whose rows read features of different levels, theirs."""
+    slot_tokens: np.ndarray | None = None
+    """The token in each slot of the stage, until the next batch."""
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def path(self, row: int) -> np.ndarray:
+        """Token ids from the first of the row's request to its own: what the row sees, in position order."""
+        assert self.slot_tokens is not None, "only a stage's own view knows what its slots hold"
+        seen = next(view for view in self.views if view.request == self.requests[row])
+        sees = seen.mask[np.searchsorted(seen.rows, row)]
+        tokens = np.empty(int(self.positions[row]) + 1, dtype=np.int64)
+        tokens[seen.positions[sees]] = self.slot_tokens[seen.slots[sees]]
+        return tokens
 
 
 class _RequestSlots:
@@ -106,6 +117,7 @@ class Visibility:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._positions = np.zeros(capacity, dtype=np.int64)
+        self._tokens = np.zeros(capacity, dtype=np.int64)
         self._requests: dict[int, _RequestSlots] = {}
 
     @property
@@ -143,15 +155,17 @@ class Visibility:
         def column(values: Sequence[int]) -> np.ndarray:
             return np.asarray([values[row] for row in surviving], dtype=np.int64)
 
-        slots, positions = column(rows.slots), column(rows.positions)
+        slots, positions, tokens = column(rows.slots), column(rows.positions), column(rows.tokens)
+        self._tokens[slots] = tokens
         return BatchView(
             requests=column(rows.requests),
             nodes=column(rows.nodes),
             slots=slots,
             parents=column(rows.parents),
             positions=positions,
-            tokens=column(rows.tokens),
+            tokens=tokens,
             levels=column(batch.levels) if batch.levels else None,
+            slot_tokens=self._tokens,
             views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
         )
 

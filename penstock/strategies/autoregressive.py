@@ -17,5 +17,8 @@ class Autoregressive:
     def ready(self, tree: TokenTree) -> bool:
         return not tree.root.entered
 
+    def rides(self, tree: TokenTree) -> bool:
+        return False
+
     def enter(self, tree: TokenTree) -> list[Node]:
         return [tree.root]

@@ -35,6 +35,10 @@ class Strategy(Protocol):
         """Whether ``enter`` would name any row now. Changes no row; a strategy may note how long it has waited."""
         ...
 
+    def rides(self, tree: TokenTree) -> bool:
+        """Whether rows of a tree whose root has entered are worth a place in a batch that other requests fill."""
+        ...
+
     def enter(self, tree: TokenTree) -> list[Node]:
         """The first stage can take a batch: grow the tree if need be and name the rows that enter, parents first.
 

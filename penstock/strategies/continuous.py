@@ -62,32 +62,49 @@ class Continuous:
         self._order.look(tree)
         return self._order.best_unsent(tree) > -math.inf and not self._waits(tree)
 
+    def rides(self, tree: TokenTree) -> bool:
+        self._order.look(tree)
+        return self._is_worth_it(self._order.best_unsent(tree), 0, 0.0)
+
     def enter(self, tree: TokenTree) -> list[Node]:
         self._willing_since = None
         self._asked = False
-        rows = [self._order.take_unsent(tree)]
-        while len(rows) < self.width and self._is_worth_it(self._order.best_unsent(tree), len(rows)):
+        rows: list[Node] = []
+        mass, score = 0.0, self._order.best_unsent(tree)
+        while not rows or (len(rows) < self.width and self._is_worth_it(score, len(rows), mass)):
             rows.append(self._order.take_unsent(tree))
+            mass += math.exp(score)
+            score = self._order.best_unsent(tree)
         return rows
 
-    def _is_worth_it(self, score: float, rows: int) -> bool:
-        """Whether a further row saves more time than it costs, beside so many others."""
+    def _is_worth_it(self, score: float, rows: int, mass: float) -> bool:
+        """Whether a further row saves more time than it costs, beside so many others of this request.
+
+        What it adds to the step delays whatever comes later, and all that others expect of this batch. What it adds to
+        the whole way delays this batch: that matters to others as much as they expect, and to this request if the path
+        leads through the batch, which it does with the chance ``mass`` at most. Nothing overtakes it: what other
+        requests get within a step, right behind it, counts as well.
+        """
         if score == -math.inf:
             return False
-        times = self._experience.pipeline
+        times, load = self._experience.pipeline, self._experience.load
+        rows += load.rows
         step, trip = times.step(rows), times.trip(rows)
         if not trip:  # nothing is known of what rows cost
             return False
-        added = times.step(rows + 1) - step
-        # what it adds to the whole way delays one result in every trip, what it adds to a step every one
-        added += (times.trip(rows + 1) - trip) * step / trip
-        return math.exp(score) * PATIENCE * step >= added
+        longer, slower = times.step(rows + 1) - step, times.trip(rows + 1) - trip
+        cost = (1 / PATIENCE + load.worth) * longer
+        delayed = min(1.0, mass + (load.requests - 1) * step / trip)
+        # a longer step delays every batch, a slower trip one result in every trip
+        cost += (delayed / PATIENCE + load.worth) * slower * step / trip
+        return math.exp(score) * step >= cost
 
     def _is_worth_asking(self, score: float, floor: float, nodes: int) -> bool:
         """Whether to ask about a further node now, rather than in the drafter's next pass."""
         if score <= floor or nodes >= self.width:
             return False
-        now, then = self._experience.drafter.seconds(nodes), self._experience.drafter.seconds(nodes + 1)
+        drafter, nodes = self._experience.drafter, nodes + self._experience.load.asked
+        now, then = drafter.seconds(nodes), drafter.seconds(nodes + 1)
         return math.exp(score) * PATIENCE * now >= then - now
 
     def _waits(self, tree: TokenTree) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from penstock.messages import Occupied, Result, Span
-from penstock.tree import Node
+from penstock.tree import Node, TokenTree
 
 TRUST: Final = 4.0
 """How many decisions the drafter's own word is worth against what was seen of drafts with the same confidence."""
@@ -21,21 +21,24 @@ MEMORY: Final = 2000.0
 BINS_PER_NAT: Final = 2
 LOWEST: Final = -12.0
 """Log chances below this share one bin."""
-LAST_BIN: Final = int(-LOWEST * BINS_PER_NAT)
+BINS: Final = int(-LOWEST * BINS_PER_NAT) + 1
 
 
 class Calibration:
     """Turns a drafter's log chances into the share in which such candidates were right.
 
-    Candidates are binned by their log chance. In each bin the estimate is (TRUST x chance + right) / (TRUST + seen): at
-    first the drafter's own word, later what was observed. Histogram binning (Zadrozny and Elkan, 2001) with a prior.
+    Candidates are binned by their log chance, each node's best apart from all others: that the drafter prefers it says
+    more than its confidence does. Where the demo pair at T = 1 claims about 0.18, its best candidate is right in 44% of
+    the cases, its second in 16%, and its third to fifth in 8%.
+
+    In each bin the estimate is (TRUST x chance + right) / (TRUST + seen): at first the drafter's own word, later what
+    was observed. Histogram binning (Zadrozny and Elkan, 2001) with a prior.
     """
 
     def __init__(self) -> None:
-        bins = LAST_BIN + 1
-        self._seen = [0.0] * bins
-        self._claimed = [0.0] * bins
-        self._right = [0.0] * bins
+        self._seen = [0.0] * (2 * BINS)
+        self._claimed = [0.0] * (2 * BINS)
+        self._right = [0.0] * (2 * BINS)
         self._corrections: list[float] | None = None
         """By bin, since the last decision; a new list after each."""
         self.decisions = 0
@@ -44,8 +47,8 @@ class Calibration:
         """The target picked this token where the drafter had these candidates."""
         self.decisions += 1
         self._corrections = None
-        for token, chance in candidates:
-            place = bin_of(chance)
+        for rank, (token, chance) in enumerate(candidates):
+            place = bin_of(chance, rank)
             self._seen[place] += 1
             self._claimed[place] += math.exp(chance)
             if token == picked:
@@ -75,15 +78,17 @@ class Calibration:
 def corrected(candidates: Sequence[tuple[int, float]], corrections: Sequence[float]) -> Iterator[float]:
     """The candidates' log chances with their bins' corrections on top, each at most the one before it."""
     last = 0.0
-    for _, chance in candidates:
-        better = chance + corrections[bin_of(chance)]
+    for rank, (_, chance) in enumerate(candidates):
+        better = chance + corrections[bin_of(chance, rank)]
         if better < last:
             last = better
         yield last
 
 
-def bin_of(chance: float) -> int:
-    return int(-chance * BINS_PER_NAT) if chance > LOWEST else LAST_BIN
+def bin_of(chance: float, rank: int) -> int:
+    """Bins of a node's best candidate come first, then those of all others."""
+    place = int(-chance * BINS_PER_NAT) if chance > LOWEST else BINS - 1
+    return place + BINS if rank else place
 
 
 WEIGHT: Final = 0.1
@@ -105,20 +110,25 @@ class Times:
     """
 
     def __init__(self) -> None:
-        self._means: dict[int, float] = {}
-        self._last: dict[int, tuple[float, float]] = {}
+        self._means: dict[int, tuple[float, float]] = {}
+        """By size, rows and seconds of the batches that count as of this size."""
+        self._last: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
         self.table: list[float] = [0.0] * (SIZES[-1] + 1)
         """Seconds by number of rows, 0 throughout while nothing is known."""
 
     def learn(self, rows: int, seconds: float) -> bool:
         """Take one batch in. Returns whether that changed the table by more than a hundredth."""
-        size = SIZES[min(bisect_left(SIZES, rows), len(SIZES) - 1)]
-        older, newer = self._last.get(size, (seconds, seconds))
-        self._last[size] = newer, seconds
-        typical = sorted((older, newer, seconds))[1]
-        before = self._means.get(size)
-        mean = self._means[size] = typical if before is None else before + WEIGHT * (typical - before)
-        if abs(mean - self.table[size]) <= 0.01 * mean:
+        size, newest = SIZES[min(bisect_left(SIZES, rows), len(SIZES) - 1)], (seconds, min(rows, SIZES[-1]))
+        older, newer = self._last.get(size, (newest, newest))
+        self._last[size] = newer, newest
+        typical, of_rows = sorted((older, newer, newest))[1]
+        if size in self._means:
+            rows_before, before = self._means[size]
+            mean = rows_before + WEIGHT * (of_rows - rows_before), before + WEIGHT * (typical - before)
+        else:
+            mean = float(of_rows), typical
+        self._means[size] = mean
+        if abs(mean[1] - self._between(mean[0])) <= 0.01 * mean[1]:
             return False
         self.table = self._tabulate()
         return True
@@ -126,18 +136,29 @@ class Times:
     def seconds(self, rows: int) -> float:
         return self.table[rows] if rows < len(self.table) else self.table[-1]
 
+    def _between(self, rows: float) -> float:
+        """The table's seconds for a mean number of rows. Asked for every batch of every stage."""
+        below = int(rows)
+        above = min(below + 1, len(self.table) - 1)
+        return self.table[below] + (rows - below) * (self.table[above] - self.table[below])
+
     def _tabulate(self) -> list[float]:
         """Straight lines between all sizes, the unknown ones at their lower bound."""
         known = sorted(self._means)
+        sizes: list[float] = []
         times: list[float] = []
         for size in SIZES:
             after = bisect_left(known, size)
-            least = times[-1] if times else 0.0
+            least, rows = times[-1] if times else 0.0, float(size)
             if after < len(known):
-                share = size / known[after]
-                least = max(least, self._means[known[after]] * (share if after else (1 + share) / 2))
+                of_rows, seconds = self._means[known[after]]
+                if known[after] == size:
+                    rows = of_rows
+                share = rows / of_rows
+                least = max(least, seconds * (share if after else (1 + share) / 2))
+            sizes.append(rows)
             times.append(least)
-        return [float(seconds) for seconds in np.interp(range(SIZES[-1] + 1), SIZES, times)]
+        return [float(seconds) for seconds in np.interp(range(SIZES[-1] + 1), sizes, times)]
 
 
 class LinkTimes:
@@ -218,6 +239,29 @@ class PipelineTimes:
         return found
 
 
+class Load:
+    """What there is to do besides the request that a strategy is asked about, while a batch or a round is composed."""
+
+    def __init__(self) -> None:
+        self.requests = 1
+        """That decode, this one included."""
+        self.rows = 0
+        """In the batch already."""
+        self.worth = 0.0
+        """Tokens that are expected of these rows."""
+        self.asked = 0
+        """Nodes that the drafter is to be asked about already."""
+
+    def begin(self, requests: int) -> None:
+        """A batch, or a round of the drafter, is composed anew, for so many requests that decode."""
+        self.requests, self.rows, self.worth, self.asked = requests, 0, 0.0, 0
+
+    def add(self, tree: TokenTree, rows: Sequence[Node]) -> None:
+        """These rows of a request are in the batch."""
+        self.rows += len(rows)
+        self.worth += sum(math.exp(node.score - tree.root.score) for node in rows)
+
+
 class Experience:
     """All of it, for one engine; every request's strategy sees the same."""
 
@@ -228,6 +272,7 @@ class Experience:
         """Of what it says later: it knows more then, and the same confidence means something else."""
         self.pipeline = PipelineTimes()
         self.drafter = Times()
+        self.load = Load()
         self.miss_rate = 0.5
         """Share of the target's tokens that no child of the root carried; a running mean."""
         self.turned = 0.0

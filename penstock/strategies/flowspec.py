@@ -65,6 +65,7 @@ class FlowSpec:
         self.expansion_depth = expansion_depth
         self.expand = expand
         self.score_order = score_order
+        self._tree: TokenTree | None = None
         self._root: Node | None = None
         self._segments: deque[list[Node]] = deque()
         self._queued: set[int] = set()
@@ -86,18 +87,22 @@ class FlowSpec:
         self._follow(tree)
         return bool(self._segments)
 
+    def rides(self, tree: TokenTree) -> bool:
+        return False
+
     def enter(self, tree: TokenTree) -> list[Node]:
         segment = self._segments.popleft()
         self._queued.difference_update(node.id for node in segment)
         return segment
 
     def _follow(self, tree: TokenTree) -> None:
-        """Take in what has happened: another root, pruned segments, the drafter's answers."""
+        """Take in what has happened: another tree or root, pruned segments, the drafter's answers."""
+        begun, self._tree = tree is not self._tree, tree  # a root that enters with the prompt was in no tree before
         moved, self._root = tree.root is not self._root, tree.root
         if moved or (self._segments and self._segments[0][0].entered):
             self._drop()
         if moved:
-            if not self._is_in_tree(tree.root):
+            if begun or not self._is_in_tree(tree.root):
                 self._grow_from(tree.root, self.depth, Growth.ROUND)
             elif self.expand:
                 self._grow_from(tree.root, self.expansion_depth, Growth.CONTEXT)

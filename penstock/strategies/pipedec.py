@@ -35,6 +35,9 @@ class PipeDec:
         shallow = frontier[0].position - tree.root.position + 1 < self.depth
         return shallow and tree.room > 0 and any(has_candidates(node) for node in frontier)
 
+    def rides(self, tree: TokenTree) -> bool:
+        return False
+
     def enter(self, tree: TokenTree) -> list[Node]:
         if not tree.root.entered:
             return [tree.root]

@@ -29,6 +29,9 @@ class StaticTree:
     def ready(self, tree: TokenTree) -> bool:
         return not tree.root.entered and not self._grow(tree)
 
+    def rides(self, tree: TokenTree) -> bool:
+        return False
+
     def enter(self, tree: TokenTree) -> list[Node]:
         drafted = list(tree.nodes())[1:]
         rest = best_candidates([tree.root, *drafted], min(self.size, tree.room))

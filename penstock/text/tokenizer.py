@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,14 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return len(self._inner)
+
+    def serialized(self) -> str:
+        """The tokenizer as the JSON of tokenizer.json, added tokens included, without padding and truncation."""
+        backend = copy(self._backend)
+        backend.no_padding()
+        backend.no_truncation()
+        text: str = backend.to_str()
+        return text
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Raises RequestError for text that is not Unicode (a lone surrogate, as JSON can carry it)."""
@@ -70,10 +80,41 @@ class Tokenizer:
         """
         return self.encode(self.render(messages, add_generation_prompt), add_special_tokens=False)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
-        """A conversation as text in the checkpoint's own format. Raises as ``apply_chat_template`` does."""
-        text: str = self._templated(messages, add_generation_prompt=add_generation_prompt, tokenize=False)
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A conversation as text in the checkpoint's own format. Raises as ``apply_chat_template`` does.
+
+        ``tools`` are described to the model where the template ``takes_tools``; ``options`` are further variables of
+        the template (``chat_template_kwargs``).
+        """
+        for name in options or ():
+            if name in inspect.signature(self._inner.apply_chat_template).parameters:
+                raise RequestError(f"chat_template_kwargs.{name} is no variable of the chat template; remove it")
+        given = {**(options or {}), "tools": tools, "add_generation_prompt": add_generation_prompt}
+        text: str = self._templated(messages, tokenize=False, **given)
         return text
+
+    @property
+    def tool_template(self) -> str | None:
+        """The chat template (Jinja) that is used where there are tools; a checkpoint may have one of its own."""
+        return None if self._inner.chat_template is None else str(self._inner.get_chat_template(tools=[]))
+
+    def use_chat_template(self, template: str) -> None:
+        """Use ``template`` (Jinja) in place of the checkpoint's own. Raises ConfigError if it is none."""
+        from jinja2 import TemplateSyntaxError
+
+        self._inner.chat_template = template
+        try:
+            self.render([{"role": "user", "content": "a"}], True)
+        except RequestError as error:
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                raise ConfigError(f"chat_template is not a Jinja template: {error.__cause__}") from error
 
     @property
     def marks_answers(self) -> bool:

@@ -120,16 +120,19 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding_at_every_temperature(
         prompt = PROMPTS[0]
         drafter = SyntheticDrafter([0.6, 0.75, 0.85], VOCAB, 1, lambda request: plain[request.sampling.temperature])
         engine = InProcessEngine(make_checkpoint(tmp_path, architecture), 3, drafter)
+
+    def ask(sampling: Sampling, make: int) -> Request:
+        return engine.submit(prompt, sampling, TOKENS, strategies(3, engine.loop.experience)[make])
+
     for make in range(len(strategies(3, engine.loop.experience))):
-        requests = [
-            engine.submit(prompt, sampling, TOKENS, strategies(3, engine.loop.experience)[make])
-            for sampling in TEMPERATURES
-        ]
+        together = [ask(sampling, make) for sampling in TEMPERATURES]
         engine.run()
-        for request in requests:
-            expected = plain.setdefault(request.sampling.temperature, tokens_of(request))
-            assert tokens_of(request) == expected
-            assert make == 0 or request.metrics.accepted > 0, "nothing was speculated"
+        for request in together:
+            assert tokens_of(request) == plain.setdefault(request.sampling.temperature, tokens_of(request))
+            alone = ask(request.sampling, make)
+            engine.run()
+            assert tokens_of(alone) == tokens_of(request)
+            assert make == 0 or alone.metrics.accepted > 0, "nothing was speculated"
     assert len({tuple(tokens) for tokens in plain.values()}) == len(TEMPERATURES), "each says something of its own"
 
 

@@ -88,7 +88,9 @@ def test_every_place_gives_plain_decodings_tokens_and_its_device_one_pass_at_a_t
     speculation = {"method": "eagle3", "model": str(draft), "width": 6, "children": 3}
     options: dict[str, Any] = {"max_model_len": 128, "prefill_chunk": 8, "skip_tokenizer_init": True}
     params = SamplingParams(seed=3, max_tokens=TOKENS, ignore_eos=True)
-    with LLM(str(target), cluster=cluster, speculative_config=speculation, **options) as llm:
+    with LLM(
+        str(target), cluster=cluster, speculative_config=speculation, enable_prefix_caching=False, **options
+    ) as llm:
         prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         plain = llm.run(prompts, [params] * len(prompts), None)
         writer = trace_writer(llm.setup, llm.drafter)

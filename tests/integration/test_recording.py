@@ -21,9 +21,9 @@ from penstock.bench.record import check_alike, check_record, record
 from penstock.config import FieldError, SpeculativeConfig
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
 from penstock.drafters.base import Draft
-from penstock.engine.llm import sampling_of
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions, Resolved, resolve_options
+from penstock.engine.sampling import sampling_of
 from penstock.messages import Sampling
 from penstock.models import stage_model
 from penstock.models.checkpoint import Checkpoint

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 import penstock
 from penstock import PipelineError, cli, generate
+from penstock.clients.api import Server
 from penstock.config import SpeculativeConfig
 
 DEMO_DRAFT = SpeculativeConfig(method="draft_model", model="demo")
@@ -174,6 +175,55 @@ def test_bench_refuses_another_bandwidth_where_nothing_is_emulated(flags: list[s
     assert words in result.stderr
 
 
+def test_bench_serve_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.bench.serving import command
+
+    seen: list[command.ServingOptions] = []
+    monkeypatch.setattr(command, "run_bench_serve", seen.append)
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    flags = [
+        "--url",
+        "http://a:1",
+        "--model",
+        "m",
+        "--endpoint",
+        "chat",
+        "--request-rate",
+        "2.5",
+        "--burstiness",
+        "0.5",
+    ]
+    flags += ["--concurrency", "1,2", "--num-prompts", "9", "--num-warmups", "0", "--dataset", "a.jsonl", "--seed", "3"]
+    flags += ["--output-len", "7", "--temperature", "0.6", "--ignore-eos", "--goodput", "ttft:500", "--json", "a.json"]
+    assert invoke("bench", "serve", *flags).exit_code == 0
+    assert seen[0] == command.ServingOptions(
+        server=Server(url="http://a:1/v1"),
+        model="m",
+        endpoint="chat",
+        request_rate=2.5,
+        burstiness=0.5,
+        concurrency=(1, 2),
+        num_prompts=9,
+        num_warmups=0,
+        dataset=Path("a.jsonl"),
+        output_len=7,
+        seed=3,
+        temperature=0.6,
+        ignore_eos=True,
+        goodput={"ttft": 500.0},
+        json=Path("a.json"),
+    )
+    assert invoke("bench", "serve", "--request-rate", "inf", "--api-key", "k").exit_code == 0
+    assert seen[1] == command.ServingOptions(server=Server(api_key="k"))
+
+
+@pytest.mark.parametrize("command", [["bench", "serve"], ["chat"]])
+def test_a_wrong_address_is_refused(command: list[str]) -> None:
+    result = invoke(*command, "--url", "localhost:8000")
+    assert result.exit_code == 2
+    assert "url is 'localhost:8000'; it has to begin with http://" in result.stderr
+
+
 def test_simulate_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.bench import simulate
 
@@ -215,7 +265,11 @@ def test_simulate_refuses_what_it_cannot_simulate(flags: list[str], words: str) 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], *([name, "--help"] for name in ("generate", "demo", "bench", "simulate", "compare", "trace"))],
+    [
+        ["--help"],
+        ["bench", "serve", "--help"],
+        *([name, "--help"] for name in ("generate", "demo", "bench", "chat", "simulate", "compare", "trace")),
+    ],
 )
 def test_help(arguments: list[str]) -> None:
     assert invoke(*arguments).exit_code == 0

@@ -33,10 +33,12 @@ LAYERS = [
     "acceptance",
     "trace",
     "simulator",
+    "clients",
     "bench",
     "trainer",
     "generate",
     "demo",
+    "server",
     "cli",
 ]
 """A module may import its own line and those above."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.messages import Candidates, Sampling
 from penstock.models.speculators.reader import FeatureReader
+from penstock.stage.processors import contexts_of
 from penstock.stage.sampler import rank_candidates
 from penstock.stage.visibility import BatchView
 
@@ -50,7 +51,8 @@ class MedusaStage(FeatureReader):
             rows, slots, of_rows = zip(*asked, strict=True)
             logits_nV = self.module.head_logits(head, self.store.states(np.array(slots)))
             positions, nodes = view.positions[list(rows)] + 1, view.nodes[list(rows)]
-            answers += rank_candidates(logits_nV, of_rows, positions.tolist(), nodes.tolist(), count)
+            contexts = contexts_of(view, rows, of_rows, self.grammars)
+            answers += rank_candidates(logits_nV, of_rows, positions.tolist(), nodes.tolist(), count, contexts)
         return answers
 
     def _source(self, slot: int) -> tuple[int, int]:

@@ -15,12 +15,17 @@ from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
 from penstock.models.loader import DTYPES
 from penstock.models.packing import weight_bytes
 from penstock.models.speculators.features import FeatureStore
+from penstock.stage.grammar import Grammars
+from penstock.stage.processors import contexts_of
 from penstock.stage.sampler import rank_candidates
 from penstock.stage.visibility import BatchView
 
 
 class FeatureReader:
     """Part of ``stage.core.Layers``, and all of ``Reader``, for a module that reads states of ``width`` values each."""
+
+    grammars: Grammars | None = None
+    """Over the target's tokenizer; None where no request is going to have one."""
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
         self.module = module
@@ -87,4 +92,5 @@ class AttendingReader(FeatureReader):
         """``count`` noise-ranked candidates after each row in ``wanted``."""
         positions, nodes = view.positions[list(wanted)] + 1, view.nodes[list(wanted)]
         logits_nV = self.module.logits(hidden[list(wanted)])
-        return rank_candidates(logits_nV, samplings, positions.tolist(), nodes.tolist(), count)
+        contexts = contexts_of(view, wanted, samplings, self.grammars)
+        return rank_candidates(logits_nV, samplings, positions.tolist(), nodes.tolist(), count, contexts)

@@ -12,6 +12,7 @@ from penstock.models.speculators.loader import load_speculator
 from penstock.models.speculators.medusa_stage import MedusaStage
 from penstock.models.speculators.reader import FeatureReader
 from penstock.models.speculators.spd_stage import SpdStage
+from penstock.models.stage_model import grammars_of
 
 STAGES: Final[dict[Kind, type[FeatureReader]]] = {
     "eagle": EagleStage,
@@ -30,4 +31,6 @@ def load_speculator_stage(path: str, target: str, *, capacity: int, dtype: str, 
     model = open_checkpoint(target)
     checkpoint = open_speculator(path, model)
     module = load_speculator(checkpoint, model, dtype, device)
-    return STAGES[checkpoint.kind](module, checkpoint.reads, model.hidden_size, capacity, dtype, device)
+    stage = STAGES[checkpoint.kind](module, checkpoint.reads, model.hidden_size, capacity, dtype, device)
+    stage.grammars = grammars_of(model)
+    return stage

@@ -27,7 +27,7 @@ from tests.histories import Collected
 
 def make_request(prompt: list[int], number: int = 0) -> Request:
     request = Request(number, prompt, Sampling(seed=number), 50, frozenset(), Autoregressive(), Collected())
-    request.start(Nodes(SlotPool(200, 200)))
+    request.fill(Nodes(SlotPool(200, 200)), len(prompt))
     return request
 
 

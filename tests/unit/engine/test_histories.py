@@ -43,3 +43,14 @@ def noting(correct: Callable[..., None], corrected: list[Node]) -> Callable[...,
 def test_any_history(rng: random.Random) -> None:
     """Hypothesis chooses every draw itself, so a failure is reported as a short history."""
     History(rng).run()
+
+
+def test_histories_share_and_preempt() -> None:
+    """Or they would say nothing of it."""
+    cached = preempted = seed = 0
+    while min(cached, preempted) < 3:
+        history, seed = History(random.Random(seed)), seed + 1
+        history.run()
+        cached += sum(request.cached > 0 for request in history.requests)
+        preempted += len(history.preempted)
+        assert seed < 200

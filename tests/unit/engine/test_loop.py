@@ -8,18 +8,19 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from penstock.cluster.timing import DeviceTiming, StageTiming
-from penstock.core import PenstockError
+from penstock.core import FinishReason, PenstockError
 from penstock.drafters.base import Ask, Draft
 from penstock.drafters.instant import InstantDrafter
-from penstock.engine.loop import EngineLoop
+from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Sampling
+from penstock.messages import Pick, Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
+from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
 from penstock.strategies.experience import Experience
@@ -45,7 +46,7 @@ def test_a_drafter_that_is_not_busy_is_not_due() -> None:
     clock, pool, drafter = VirtualClock(), SlotPool(40, 20), Rowless()
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
     pipeline = InProcessPipeline([StageDriver(0, core, clock.now)], clock)
-    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 1, 8, 1, 40), clock)
+    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 8, 1, 40), clock)
     loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 2, 2), Collected()))
     while loop.busy:
         loop.step()
@@ -58,7 +59,7 @@ def test_an_experience_is_changed_while_idle_only_and_left_as_it_was() -> None:
     second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
     pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
-    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 1, 8, 1, 40), clock)
+    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 8, 1, 40), clock)
     first, other = loop.experience, Experience()
     loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 2, 2), Collected()))
     loop.step()
@@ -98,7 +99,7 @@ def test_what_is_asked_about_before_it_enters_is_asked_about_again_once_it_has()
     second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
     cores = [StageCore(HashLayers(i, pool.total, 4), pool.total, is_last=i == 2) for i in range(3)]
     pipeline = InProcessPipeline([StageDriver(i, core, clock.now, second) for i, core in enumerate(cores)], clock)
-    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 3, 8, 1, 40), clock)
+    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 8, 1, 40), clock)
     loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 1, 1), Collected()))
     while not drafter.answered:
         loop.step()
@@ -132,7 +133,7 @@ def drafted_again(drafter: Repeating, make: Callable[[Experience], Strategy]) ->
     second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
     pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
-    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 1, 8, 1, 60), clock)
+    loop = EngineLoop(pipeline, drafter, Scheduler(pool, 8, 1, 60), clock)
     loop.add(Request(0, [1, 2, 3], Sampling(), 20, frozenset(), make(loop.experience), Collected()))
     while loop.busy:
         loop.step()
@@ -169,3 +170,77 @@ def test_an_answer_stands_where_the_drafter_comes_back_with_nothing(again: list[
 
 def test_the_loop_forgets_whom_it_has_asked_about() -> None:
     assert not drafted_again(Repeating(SECOND), lambda experience: Continuous(experience, 2, 2))._asked
+
+
+def run(loop: EngineLoop) -> None:
+    while loop.busy:
+        loop.step()
+
+
+class Broken(Collected):
+    """An output that fails, and fails again when it is told of its end."""
+
+    def append(self, pick: Pick, at: float) -> FinishReason | None:
+        raise ValueError("no such character")
+
+    def finish(self, reason: FinishReason, at: float) -> None:
+        raise ValueError("no such character")
+
+
+class Ends(Observer):
+    """Notes who has ended, and fails at the first."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[int, FinishReason] = {}
+
+    def finished(self, request: Request, reason: FinishReason, at: float) -> None:
+        self.reasons[request.number] = reason
+        if len(self.reasons) == 1:
+            raise ValueError("no such request")
+
+
+def test_whatever_ends_the_loop_every_request_has_its_reply() -> None:
+    clock, pool, ends = VirtualClock(), SlotPool(90, 0), Ends()
+    core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
+    pipeline = InProcessPipeline([StageDriver(0, core, clock.now)], clock)
+    loop = EngineLoop(pipeline, None, Scheduler(pool, 8, 2, 40), clock, [ends])
+    outputs = [Broken(), Collected(), Collected()]
+    for number, output in enumerate(outputs):
+        loop.add(Request(number, [1, 2, 3], Sampling(), 10, frozenset(), Autoregressive(), output))
+    with pytest.raises(ValueError, match="no such character"):
+        run(loop)
+    assert [output.reasons for output in outputs[1:]] == [[FinishReason.ERROR]] * 2
+    assert ends.reasons == dict.fromkeys(range(3), FinishReason.ERROR)
+    assert not loop.scheduler.running
+    assert not loop.scheduler.waiting
+    assert loop.ended == "ValueError: no such character"
+
+
+def test_an_observer_that_fails_at_a_requests_end_does_not_keep_its_reply() -> None:
+    clock, pool = VirtualClock(), SlotPool(90, 0)
+    core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
+    pipeline = InProcessPipeline([StageDriver(0, core, clock.now)], clock)
+    loop, output = EngineLoop(pipeline, None, Scheduler(pool, 8, 2, 40), clock, [Ends()]), Collected()
+    loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), Autoregressive(), output))
+    with pytest.raises(ValueError, match="no such request"):
+        run(loop)
+    assert output.reasons == [FinishReason.LENGTH]
+
+
+def test_a_request_that_comes_between_two_steps_enters_at_once() -> None:
+    """Not with the next result: the first stage is free."""
+    clock, pool = VirtualClock(), SlotPool(80, 20)
+    times = [StageTiming(devices=(DeviceTiming(seconds, 0.0, 0.0),)) for seconds in (1.0, 100.0)]
+    cores = [StageCore(HashLayers(stage, pool.total, 4), pool.total, is_last=stage == 1) for stage in range(2)]
+    drivers = [StageDriver(i, core, clock.now, time) for i, (core, time) in enumerate(zip(cores, times, strict=True))]
+    loop = EngineLoop(InProcessPipeline(drivers, clock), None, Scheduler(pool, 8, 2, 40), clock)
+    first, second = (
+        Request(number, [1, 2, 3], Sampling(), 2, frozenset(), Autoregressive(), Collected()) for number in range(2)
+    )
+    loop.add(first)
+    while clock.now() < 1.0:
+        loop.step()
+    loop.add(second)
+    loop.step()
+    assert second.certain
+    assert clock.now() < 100.0

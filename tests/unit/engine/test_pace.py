@@ -55,3 +55,32 @@ def test_while_nothing_is_known_one_for_each_stage_is_in_flight() -> None:
     pace.entered(1.0, 1)
     assert not pace.holds(1.0, STAGES - 1)
     assert pace.holds(1.0, STAGES)
+
+
+@pytest.mark.parametrize(("per_row", "batches"), [(0.0, STAGES), (STEP, STAGES)])
+def test_where_many_run_a_batch_for_each_stage_is_in_flight(per_row: float, batches: int) -> None:
+    experience = Experience()
+    for rows in (1, 2, 4, 8):
+        seconds = STEP + per_row * rows
+        ends = [seconds * i for i in range(STAGES + 1)]
+        for _ in range(3):
+            experience.pipeline.learn([Span(i, ends[i], ends[i], ends[i + 1], 0.0, 0.0, rows) for i in range(STAGES)])
+    pace = Pace(experience, STAGES)
+    pace.entered(1.0, 1)
+    assert pace.batches(16) == batches
+
+
+def test_a_trip_that_is_a_little_longer_than_the_stages_is_no_reason_for_smaller_batches() -> None:
+    """Where rows cost nothing: five batches of four instead of four of five would bring a fifth less."""
+    experience, link = Experience(), 0.02 * STEP
+    starts = [(STEP + link) * i for i in range(STAGES)]
+    experience.pipeline.learn([Span(i, at, at, at + STEP, 0.0, 0.0, 1) for i, at in enumerate(starts)])
+    pace = Pace(experience, STAGES)
+    pace.entered(1.0, 1)
+    assert pace.holds(2.0, STAGES + 1 + SPARE)
+    assert not pace.holds(2.0, STAGES + SPARE)
+    assert pace.batches(20) == STAGES
+
+
+def test_while_nothing_is_known_many_requests_have_a_batch_for_each_stage() -> None:
+    assert Pace(Experience(), STAGES).batches(16) == STAGES

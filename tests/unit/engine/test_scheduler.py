@@ -8,8 +8,9 @@ import pytest
 
 from penstock.core import RequestError
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Sampling
-from penstock.requests.request import Nodes, Request
+from penstock.messages import Sampling, Span
+from penstock.requests.feed import Feed
+from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
@@ -33,6 +34,9 @@ class Willing:
     def ready(self, tree: TokenTree) -> bool:
         return True
 
+    def rides(self, tree: TokenTree) -> bool:
+        return False
+
     def enter(self, tree: TokenTree) -> list[Node]:
         return [tree.root]
 
@@ -41,22 +45,31 @@ def request(number: int, strategy: Strategy, prompt: int = 1) -> Request:
     return Request(number, [0] * prompt, Sampling(), 4, frozenset(), strategy, Collected())
 
 
-def running(*strategies: Strategy, stages: int = 1, prompt: int = 1, prefilled: bool = True) -> Scheduler:
+def running(*strategies: Strategy, prompt: int = 1, prefilled: bool = True) -> Scheduler:
     """One request for each strategy, admitted; the root has entered with the prompt where that is done."""
-    pool = SlotPool(200, 20)
-    scheduler, nodes = Scheduler(pool, stages, 4, 20, 100), Nodes(pool)
+    scheduler = Scheduler(SlotPool(200, 20), 4, 20, 100)
     for number, strategy in enumerate(strategies):
         scheduler.add(request(number, strategy, prompt))
     for admitted in scheduler.admit():
-        admitted.start(nodes)
         if prefilled:
-            admitted.entered = prompt
+            admitted.fill(scheduler.nodes, prompt)
             admitted.tree.root.entered = True
     return scheduler
 
 
-def served(scheduler: Scheduler, held: bool = False) -> list[int]:
-    return [request.number for request, _ in scheduler.compose(held)]
+def served(scheduler: Scheduler, held: bool = False, batches: int = 1) -> list[int]:
+    return [request.number for request, _ in scheduler.compose(Experience(), batches, held)]
+
+
+def test_no_more_run_than_may_also_where_many_come_at_once() -> None:
+    scheduler = Scheduler(SlotPool(200, 20), 4, max_running=3, max_model_len=100)
+    for number in range(5):
+        scheduler.add(request(number, Willing(paced=False)))
+    assert [one.number for one in scheduler.admit()] == [0, 1, 2]
+    assert scheduler.admit() == []
+    scheduler.remove(scheduler.running[1])
+    assert [one.number for one in scheduler.admit()] == [3]
+    assert [one.number for one in scheduler.running] == [0, 2, 3]
 
 
 def test_while_held_paced_strategies_wait_and_others_do_not() -> None:
@@ -74,14 +87,14 @@ def test_while_held_a_root_that_has_yet_to_enter_does_not_wait() -> None:
 
 def test_while_held_a_prompt_goes_on() -> None:
     scheduler = running(Willing(paced=True), prompt=6, prefilled=False)
-    assert [len(nodes) for _, nodes in scheduler.compose(held=True)] == [4]
-    assert [len(nodes) for _, nodes in scheduler.compose(held=True)] == [2]
+    assert [len(nodes) for _, nodes in scheduler.compose(Experience(), 1, held=True)] == [4]
+    assert [len(nodes) for _, nodes in scheduler.compose(Experience(), 1, held=True)] == [2]
 
 
 def test_requests_take_turns_and_spread_over_the_stages() -> None:
-    scheduler = running(*[Willing(paced=False)] * 5, stages=2)
-    assert served(scheduler) == [0, 1, 2]
-    assert served(scheduler) == [3, 4, 0]
+    scheduler = running(*[Willing(paced=False)] * 5)
+    assert served(scheduler, batches=2) == [0, 1, 2]
+    assert served(scheduler, batches=2) == [3, 4, 0]
 
 
 @pytest.mark.parametrize("make", [lambda: PipeDec(4, 2, 2), lambda: Continuous(Experience(), 2, 2)])
@@ -93,20 +106,103 @@ def test_the_last_speculative_slot_goes_to_the_first_in_turn(make: Callable[[], 
         request.tree.root.candidates = [(7, -0.1)]
     while scheduler.pool.room > 1:
         scheduler.pool.take_speculative()
-    assert [(request.number, len(nodes)) for request, nodes in scheduler.compose()] == [(0, 1)]
+    assert [(request.number, len(nodes)) for request, nodes in scheduler.compose(Experience(), 1)] == [(0, 1)]
     assert scheduler.pool.room == 0
     assert [request.number for request in scheduler.running] == [1, 0]
-    assert scheduler.compose() == []
+    assert scheduler.compose(Experience(), 1) == []
+
+
+def test_drafted_rows_ride_along_where_rows_cost_nothing() -> None:
+    """Beside another's root, whether their own batch would be held or not; and not where they are not worth it."""
+    for second, rows in [(1.0, [(0, 1), (1, 1)]), (9.0, [(0, 1)])]:
+        experience = Experience()
+        for size, seconds in ((1, 1.0), (2, second)):
+            for _ in range(3):
+                experience.pipeline.learn([Span(0, 0.0, 0.0, seconds, 0.0, 0.0, size)])
+        scheduler = running(Willing(paced=True), Continuous(experience, 1, 2))
+        first, drafted = scheduler.running
+        first.tree.root.entered = False
+        drafted.strategy.ask(drafted.tree)
+        drafted.tree.root.candidates = [(7, -0.1)]
+        entries = scheduler.compose(experience, 2, held=True)
+        assert [(request.number, len(nodes)) for request, nodes in entries] == rows
 
 
 def test_a_held_request_keeps_its_place_in_the_queue() -> None:
-    scheduler = running(Willing(paced=True), Willing(paced=False), Willing(paced=False), stages=3)
-    assert served(scheduler, held=True) == [1]
-    assert served(scheduler) == [0]
+    scheduler = running(Willing(paced=True), Willing(paced=False), Willing(paced=False))
+    assert served(scheduler, held=True, batches=3) == [1]
+    assert served(scheduler, batches=3) == [0]
+
+
+def test_where_many_run_a_batch_takes_as_many_as_keep_every_stage_busy() -> None:
+    """Also when only some are ready: the others are on their way, and the next batch is for those behind them."""
+    scheduler = running(*[Willing(paced=True)] * 4, *[Willing(paced=False)] * 4)
+    assert served(scheduler, held=True, batches=4) == [4, 5]
+
+
+def test_certain_tokens_go_before_drafted_ones() -> None:
+    scheduler = running(*[Willing(paced=False)] * 3)
+    scheduler.running[2].tree.root.entered = False
+    assert served(scheduler, batches=3) == [2]
+
+
+def test_a_chunk_shrinks_beside_requests_that_decode() -> None:
+    """So that the slowest stage takes at most so many times as long as without it."""
+    experience = Experience()
+    for rows in (1, 16, 32, 64, 128):
+        for _ in range(3):
+            experience.pipeline.learn([Span(0, 0.0, 0.0, 1.0 + rows / 32, 0.0, 0.0, rows)])
+    for stretch, rows in [(1.0, 16), (2.0, 32), (3.0, 64), (9.0, 128)]:
+        scheduler = Scheduler(SlotPool(4000, 20), 128, 20, 4000, prefill_stretch=stretch)
+        for number, length in enumerate((1, 2000)):
+            scheduler.add(request(number, Willing(paced=False), length))
+        first, _ = scheduler.admit()
+        first.fill(scheduler.nodes, 1)
+        assert [len(nodes) for _, nodes in scheduler.compose(experience, 1)] == [1, rows]
+
+
+def test_prompts_share_a_chunk() -> None:
+    scheduler = Scheduler(SlotPool(4000, 20), 128, 20, 4000)
+    for number in range(4):
+        scheduler.add(request(number, Willing(paced=False), 40))
+    scheduler.admit()
+    scheduler.pool.sharing = False
+    assert [len(nodes) for _, nodes in scheduler.compose(Experience(), 1)] == [40, 40, 40, 8]
+
+
+def test_a_prompt_that_another_computes_is_not_computed_again() -> None:
+    """The second of two alike goes on behind what the first has entered, and the other way round."""
+    scheduler = Scheduler(SlotPool(400, 20), 16, 20, 400)
+    first, second = (request(number, Willing(paced=False), 50) for number in range(2))
+    feed, rows = Feed(), []
+    scheduler.add(first)
+    scheduler.add(second)
+    scheduler.admit()
+    while first.prefilling or second.prefilling:
+        entries = scheduler.compose(Experience(), 1)
+        feed.batch(entries, set())
+        rows += [node.position for _, nodes in entries for node in nodes]
+        for one, _ in entries:
+            scheduler.share(one, feed.prefix(one))
+    assert sorted(rows) == sorted([*range(48), 48, 48, 49, 49])
+    assert [node.slot for node in first.certain[:48]] == [node.slot for node in second.certain[:48]]
+    scheduler.pool.audit(4, 0)
+
+
+def test_the_first_to_give_way_is_the_least_important_and_the_last_to_come() -> None:
+    scheduler = Scheduler(SlotPool(400, 20), 16, 20, 400)
+    for number, priority in enumerate((0, 1, 1, 0)):
+        scheduler.add(Request(number, [0], Sampling(), 4, frozenset(), Willing(False), Collected(), priority))
+    scheduler.admit()
+    victims = []
+    while scheduler.running:
+        victims.append(scheduler.victim())
+        scheduler.remove(victims[-1])
+    assert [victim.number for victim in victims] == [2, 1, 3, 0]
 
 
 def test_a_request_that_cannot_run_is_refused() -> None:
-    scheduler = Scheduler(SlotPool(200, 20), 1, 4, 20, 100)
+    scheduler = Scheduler(SlotPool(200, 20), 4, 20, 100)
     with pytest.raises(RequestError, match="empty"):
         scheduler.add(request(0, Willing(False), prompt=0))
     with pytest.raises(RequestError, match="max_model_len 100"):

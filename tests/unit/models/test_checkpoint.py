@@ -42,6 +42,15 @@ def test_generation_config_gives_eos_and_sampling(tmp_path: Path, folder: Path, 
     assert (checkpoint.sampling_defaults.get("temperature"), checkpoint.sampling_defaults.get("top_k")) == sampling
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+def test_generation_config_gives_the_repetition_penalty(tmp_path: Path, folder: Path, greedy: bool) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    generation = {"do_sample": not greedy, "temperature": 0.6, "repetition_penalty": 1.05}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    expected = {"temperature": 0.0 if greedy else 0.6, "repetition_penalty": 1.05}
+    assert open_checkpoint(str(tmp_path)).sampling_defaults == expected
+
+
 def test_hub_ids_come_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "models--somebody--tiny" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +11,7 @@ from penstock.core import PenstockError
 from penstock.messages import NO_SLOT, Batch, Cancel, Candidates, Opened, Pick, Ready, Result, Rows, Sampling
 from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.clock import RealClock, VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Line, StageDriver
 from penstock.stage.visibility import ProtocolError
@@ -88,6 +89,13 @@ def test_the_first_stages_buffer_must_be_free() -> None:
     pipeline.submit(prompt(0, 0, PROMPT))
     with pytest.raises(PenstockError, match="before its buffer was free"):
         pipeline.submit(prompt(1, 1, PROMPT))
+
+
+def test_stages_beside_the_engine_are_heard_of_as_long_as_it_goes() -> None:
+    clock = VirtualClock()
+    pipeline = pipeline_of(3, clock)
+    clock.wait(7.0)
+    assert pipeline.heard == [7.0] * 3
 
 
 def test_close_may_be_called_twice() -> None:
@@ -168,5 +176,17 @@ def test_clocks() -> None:
     until = real.now() + 0.002
     real.wait(until)
     assert real.now() >= until
-    real.wait(None)
     real.wait(0.0)
+
+
+def test_a_wake_ends_the_wait_under_way_or_the_next_one_and_no_other() -> None:
+    host = InProcessHost(RealClock())
+    host.wake()
+    host.wait(None)
+    until = host.now() + 0.002
+    host.wait(until)
+    assert host.now() >= until
+    other = threading.Timer(0.01, host.wake)
+    other.start()
+    host.wait(None)
+    other.join()

@@ -17,6 +17,7 @@ from penstock.stage.visibility import ProtocolError, Visibility
 class Row:
     slot: int
     position: int
+    token: int
     parent: Row | None
     fed: bool = False
     children: list[Row] = field(default_factory=list)
@@ -25,6 +26,10 @@ class Row:
         """Slot to position, the row itself included."""
         own = {self.slot: self.position}
         return own if self.parent is None else {**self.parent.ancestors(), **own}
+
+    def path(self) -> list[int]:
+        """Token ids from the request's first to the row's own."""
+        return [*(self.parent.path() if self.parent else []), self.token]
 
 
 class Forest:
@@ -40,7 +45,7 @@ class Forest:
 
     def take(self, parent: Row | None) -> Row:
         slot = self.free.pop(self.rng.randrange(len(self.free)))
-        row = Row(slot, 0 if parent is None else parent.position + 1, parent)
+        row = Row(slot, 0 if parent is None else parent.position + 1, self.rng.randrange(9), parent)
         if parent is not None:
             parent.children.append(row)
         return row
@@ -90,7 +95,7 @@ class Forest:
             for row in entering:
                 row.fed = True
                 parent = NO_SLOT if row.parent is None else row.parent.slot
-                batch.rows.append(request, len(rows), row.slot, parent, row.position, 0)
+                batch.rows.append(request, len(rows), row.slot, parent, row.position, row.token)
                 rows.append(row)
             slots = [row.slot for row in certain[self.told[request] :]]
             if slots and self.rng.random() < 0.7:
@@ -109,6 +114,7 @@ def test_a_row_sees_its_ancestors_and_itself(rng: random.Random, capacity: int) 
         visibility.apply_header(batch)
         view = visibility.view(batch, batch.alive)
         assert len(view) == len(rows)
+        assert [view.path(i).tolist() for i in range(len(rows))] == [row.path() for row in rows]
         seen_rows = []
         for part in view.views:
             for line, index in enumerate(part.rows.tolist()):

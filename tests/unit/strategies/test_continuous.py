@@ -21,12 +21,12 @@ STEP = 0.010
 STAGES = 8
 
 
-def experienced(seconds: Callable[[int], float], stages: int = STAGES) -> Experience:
-    """Has seen stages that take so many seconds for so many rows, without links between them."""
+def experienced(seconds: Callable[[int], float], stages: int = STAGES, link: float = 0.0) -> Experience:
+    """Has seen stages that take so many seconds for so many rows, and ``link`` seconds a row between two of them."""
     experience = Experience()
     for rows in SIZES:
-        ends = [seconds(rows) * i for i in range(stages + 1)]
-        spans = [Span(i, ends[i], ends[i], ends[i + 1], 0.0, 0.0, rows) for i in range(stages)]
+        starts = [(seconds(rows) + link * rows) * i for i in range(stages)]
+        spans = [Span(i, starts[i], starts[i], starts[i] + seconds(rows), 0.0, 0.0, rows) for i in range(stages)]
         experience.pipeline.learn(spans)
     return experience
 
@@ -98,6 +98,18 @@ def test_rows_that_are_likely_enter_beyond_the_knee() -> None:
 def test_where_every_row_costs_as_much_as_the_first_only_one_enters() -> None:
     strategy = Continuous(experienced(linear), width=64, children=4)
     assert len(enter(strategy, drafted(strategy, [0.4, 0.3, 0.1, 0.1]))) == 1
+
+
+@pytest.mark.parametrize(("head", "requests", "count"), [(0.9, 1, 1), (0.02, 1, 21), (0.02, 16, 1)])
+def test_a_longer_way_costs_what_is_expected_of_the_batch_and_of_others_behind_it(
+    head: float, requests: int, count: int
+) -> None:
+    """Rows that make the way longer but no step may join a batch that hardly matters, unless it is in others' way."""
+    experience = experienced(flat, link=STEP / 50)
+    strategy = Continuous(experience, width=40, children=21)
+    tree = drafted(strategy, [head, *[0.02] * 20])
+    experience.load.begin(requests)
+    assert len(enter(strategy, tree)) == count
 
 
 def test_a_batch_waits_for_a_roots_result_that_is_due() -> None:

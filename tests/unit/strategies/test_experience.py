@@ -49,6 +49,13 @@ def test_an_over_or_underconfident_one_is_corrected_to_the_observed_share(right:
     assert corrected(taught(right)) == pytest.approx(right, rel=0.15)
 
 
+def test_a_nodes_best_candidate_is_calibrated_apart_from_others_that_are_as_confident() -> None:
+    rng, calibration, claimed = random.Random(0), Calibration(), [0.2, 0.2, 0.2]
+    for _ in range(4000):
+        calibration.learn(candidates(claimed), rng.choices([0, 1, 2, 9], [0.5, 0.1, 0.1, 0.3])[0])
+    assert corrected(calibration, claimed) == pytest.approx([0.5, 0.1, 0.1], rel=0.15)
+
+
 def test_an_always_wrong_drafters_scores_fall_with_every_hundred_decisions() -> None:
     shares = [corrected(taught([0.0, 0.0, 0.0], decisions))[0] for decisions in (0, 20, 100, 400, 1500)]
     assert shares == sorted(shares, reverse=True)

@@ -365,3 +365,13 @@ def test_a_round_stays_within_the_trees_room(room: int) -> None:
             run.enter()  # checks parents
     assert run.source.room >= 0
     assert run.tree.size <= room + 1
+
+
+def test_a_root_that_entered_with_the_prompt_before_anything_was_asked_begins_a_round() -> None:
+    """Not an expansion, and not nothing: without expansion the first tree would never grow. Nor does a second tree."""
+    strategy = FlowSpec(4, 20, 3, 5, 4, 3, expand=False, score_order=True)
+    for number in range(2):
+        tree = TokenTree(Node(100 * number + 1, 7, 0, 0, entered=True), Numbered())
+        assert strategy.ask(tree) == [tree.root]
+        tree.root.asked, tree.root.candidates = True, [(1, -0.1), (2, -0.5)]
+        assert [node.token for node in strategy.ask(tree)] == [1, 2]

@@ -1,0 +1,284 @@
+"""``AsyncLLM``: one engine on a thread of its own, for asyncio services. Shaped like vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.core import (
+    ConfigError,
+    PipelineError,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+)
+from penstock.engine.llm import LLM, Job, Prompt
+from penstock.engine.loop import Observer
+from penstock.engine.options import Resolved
+from penstock.engine.stats import Counters, EngineStats
+from penstock.engine.stream import News, RequestStream
+from penstock.pipeline.base import Host
+from penstock.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+HEALTH_TIMEOUT: Final = 10.0
+"""Seconds in which a token has to come, and within which one that came is proof enough."""
+PROBE_PRIORITY: Final = -(2**31)
+"""Of a request that asks for one token to see whether one can be had: before all others."""
+
+
+class QueueFull(RequestError):
+    """As many requests wait as may."""
+
+
+class AsyncLLM:
+    """One model over a pipeline of stage processes, stepped by a thread of its own.
+
+    Keyword arguments are ``LLM``'s, and ``max_queue``: how many requests may wait, None for any number. Everything but
+    ``stats`` is called on the thread of the event loop that was first used. Raises ConfigError before anything starts,
+    and PipelineError when a stage cannot be started.
+    """
+
+    def __init__(
+        self, model: str | Path = "demo", *, host: Host | None = None, max_queue: int | None = None, **options: Any
+    ) -> None:
+        config = options.get("speculative_config")
+        method = config.get("method") if isinstance(config, Mapping) else getattr(config, "method", None)
+        if method == "synthetic":
+            raise ConfigError("method 'synthetic' has to know every answer: it measures engines offline, with LLM")
+        self._llm = LLM(model, host=host, **options)
+        self._max_queue = max_queue
+        self._counters = Counters(self._llm.loop)
+        self._llm.observe(self._counters)
+        self._ids = itertools.count()
+        self._streams: dict[str, RequestStream] = {}
+        """By request id, those that have not finished here."""
+        self._published: dict[str, RequestStream] = {}
+        """The engine's thread's: those that have not finished there."""
+        self._commands: deque[Callable[[], None]] = deque()
+        self._probing: RequestStream | None = None
+        self._closing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------------ what users call
+
+    async def prepare(self, sampling_params: SamplingParams) -> None:
+        """Compile a new grammar, which can take seconds, beside the event loop: ``submit`` then finds it compiled.
+
+        Raises RequestError for one that cannot be used.
+        """
+        if sampling_params.structured_outputs is not None:
+            await asyncio.to_thread(self._llm.check, sampling_params)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        client: str = "",
+    ) -> RequestStream:
+        """Check a request and queue it. Call it on the event loop's thread, after ``prepare`` where it has a grammar.
+
+        ``priority``: lower ones are served earlier; ``client``: whose it is, for fair queueing. Raises RequestError for
+        a bad prompt or parameters and for a request that can never fit, QueueFull when too many wait, and
+        PipelineError when the engine has ended.
+        """
+        self._raise_if_ended()
+        job = self._llm.job(prompt, sampling_params, priority, client)
+        name = self._fresh_id() if request_id is None else request_id
+        if name in self._streams:
+            raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
+        waiting = sum(not stream.started for stream in self._streams.values())
+        if self._max_queue is not None and waiting >= self._max_queue:
+            raise QueueFull(f"{waiting} requests wait already, as many as may: try again later")
+        return self._queue(name, job)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the request with all so far whenever something is new. Leaving the iteration aborts the request."""
+        if sampling_params is not None:
+            await self.prepare(sampling_params)
+        stream = self.submit(prompt, sampling_params, request_id=request_id, priority=priority)
+        try:
+            async for _ in stream:
+                yield stream.output()
+        finally:
+            stream.abort()
+
+    def abort(self, request_id: str) -> None:
+        """End a request, if there is one of this name."""
+        if (stream := self._streams.get(request_id)) is not None:
+            stream.abort()
+
+    def numbers(self, request_id: str) -> list[int]:
+        """The numbers by which observers know a request under way, one per completion; none if there is no such."""
+        stream = self._streams.get(request_id)
+        return [] if stream is None else [request.number for request in stream.job.requests]
+
+    def stats(self) -> EngineStats:
+        """What the engine does and has done, as of now. Cheap; from any thread."""
+        return self._counters.stats()
+
+    async def check_health(self, timeout: float = HEALTH_TIMEOUT) -> None:
+        """Return if a token can be generated: one came within ``timeout`` seconds, or comes now.
+
+        Raises PipelineError naming the stage that is silent, or why the engine has ended.
+        """
+        self._raise_if_ended()
+        stats = self.stats()
+        silent = [i for i, heard in enumerate(stats.stage_heard_seconds_ago) if heard > timeout]
+        if silent:
+            heard = stats.stage_heard_seconds_ago[silent[0]]
+            raise PipelineError(f"stage {silent[0]} has not been heard of for {heard:.0f} s")
+        if stats.last_step_seconds_ago is not None and stats.last_step_seconds_ago < timeout:
+            return
+        try:
+            await asyncio.wait_for(self._probe(), timeout)
+        except TimeoutError:
+            raise PipelineError(f"no token came within {timeout:.0f} s") from None
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._llm.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return self._llm.get_default_sampling_params()
+
+    @property
+    def setup(self) -> Resolved:
+        return self._llm.setup
+
+    def observe(self, observer: Observer) -> None:
+        """Have ``observer`` watch every step from now on, on the engine's thread."""
+        self._command(lambda: self._llm.observe(observer))
+
+    async def drained(self) -> None:
+        """Return when no request is left."""
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """Abort what runs and stop every process. Safe to call twice; readers of what was aborted are told."""
+        self._closing = True
+        self._command(lambda: None)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._llm.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    # --------------------------------------------------------------------------------------------------- inside
+
+    def _queue(self, name: str, job: Job) -> RequestStream:
+        self._events = asyncio.get_running_loop()
+        stream = RequestStream(name, job, self._abort)
+        self._streams[name] = stream
+        self._idle.clear()
+        self._command(lambda: self._start(stream))
+        return stream
+
+    def _fresh_id(self) -> str:
+        """One that no request under way has, whatever users call theirs."""
+        return next(name for number in self._ids if (name := f"request-{number}") not in self._streams)
+
+    async def _probe(self) -> None:
+        """Have one token generated, before all others; whoever asks meanwhile waits for the same one."""
+        if self._probing is None or self._probing.finished:
+            params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+            job = self._llm.job({"prompt_token_ids": [0]}, params, PROBE_PRIORITY)
+            self._probing = self._queue(self._fresh_id(), job)
+        await self._probing.ended()
+
+    def _raise_if_ended(self) -> None:
+        if (ended := self._llm.loop.ended) is not None:
+            raise PipelineError(f"this engine takes no more requests ({ended}); start a new one")
+
+    def _abort(self, stream: RequestStream) -> None:
+        self._command(lambda: self._llm.abort(stream.job))
+
+    def _command(self, command: Callable[[], None]) -> None:
+        """Have the engine's thread do something before its next step."""
+        self._commands.append(command)
+        self._llm.host.wake()
+
+    def _take(self, news: Sequence[tuple[RequestStream, News]]) -> None:
+        """On the event loop's thread."""
+        for stream, new in news:
+            stream.take(new)
+            if stream.finished:
+                self._streams.pop(stream.request_id, None)
+        if not self._streams:
+            self._idle.set()
+
+    # ------------------------------------------------------------------------------------- on the engine's thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._guarded(self._turn)
+        self._guarded(self._llm.loop.end)
+        self._guarded(self._obey)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Whatever goes wrong on this thread ends every request with a reply: without the thread all would hang."""
+        try:
+            work()
+        except BaseException as error:  # a panic of a library in Rust is no Exception
+            log.exception("the engine has ended")
+            self._llm.loop.lose(error)
+
+    def _turn(self) -> None:
+        self._obey()
+        if self._llm.loop.ended is None:
+            self._llm.loop.step()
+        else:
+            self._llm.host.wait(None)
+
+    def _obey(self) -> None:
+        """Carry out what was asked for meanwhile, and publish what that and the last step have brought."""
+        while self._commands:
+            self._commands.popleft()()
+        self._publish()
+
+    def _start(self, stream: RequestStream) -> None:
+        self._published[stream.request_id] = stream
+        try:
+            self._llm.start(stream.job)
+        except PipelineError:  # it has ended since the request was checked
+            self._llm.give_up(stream.job)
+
+    def _publish(self) -> None:
+        """Hand what is new to the event loop's thread, all of a step at once."""
+        news = []
+        for stream in list(self._published.values()):
+            deltas = [delta for completion in stream.job.completions if (delta := completion.take()) is not None]
+            started = stream.started or any(request.started for request in stream.job.requests)
+            if deltas or started != stream.started:
+                cached = max(request.cached for request in stream.job.requests)
+                news.append((stream, News(deltas, started, cached, self._llm.loop.ended)))
+            if all(request.finished is not None for request in stream.job.requests):
+                del self._published[stream.request_id]
+        if news and self._events is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody reads any more
+                self._events.call_soon_threadsafe(self._take, news)

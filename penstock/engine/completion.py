@@ -1,0 +1,101 @@
+"""One completion as its reader sees it: tokens, text, and what is new since the reader last looked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core import CompletionOutput, FinishReason, Logprob, SamplingParams
+from penstock.messages import Pick
+from penstock.text.detokenizer import IncrementalDetokenizer
+
+
+@dataclass
+class CompletionDelta:
+    """What is new of one completion. ``text`` is whole characters; it may lag behind ``token_ids``."""
+
+    index: int
+    token_ids: list[int]
+    text: str
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def add_to(self, output: CompletionOutput) -> None:
+        """Append it to what came before."""
+        output.token_ids += self.token_ids
+        output.text += self.text
+        if self.logprobs is not None:
+            output.logprobs = (output.logprobs or []) + self.logprobs
+        output.finish_reason, output.stop_reason = self.finish_reason, self.stop_reason
+
+    def followed_by(self, later: CompletionDelta) -> CompletionDelta:
+        """Both as one."""
+        return CompletionDelta(
+            self.index,
+            self.token_ids + later.token_ids,
+            self.text + later.text,
+            None if self.logprobs is None else self.logprobs + (later.logprobs or []),
+            later.finish_reason,
+            later.stop_reason,
+        )
+
+
+class Completion:
+    """Collects one completion's tokens and text; tells the engine when a stop string has come."""
+
+    def __init__(self, index: int, params: SamplingParams, text: IncrementalDetokenizer | None, started: float) -> None:
+        self.output = CompletionOutput(index=index)
+        self.output.logprobs = [] if params.logprobs is not None else None
+        self._params = params
+        self._text = text
+        self._started = started
+        self._taken_tokens = self._taken_text = 0
+        self._taken_end = False
+
+    def append(self, pick: Pick, at: float) -> FinishReason | None:
+        if not self.output.token_ids:
+            self.output.first_token_seconds = at - self._started
+        self.output.token_ids.append(pick.token)
+        if self.output.logprobs is not None:
+            self.output.logprobs.append(logprobs_of(pick))
+        if self._text is None:
+            return None
+        self.output.text += self._text.append(pick.token)
+        if self._text.stopped is None:
+            return None
+        self.output.stop_reason = self._text.stopped
+        return FinishReason.STOP
+
+    def finish(self, reason: FinishReason, at: float) -> None:
+        self.output.finish_reason = reason
+        self.output.seconds = at - self._started
+        ids = self.output.token_ids
+        if reason is FinishReason.STOP and ids and ids[-1] in self._params.stop_token_ids:
+            self.output.stop_reason = ids[-1]
+        if self._text is not None:
+            self.output.text += self._text.finish()
+
+    def take(self) -> CompletionDelta | None:
+        """What has come since the last call; None if nothing has."""
+        output, first = self.output, self._taken_tokens
+        ended = output.finish_reason is not None and not self._taken_end
+        if len(output.token_ids) == first and len(output.text) == self._taken_text and not ended:
+            return None
+        delta = CompletionDelta(
+            output.index,
+            output.token_ids[first:],
+            output.text[self._taken_text :],
+            None if output.logprobs is None else output.logprobs[first:],
+            output.finish_reason,
+            output.stop_reason,
+        )
+        self._taken_tokens, self._taken_text = len(output.token_ids), len(output.text)
+        self._taken_end = ended
+        return delta
+
+
+def logprobs_of(pick: Pick) -> dict[int, Logprob]:
+    """The k most probable tokens and the chosen one, most probable first, as vLLM gives them."""
+    top = {token: Logprob(logprob, rank + 1) for rank, (token, logprob) in enumerate(pick.top)}
+    top.setdefault(pick.token, Logprob(pick.logprob, pick.rank))
+    return top

@@ -1,0 +1,110 @@
+"""One request of an ``AsyncLLM`` as the event loop's thread reads it, while the engine's thread produces it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from penstock.core import FinishReason, PipelineError, RequestOutput
+from penstock.engine.completion import CompletionDelta
+from penstock.engine.llm import Job
+
+
+@dataclass
+class RequestDelta:
+    """What is new of a request since the last one."""
+
+    deltas: list[CompletionDelta]
+    finished: bool
+
+
+@dataclass
+class News:
+    """What the engine's thread has to say of one stream after a step."""
+
+    deltas: list[CompletionDelta]
+    started: bool
+    cached: int
+    ended: str | None
+
+
+class RequestStream:
+    """A request under way, read from the event loop's thread: an async iterator of what is new.
+
+    A reader that is slow loses nothing: what has come in the meantime is one piece.
+    """
+
+    def __init__(self, request_id: str, job: Job, abort: Callable[[RequestStream], None]) -> None:
+        self.request_id = request_id
+        self.prompt = job.prompt
+        self.prompt_token_ids = job.ids
+        self.job = job
+        self.started = False
+        """Whether the engine has admitted it; else it waits in the queue."""
+        self._abort = abort
+        self._outputs = [
+            replace(one.output, token_ids=[], logprobs=None if one.output.logprobs is None else [])
+            for one in job.completions
+        ]
+        self._cached = 0
+        self._deltas: dict[int, CompletionDelta] = {}
+        self._told = False
+        self._ended: str | None = None
+        self._news = asyncio.Event()
+        self._end = asyncio.Event()
+
+    def abort(self) -> None:
+        """End it within one step of the engine, which frees every slot. Harmless once it has ended."""
+        if not self.finished:
+            self._abort(self)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that will come has arrived here, read or not."""
+        return all(output.finish_reason is not None for output in self._outputs)
+
+    async def ended(self) -> None:
+        """Return when it has ended, whoever reads it. Raises PipelineError if the engine was lost."""
+        await self._end.wait()
+        self._raise_if_lost()
+
+    def output(self) -> RequestOutput:
+        """All so far."""
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_token_ids, self._outputs, self.finished, self._cached
+        )
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestDelta:
+        """Wait for what is new. The last piece has ``finished``. Raises PipelineError if the engine was lost."""
+        if self._told and not self._deltas:
+            raise StopAsyncIteration
+        if not self.finished:
+            await self._news.wait()
+        self._news.clear()
+        self._raise_if_lost()
+        deltas, self._deltas = list(self._deltas.values()), {}
+        self._told = self.finished
+        return RequestDelta(deltas, self.finished)
+
+    def _raise_if_lost(self) -> None:
+        if any(output.finish_reason is FinishReason.ERROR for output in self._outputs):
+            raise PipelineError(f"the request was lost ({self._ended})")
+
+    def take(self, news: News) -> None:
+        """On the event loop's thread: what the engine's thread has published."""
+        self.started = self.started or news.started
+        self._ended, self._cached = news.ended, news.cached
+        for delta in news.deltas:
+            before = self._deltas.get(delta.index)
+            self._deltas[delta.index] = delta if before is None else before.followed_by(delta)
+            output, known = self._outputs[delta.index], self.job.completions[delta.index].output
+            delta.add_to(output)
+            output.first_token_seconds, output.seconds = known.first_token_seconds, known.seconds
+        if news.deltas:
+            self._news.set()
+        if self.finished:
+            self._end.set()

@@ -1,0 +1,51 @@
+"""The centralised executor, the first design of the report on vLLM (Zhao and Tong): the engine relays every hop.
+
+      engine --batch--> stage 0 --batch--> engine --batch--> stage 1 --batch--> engine ...
+             <-ready---         <-ready---        <-ready---         <-ready---
+
+Only benchmarks ask for it, to show what direct links between the stages buy. A stage knows nothing of it: both its
+neighbours have the engine's address. A message goes on as the bytes that came; only its header is read. What stages
+send aside to a drafter stays direct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.cluster.timing import LinkTiming
+from penstock.messages import Batch, Message, Ready
+
+if TYPE_CHECKING:
+    from penstock.pipeline.processes import StagePlan
+
+
+def receiver(message: Message, stages: int) -> int | None:
+    """Which of so many stages a message is for; None where it is the engine's own."""
+    if isinstance(message, Batch):
+        stage = len(message.spans)  # each stage that it has passed has added one
+    elif isinstance(message, Ready):
+        stage = message.stage - 1
+    else:
+        return None
+    return stage if 0 <= stage < stages else None
+
+
+def priced(plans: Sequence[StagePlan]) -> list[StagePlan]:
+    """Emulation: a hop between two stages takes the time of two, one to the engine and one from it."""
+    last = len(plans) - 1
+    return [
+        replace(
+            plan,
+            up=twice(plan.up) if index > 0 else plan.up,
+            down=twice(plan.down) if index < last else plan.down,
+        )
+        for index, plan in enumerate(plans)
+    ]
+
+
+def twice(link: LinkTiming | None) -> LinkTiming | None:
+    if link is None:
+        return None
+    return LinkTiming(2 * link.latency_s, link.bytes_per_s / 2, link.row_bytes)

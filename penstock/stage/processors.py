@@ -1,0 +1,122 @@
+"""What changes a row's logits before temperature and filters: masks, bias, penalties. All of the row's own path.
+
+The order is vLLM's: the grammar's mask and the allowed tokens, barred tokens, bias, repetition penalty, frequency and
+presence penalty. A row's path is the prompt, what is certain of the output, the row's ancestors and the row itself,
+never what its request has come to by now: so a token stays a function of the text before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from penstock.messages import Sampling
+from penstock.stage.grammar import Grammars
+from penstock.stage.visibility import BatchView
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the processors have to know of a row beside its logits.
+
+    ``path`` are the token ids up to the row, prompt included; ``allowed_V`` what the grammar allows next, None
+    without a grammar.
+    """
+
+    path: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    allowed_V: np.ndarray | None = None
+
+
+NO_CONTEXT: Final = Context()
+
+
+def contexts_of(
+    view: BatchView, rows: Sequence[int], samplings: Sequence[Sampling], grammars: Grammars | None
+) -> list[Context]:
+    """The contexts of some of a batch's rows; nothing is looked up where a request's sampling does not need it."""
+    return [context_of(view, row, sampling, grammars) for row, sampling in zip(rows, samplings, strict=True)]
+
+
+def context_of(view: BatchView, row: int, sampling: Sampling, grammars: Grammars | None) -> Context:
+    if not (sampling.grammar or is_penalizing(sampling)):
+        return NO_CONTEXT
+    path = view.path(row)
+    if not sampling.grammar:
+        return Context(path)
+    assert grammars is not None, "this stage was made without a tokenizer"
+    request, output = int(view.requests[row]), path[sampling.prompt_length :]
+    return Context(path, grammars.allowed(request, sampling.grammar, output))
+
+
+def is_processing(sampling: Sampling, position: int) -> bool:
+    """Whether the logits of the token at ``position`` are changed at all."""
+    masked = bool(sampling.grammar or sampling.allowed_token_ids or sampling.logit_bias)
+    return masked or is_barring(sampling, position) or is_penalizing(sampling)
+
+
+def is_barring(sampling: Sampling, position: int) -> bool:
+    return bool(sampling.barred) and position < sampling.barred_before
+
+
+def is_penalizing(sampling: Sampling) -> bool:
+    added = sampling.presence_penalty, sampling.frequency_penalty
+    return sampling.repetition_penalty != 1 or added != (0, 0)
+
+
+def processed(logits_V: np.ndarray, sampling: Sampling, position: int, context: Context) -> np.ndarray:
+    """The logits with everything applied, in a copy. A mask that would leave no token is left out.
+
+    So barred tokens give way to a grammar that allows nothing else, and a row whose path no grammar allows, whose
+    token nobody will use, has one all the same.
+    """
+    scores_V = logits_V.copy()
+    allowed_V = allowed_tokens(sampling, context, len(scores_V))
+    if allowed_V is not None:
+        scores_V = masked(scores_V, ~allowed_V)
+    if is_barring(sampling, position):
+        # A stop token may be any number that a client sent.
+        scores_V = masked(scores_V, [token for token in sampling.barred if token < len(scores_V)])
+    for token, bias in sampling.logit_bias:
+        scores_V[token] += bias
+    if is_penalizing(sampling):
+        penalize(scores_V, sampling, context.path)
+    return scores_V
+
+
+def allowed_tokens(sampling: Sampling, context: Context, vocabulary: int) -> np.ndarray | None:
+    """bool [V]: what can be picked at all; None: everything."""
+    if not sampling.allowed_token_ids:
+        return context.allowed_V
+    allowed_V = np.zeros(vocabulary, dtype=bool)
+    allowed_V[list(sampling.allowed_token_ids)] = True
+    return allowed_V
+
+
+def is_hopeless(logits_V: np.ndarray, sampling: Sampling, context: Context) -> bool:
+    """Whether nothing that can be picked has a chance: a dead row's, or a drafter's that knows none of these tokens."""
+    allowed_V = allowed_tokens(sampling, context, len(logits_V))
+    return allowed_V is not None and not np.isfinite(logits_V[allowed_V]).any()
+
+
+def masked(scores_V: np.ndarray, out: np.ndarray | Sequence[int]) -> np.ndarray:
+    """The scores with those of ``out`` (a mask, or ids) at -inf, or as they are if no other is left."""
+    left_V = scores_V.copy()
+    left_V[out] = -np.inf
+    return left_V if np.isfinite(left_V.max()) else scores_V
+
+
+def penalize(scores_V: np.ndarray, sampling: Sampling, path: np.ndarray) -> None:
+    """Repetition of any token on the path (Keskar et al., CTRL, arXiv 1909.05858, section 4.1), then of the output's.
+
+    Frequency penalty once per occurrence, presence penalty once; in place.
+    """
+    if (factor := sampling.repetition_penalty) != 1:
+        seen = np.bincount(path, minlength=len(scores_V)) > 0
+        scores = scores_V[seen]
+        scores_V[seen] = np.where(scores > 0, scores / factor, scores * factor)
+    counts_V = np.bincount(path[sampling.prompt_length :], minlength=len(scores_V))
+    scores_V -= sampling.frequency_penalty * counts_V
+    scores_V -= sampling.presence_penalty * (counts_V > 0)

@@ -1,0 +1,247 @@
+"""``AsyncLLM``: many requests over one engine, each with the tokens that it has alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from penstock import LLM, AsyncLLM, PipelineError, RequestError, SamplingParams, StructuredOutputsParams
+from penstock.core import ConfigError, FinishReason
+from penstock.engine.async_llm import QueueFull
+from penstock.engine.loop import Observer
+from penstock.engine.stream import RequestStream
+from penstock.text.grammar import compile_grammar
+
+PROMPTS = ["def add(a, b):\n", "class Tree:\n    def __init__(self", "import os\nimport sys\n\n", "for i in range("]
+SPECULATION = {"method": "draft_model", "model": "demo"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[AsyncLLM]:
+    llm = AsyncLLM("demo", pipeline_parallel_size=2, speculative_config=SPECULATION, max_queue=40)
+    yield llm
+    llm.close()
+
+
+def params(number: int, tokens: int = 24) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=float(number % 2), seed=number, ignore_eos=True)
+
+
+async def collect(llm: AsyncLLM, prompt: str, one: SamplingParams) -> tuple[list[int], str]:
+    ids: list[int] = []
+    text = ""
+    async for news in llm.submit(prompt, one):
+        for delta in news.deltas:
+            ids, text = ids + delta.token_ids, text + delta.text
+    return ids, text
+
+
+def test_requests_together_have_the_tokens_that_they_have_alone(engine: AsyncLLM) -> None:
+    async def together() -> list[tuple[list[int], str]]:
+        jobs = [collect(engine, PROMPTS[i % len(PROMPTS)], params(i)) for i in range(12)]
+        return await asyncio.gather(*jobs)
+
+    answers = asyncio.run(together())
+    with LLM("demo") as llm:
+        for i, (ids, text) in enumerate(answers):
+            (alone,) = llm.generate(PROMPTS[i % len(PROMPTS)], params(i))
+            assert (ids, text) == (alone.outputs[0].token_ids, alone.outputs[0].text), i
+
+
+def test_generate_yields_all_so_far(engine: AsyncLLM) -> None:
+    async def run() -> list[int]:
+        lengths = []
+        async for output in engine.generate(PROMPTS[0], params(0)):
+            lengths.append(len(output.outputs[0].token_ids))
+        assert output.finished
+        assert output.outputs[0].finish_reason is FinishReason.LENGTH
+        assert output.outputs[0].metrics.rows_entered > 0
+        return lengths
+
+    lengths = asyncio.run(run())
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == 24
+    assert len(lengths) > 1
+
+
+def test_an_abort_ends_a_request_and_frees_its_slots(engine: AsyncLLM) -> None:
+    async def run() -> FinishReason | None:
+        stream = engine.submit(PROMPTS[1], params(1, tokens=2000))
+        await anext(stream)
+        assert stream.started
+        stream.abort()
+        stream.abort()
+        async for _ in stream:
+            pass
+        await engine.drained()
+        return stream.output().outputs[0].finish_reason
+
+    assert asyncio.run(run()) is FinishReason.ABORT
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.kv_used, stats.speculative_used) == (0, 0, 0, 0)
+
+
+def test_a_second_turn_computes_only_what_is_new(engine: AsyncLLM) -> None:
+    async def run() -> tuple[int, int, int]:
+        first = engine.submit(PROMPTS[2] * 20, params(0))
+        async for _ in first:
+            pass
+        said = first.prompt_token_ids + first.output().outputs[0].token_ids
+        before = engine.stats().rows_entered
+        second = engine.submit({"prompt_token_ids": [*said, *first.prompt_token_ids[:8]]}, params(0, tokens=1))
+        async for _ in second:
+            pass
+        return len(said), second.output().num_cached_tokens, engine.stats().rows_entered - before
+
+    said, cached, entered = asyncio.run(run())
+    assert said - 16 <= cached < said
+    assert entered <= 8 + 16 + 1
+
+
+def test_what_cannot_run_is_refused_at_once(engine: AsyncLLM) -> None:
+    async def run() -> None:
+        with pytest.raises(RequestError, match="max_model_len"):
+            engine.submit("x", SamplingParams(max_tokens=100_000))
+        with pytest.raises(RequestError, match="token ids are"):
+            engine.submit({"prompt_token_ids": [10**6]}, SamplingParams(max_tokens=1))
+        streams = [engine.submit("x", params(0, tokens=500), request_id=f"r{i}") for i in range(16)]
+        with pytest.raises(RequestError, match="r3"):
+            engine.submit("x", request_id="r3")
+        streams += [engine.submit("x", params(0, tokens=500)) for _ in range(24)]
+        with pytest.raises(QueueFull, match="40 requests wait"):
+            engine.submit("x", params(0))
+        with pytest.raises(RequestError, match="max_model_len"):  # what never runs is no matter of waiting
+            engine.submit("x", SamplingParams(max_tokens=100_000))
+        for stream in streams:
+            stream.abort()
+        await engine.drained()
+
+    asyncio.run(run())
+    assert engine.stats().kv_used == 0
+
+
+def test_health_asks_for_a_token_however_many_ask() -> None:
+    """One for all of them, and none while tokens come anyway."""
+    llm = AsyncLLM("demo", max_queue=0)
+
+    async def run() -> None:
+        await asyncio.gather(*(llm.check_health() for _ in range(5)))
+        assert llm.stats().generation_tokens == 1
+        await llm.check_health()
+        assert llm.stats().generation_tokens == 1
+
+    try:
+        asyncio.run(run())
+    finally:
+        llm.close()
+
+
+def test_a_synthetic_drafter_is_refused() -> None:
+    config = {"method": "synthetic", "accuracy": [0.5]}
+    with pytest.raises(ConfigError, match="synthetic"):
+        AsyncLLM("demo", speculative_config=config)
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it: no Exception."""
+
+
+class Breaking(Observer):
+    """Fails at one of the moments that it is told of."""
+
+    def __init__(self, moment: str) -> None:
+        setattr(self, moment, self.fail)
+
+    def fail(self, *_: object) -> None:
+        raise Panic("a fault of ours")
+
+
+@pytest.mark.parametrize("moment", ["queued", "waits", "admitted", "advanced"])
+def test_a_fault_on_the_engines_thread_leaves_nobody_waiting(moment: str) -> None:
+    async def run() -> None:
+        async with AsyncLLM("demo") as llm:
+            llm.observe(Breaking(moment))
+            stream = llm.submit(PROMPTS[0], params(0, tokens=3))
+            for _ in range(2):  # also who asks again is told
+                with pytest.raises(PipelineError, match=r"lost .*a fault of ours"):
+                    await asyncio.wait_for(read(stream), 60)
+            assert "a fault of ours" in str(llm.stats().ended)
+            assert llm.stats().running == llm.stats().waiting == 0
+
+    asyncio.run(run())
+
+
+async def read(stream: RequestStream) -> None:
+    async for _ in stream:
+        pass
+
+
+def test_a_request_without_a_name_gets_one_that_nobody_has(engine: AsyncLLM) -> None:
+    async def run() -> None:
+        first = engine.submit("x", params(0, tokens=1))
+        await read(first)
+        number = int(first.request_id.removeprefix("request-"))
+        taken = engine.submit("x", params(0, tokens=500), request_id=f"request-{number + 1}")
+        other = engine.submit("x", params(0, tokens=1))
+        assert other.request_id != taken.request_id
+        taken.abort()
+        await asyncio.gather(read(taken), read(other))
+
+    asyncio.run(run())
+
+
+def test_a_grammar_is_compiled_on_another_thread(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compiling(*arguments: Any) -> LLMatcher:
+        compiled.append(threading.get_ident())
+        return compile_grammar(*arguments)
+
+    monkeypatch.setattr("penstock.text.grammar.compile_grammar", compiling)
+    choice = SamplingParams(max_tokens=8, structured_outputs=StructuredOutputsParams(choice=["seldom", "seen"]))
+
+    async def run() -> None:
+        outputs = [output async for output in engine.generate(PROMPTS[0], choice)]
+        assert outputs[-1].outputs[0].text in ("seldom", "seen")
+
+    asyncio.run(run())
+    assert len(compiled) == 1
+    assert threading.get_ident() not in compiled
+
+
+def test_a_lost_stage_ends_every_request_and_says_why() -> None:
+    async def run() -> None:
+        llm = AsyncLLM("demo", pipeline_parallel_size=2)
+        try:
+            streams = [llm.submit(prompt, params(0, tokens=1000)) for prompt in PROMPTS]
+            await anext(streams[0])
+            kill_a_stage(llm)
+            for stream in streams:
+                with pytest.raises(PipelineError, match="lost"):
+                    async for _ in stream:
+                        pass
+            with pytest.raises(PipelineError, match="no more requests"):
+                llm.submit(PROMPTS[0])
+            with pytest.raises(PipelineError, match="no more requests"):
+                await llm.check_health()
+            assert llm.stats().ended
+        finally:
+            llm.close()
+
+    asyncio.run(run())
+
+
+def kill_a_stage(llm: AsyncLLM) -> None:
+    import os
+    import signal
+
+    import psutil
+
+    children = psutil.Process(os.getpid()).children(recursive=True)
+    stages = [child for child in children if not child.children()]
+    os.kill(max(stage.pid for stage in stages), signal.SIGKILL)

@@ -1,0 +1,71 @@
+"""Counters, read at any moment from another thread than the one that counts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+
+from penstock.core import FinishReason
+from penstock.engine.loop import Observer
+from penstock.engine.stats import Counters
+from penstock.messages import Result, Span
+from penstock.requests.request import Request
+from tests.histories import History
+
+COUNTERS = (
+    "prompt_tokens",
+    "generation_tokens",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "preemptions",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
+    "misses",
+    "rows_entered",
+    "rows_dead",
+)
+
+
+class Reader(Observer):
+    """Reads in the middle of whatever the loop does when a request ends, and between two steps."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
+        self.last = dict.fromkeys(COUNTERS, 0)
+
+    def read(self) -> None:
+        found = asdict(self.counters.stats())
+        for name in COUNTERS:
+            assert found[name] >= self.last[name], f"{name} went down: Prometheus would take it for a restart"
+            self.last[name] = found[name]
+
+    def waits(self) -> None:
+        self.read()
+
+    def finished(self, request: Request, reason: FinishReason, at: float) -> None:
+        self.read()
+
+
+def test_no_counter_ever_goes_down() -> None:
+    for seed in range(20):
+        history = History(random.Random(seed))
+        counters = Counters(history.loop)
+        reader = Reader(counters)
+        history.loop.observers += [reader, counters]
+        history.run()
+        reader.read()
+        requests = history.requests
+        assert reader.last["accepted_tokens"] == sum(one.metrics.accepted for one in requests)
+        assert reader.last["rows_entered"] == sum(one.metrics.rows_entered for one in requests)
+        assert not counters._seen
+
+
+def test_what_took_longer_than_its_model_is_an_overrun() -> None:
+    counters = Counters(History(random.Random(0)).loop)
+    times = ((0.1, 0.2, 3), (0.3, 0.2, 3), (0.3, 0.0, 3), (0.3, 0.2, 0))
+    for stream, (computed, modelled, rows) in enumerate(times):
+        span = Span(0, 0.0, 1.0, 1.0 + max(computed, modelled), computed, modelled, rows)
+        counters.arrived(Result(stream=stream, picks=[], spans=[span]), at=2.0)
+    stats = counters.stats()
+    assert (stats.emulated_passes, stats.emulated_overruns) == (2, 1), "neither real devices' nor empty batches count"
