@@ -152,10 +152,16 @@ class Panic(BaseException):
 
 
 class Breaking(Observer):
-    """Fails at one of the moments that it is told of."""
+    """Fails at one of the moments that it is told of, the first time once there is a request."""
 
     def __init__(self, moment: str) -> None:
-        setattr(self, moment, self.fail)
+        self.queued = self.arm  # type: ignore[method-assign]
+        self.moment = moment
+
+    def arm(self, *_: object) -> None:
+        setattr(self, self.moment, self.fail)
+        if self.moment == "queued":
+            self.fail()
 
     def fail(self, *_: object) -> None:
         raise Panic("a fault of ours")
