@@ -26,7 +26,8 @@ from penstock.core import ConfigError
 PAGE = ROOT / "docs" / "results.md"
 ORDER = (
     *("exactness", "overhead", "demo"),
-    *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "pipedec_emulated", "pipedec_processes"),
+    *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "same_texts"),
+    *("pipedec_emulated", "pipedec_processes"),
     *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "spd_correction", "drafter_time", "pp_eagle_table"),
     *("auto_against", "parts", "always_wrong", "simulator", "two_processes", "centralised"),
     *("serving", "serve_http", "interference", "soak"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 import always_wrong
 import auto_against
 import parts
+import same_texts
 from sections.base import ROOT, Section, Taken, command_line, paragraphs, penstock, with_json_file, with_json_output
 from sections.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
 
@@ -81,6 +83,39 @@ def render_auto_against(figures: Any) -> str:
         f"same requests, which favours them. The lower bound is below {auto_against.GOAL:g} on {below} of them.",
         markdown(headings, rows),
     )
+
+
+# ---------------------------------------------------------------------------------------------------------- same texts
+
+
+def take_same_texts() -> Taken:
+    (figures,) = same_texts.measured([str(ROOT / recording("T1"))]).values()
+    return ["python benchmarks/same_texts.py"], figures
+
+
+def render_same_texts(figures: Any) -> str:
+    shares = [
+        [label, *(f"{100 * share:.1f}" for share in hits)]
+        for label, hits in zip(("T = 0", "T = 1"), figures["hits"], strict=True)
+    ]
+    clusters = figures["clusters"]
+    rows = [
+        [f"`{name}`", *(interval(clusters[cluster][name]) for cluster in clusters)] for name in same_texts.STRATEGIES
+    ]
+    return paragraphs(
+        "A greedy run and a sampled one write different texts, and how well a drafter knows the text outweighs how its "
+        f"candidates are ranked. Here both decode the same: the {figures['tokens']:,} tokens that the demo pair wrote "
+        "at T = 1, sampled as they were recorded, or with what greedy decoding would pick after each of them. The "
+        "share of tokens, in percent, that are among the drafter's best k candidates:",
+        markdown(["", *(f"k = {k}" for k in same_texts.CANDIDATES)], shares),
+        "Speed at T = 1 over that at T = 0, the geometric mean over requests with 95% bounds:",
+        markdown(["", *(f"`{cluster}`" for cluster in clusters)], rows),
+    )
+
+
+def interval(ratio: Sequence[float]) -> str:
+    mean, low, high = ratio
+    return f"{mean:.3f} ({low:.3f} to {high:.3f})"
 
 
 # ------------------------------------------------------------------------------------------------------- always wrong
@@ -201,6 +236,13 @@ SECTIONS = (
         how="Simulated, with the synthetic profile",
         take=None,
         render=render_auto_against,
+    ),
+    Section(
+        name="same_texts",
+        title="Greedy and sampled on the same texts",
+        how="Simulated, from a recording of the demo pair",
+        take=take_same_texts,
+        render=render_same_texts,
     ),
     Section(
         name="always_wrong",
