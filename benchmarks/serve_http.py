@@ -41,7 +41,7 @@ from penstock.core import ConfigError
 NAME, HOW = "serve_http", "Emulated, over HTTP, with the demo pair"
 PLAIN = "autoregressive"
 STRATEGIES = (PLAIN, "static_tree", "pipedec", "auto")
-CONCURRENCY = (1, 4, 16)
+CONCURRENCY = (1, 2, 4, 8, 16, 32)
 BOARDS = (4, 14)
 WARM = 4
 """Requests to each server before the first round, from which `auto` learns."""
