@@ -32,12 +32,12 @@ class ServedProcess:
         self._reader.start()
         assert process.stdout is not None
         said = process.stdout.readline()
-        found = re.search(r"http://\S+", said)
+        found = re.search(r"https?://\S+", said)
         if found is None:
             self.end()
             raise AssertionError(f"no address: {said!r} {self.lines}")
         self.url = found.group()
-        host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        host, port = self.url.split("://")[1].rsplit(":", 1)
         self.address = (host, int(port))
 
     @property

@@ -8,7 +8,8 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,8 +44,8 @@ class AsyncLLM:
     """One model over a pipeline of stage processes, stepped by a thread of its own.
 
     Keyword arguments are ``LLM``'s, and ``max_queue``: how many requests may wait, None for any number. Everything but
-    ``stats`` is called on the thread of the event loop that was first used. Raises ConfigError before anything starts,
-    and PipelineError when a stage cannot be started.
+    ``stats`` is called on the thread of one event loop; another may follow once that one has ended. Raises ConfigError
+    before anything starts, and PipelineError when a stage cannot be started.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class AsyncLLM:
         self._published: dict[str, RequestStream] = {}
         """The engine's thread's: those that have not finished there."""
         self._commands: deque[Callable[[], None]] = deque()
+        self._news: deque[tuple[RequestStream, News]] = deque()
+        """From the engine's thread; no event loop need be there to take it."""
         self._probing: RequestStream | None = None
         self._closing = False
         self._idle = asyncio.Event()
-        self._idle.set()
         self._events: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
         self._thread.start()
@@ -98,6 +100,7 @@ class AsyncLLM:
         PipelineError when the engine has ended.
         """
         self._raise_if_ended()
+        self._enter()
         job = self._llm.job(prompt, sampling_params, priority, client)
         name = self._fresh_id() if request_id is None else request_id
         if name in self._streams:
@@ -145,6 +148,7 @@ class AsyncLLM:
         Raises PipelineError naming the stage that is silent, or why the engine has ended.
         """
         self._raise_if_ended()
+        self._enter()
         stats = self.stats()
         silent = [i for i, heard in enumerate(stats.stage_heard_seconds_ago) if heard > timeout]
         if silent:
@@ -168,11 +172,16 @@ class AsyncLLM:
         return self._llm.setup
 
     def observe(self, observer: Observer) -> None:
-        """Have ``observer`` watch every step from now on, on the engine's thread."""
-        self._command(lambda: self._llm.observe(observer))
+        """Have ``observer`` watch every step from now on, on the engine's thread.
+
+        One that raises is told nothing more: the log says why, and the engine goes on without it.
+        """
+        guarded = Guarded(observer, lambda: self._command(partial(self._llm.loop.observers.remove, guarded)))
+        self._command(lambda: self._llm.observe(guarded))
 
     async def drained(self) -> None:
         """Return when no request is left."""
+        self._enter()
         await self._idle.wait()
 
     def close(self) -> None:
@@ -191,8 +200,15 @@ class AsyncLLM:
 
     # --------------------------------------------------------------------------------------------------- inside
 
+    def _enter(self) -> None:
+        """News go to the running event loop from now on, first of all what one before it has left."""
+        events = asyncio.get_running_loop()
+        if events is not self._events:
+            self._events = events
+            self._idle, self._probing = asyncio.Event(), None  # who waited there waits no more
+            self._take()
+
     def _queue(self, name: str, job: Job) -> RequestStream:
-        self._events = asyncio.get_running_loop()
         stream = RequestStream(name, job, self._abort)
         self._streams[name] = stream
         self._idle.clear()
@@ -223,9 +239,10 @@ class AsyncLLM:
         self._commands.append(command)
         self._llm.host.wake()
 
-    def _take(self, news: Sequence[tuple[RequestStream, News]]) -> None:
-        """On the event loop's thread."""
-        for stream, new in news:
+    def _take(self) -> None:
+        """Pass on what the engine's thread has published. On the event loop's thread."""
+        while self._news:
+            stream, new = self._news.popleft()
             stream.take(new)
             if stream.finished:
                 self._streams.pop(stream.request_id, None)
@@ -270,15 +287,39 @@ class AsyncLLM:
 
     def _publish(self) -> None:
         """Hand what is new to the event loop's thread, all of a step at once."""
-        news = []
         for stream in list(self._published.values()):
             deltas = [delta for completion in stream.job.completions if (delta := completion.take()) is not None]
             started = stream.started or any(request.started for request in stream.job.requests)
             if deltas or started != stream.started:
                 cached = max(request.cached for request in stream.job.requests)
-                news.append((stream, News(deltas, started, cached, self._llm.loop.ended)))
+                self._news.append((stream, News(deltas, started, cached, self._llm.loop.ended)))
             if all(request.finished is not None for request in stream.job.requests):
                 del self._published[stream.request_id]
-        if news and self._events is not None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody reads any more
-                self._events.call_soon_threadsafe(self._take, news)
+        if self._news and self._events is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: the next one takes it, if there is one
+                self._events.call_soon_threadsafe(self._take)
+
+
+MOMENTS: Final = [name for name in vars(Observer) if not name.startswith("_")]
+"""What observers are told of, by the names of ``Observer``'s methods."""
+
+
+class Guarded(Observer):
+    """Somebody else's observer. Once it has raised it is told nothing more, and ``drop`` is called."""
+
+    def __init__(self, observer: Observer, drop: Callable[[], None]) -> None:
+        self._observer = observer
+        self._drop = drop
+        self._failed = False
+        for moment in MOMENTS:
+            setattr(self, moment, partial(self._tell, moment))
+
+    def _tell(self, moment: str, *told: object) -> None:
+        if self._failed:
+            return
+        try:
+            getattr(self._observer, moment)(*told)
+        except BaseException:  # as on all of the engine's thread: a panic of a library in Rust is no Exception
+            self._failed = True
+            log.exception(f"an observer, {type(self._observer).__name__}, has failed and is dropped")
+            self._drop()

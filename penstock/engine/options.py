@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from penstock.models.checkpoint import Checkpoint
     from penstock.models.speculators.formats import SpeculatorCheckpoint
 
+log = logging.getLogger(__name__)
+
 DTYPES: Final = ("float32", "bfloat16", "float16")
+DEVICES: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 DEMO: Final = Path(__file__).parent.parent / "demo"
 DEMO_DRAFTERS: Final = DEMO / "drafters"
 DEFAULT_MODEL_LEN: Final = 4096
@@ -53,7 +58,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        check(self.device.split(":")[0] in ("cpu", "cuda"), "device", self.device, "cpu, cuda or cuda:N")
+        check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
         positive = ("pipeline_parallel_size", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
         for name in positive:
@@ -92,9 +97,11 @@ class Resolved:
 
 
 def resolve_options(options: EngineOptions) -> Resolved:
-    """Look at checkpoints and cluster. Raises ConfigError for whatever cannot work together."""
+    """Look at device, checkpoints and cluster. Raises ConfigError for whatever cannot work here or together."""
     from penstock.models.checkpoint import open_checkpoint
+    from penstock.models.devices import check_device
 
+    check_device(options.device)
     speculation = options.speculative_config
     if speculation is not None and not isinstance(speculation, SpeculativeConfig):
         speculation = parse_speculative(speculation)
@@ -112,6 +119,8 @@ def resolve_options(options: EngineOptions) -> Resolved:
     if cluster is not None:
         check_cluster(cluster, options, speculation)
     layers = tuple(split_layers(options, checkpoint, cluster))
+    if options.layer_split is None and not (cluster is not None and cluster.emulated):
+        warn_of_empty(layers)
     if speculator is not None and speculation is not None:
         check_stages(speculator, layers, speculation)
     slots = options.speculative_slots
@@ -148,6 +157,17 @@ def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:
             f"is missing: method {speculation.method!r} needs the drafter's folder or name{hint}",
         )
     return str(DEMO_DRAFTERS / speculation.method)
+
+
+def warn_of_empty(layers: Sequence[tuple[int, int]]) -> None:
+    """Say so where stages are to be started that hold no layer: nobody who runs real devices can want them."""
+    empty = sum(first == last for first, last in layers)
+    if empty:
+        held = "1 stage holds" if empty == 1 else f"{empty} stages hold"
+        log.warning(
+            f"pipeline_parallel_size is {len(layers)}, the model has {layers[-1][1]} layers: {held} no layer and only "
+            f"pass on what comes; {len(layers) - empty} stages do the same sooner"
+        )
 
 
 def positions_of(checkpoint: Checkpoint) -> int:

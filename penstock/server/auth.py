@@ -29,7 +29,7 @@ class Auth:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope["path"]) or self._knows(Headers(scope=scope)):
+        if scope["type"] != "http" or is_open(scope) or self._knows(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         message = "the API key is wrong or missing: send it as 'Authorization: Bearer KEY'"
@@ -44,5 +44,7 @@ class Auth:
         return scheme.lower() == "bearer" and any(fits)
 
 
-def is_open(path: str) -> bool:
+def is_open(scope: Scope) -> bool:
+    """By the path below the one at which a proxy, or another application, has this one."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path in OPEN or path.startswith(OPEN_BELOW)

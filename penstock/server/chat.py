@@ -26,7 +26,7 @@ def chat_router(service: Service) -> APIRouter:
             plan = plan_tools(body, service.prompts.tokenizer)
             prompt = await service.prompts.of_chat(body.messages, plan.told, body.chat_template_kwargs)
             room = service.prompts.room(prompt, "messages")
-            asked = chat_params(body, service.llm.get_default_sampling_params(), room, plan)
+            asked = chat_params(body, service.defaults(), room, plan)
         with named(body, asked.names):
             generation = await service.generate(request, body, [prompt], [asked])
         writer = ChatWriter(body, plan, generation, service.model, service.prompts.tokenizer)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from penstock.server.protocol import FinishWord, GenerationFields, ListOf, Metrics, Usage, Wire
+from penstock.server.protocol import FinishWord, GenerationFields, ListOf, Metrics, Reply, Usage, Wire
 
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 """Of functions and schemas, as OpenAI allows it."""
@@ -159,11 +159,8 @@ class ChatChoice(BaseModel):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(BaseModel):
-    id: str
+class ChatCompletion(Reply):
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: Usage
     metrics: Metrics
@@ -197,11 +194,8 @@ class ChatChunkChoice(BaseModel):
     token_ids: list[int] | None = None
 
 
-class ChatCompletionChunk(BaseModel):
-    id: str
+class ChatCompletionChunk(Reply):
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     metrics: Metrics | None = None

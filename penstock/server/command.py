@@ -42,6 +42,7 @@ def run_serve(
     template = read_template(chat_template)
     if log_level not in LEVELS:
         raise FieldError("log_level", f"is {log_level!r}; it has to be one of {', '.join(LEVELS)}")
+    listening.check_certificate()
     with listening.bind() as bound:
         configure_logs(log_level)
         warn(settings, listening)
@@ -65,25 +66,24 @@ async def serve(
         gc.collect()
         gc.freeze()  # what has been imported stays: no collection while serving has to look through it
         bound.listen(BACKLOG)  # whoever reads the announcement may come at once
-        announce(llm, settings, bound, time.monotonic() - began)
+        announce(llm, settings, url_of(bound, listening.scheme), time.monotonic() - began)
         await server.serve([bound])
     finally:
         llm.close()
     log.info("ended")
 
 
-def announce(llm: AsyncLLM, settings: ServerSettings, bound: socket.socket, seconds: float) -> None:
+def announce(llm: AsyncLLM, settings: ServerSettings, url: str, seconds: float) -> None:
     """A line for people on stdout, one for programs in the log."""
-    url = url_of(bound)
     names = ", ".join(settings.served_model_name)
     typer.echo(f"Penstock serves {names} at {url}" + (" (open it in a browser)" if settings.web else ""))
     fields = {"url": url, "model": names, "stages": llm.setup.stages, "seconds": round(seconds, 3)}
     log.info("serving", extra={"fields": fields})
 
 
-def url_of(bound: socket.socket) -> str:
+def url_of(bound: socket.socket, scheme: str) -> str:
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def warn(settings: ServerSettings, listening: Listening) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from penstock.server.protocol import FinishWord, GenerationFields, ListOf, Metrics, Usage
+from penstock.server.protocol import FinishWord, GenerationFields, ListOf, Metrics, Reply, Usage
 
 MOST_PROMPTS = 64
 
@@ -45,13 +45,10 @@ class CompletionChoice(BaseModel):
     prompt_token_ids: list[int] | None = None
 
 
-class Completion(BaseModel):
+class Completion(Reply):
     """The reply, and every chunk of a stream."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
     metrics: Metrics | None = None

@@ -24,7 +24,7 @@ def completion_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         with named(body):
             prompts = await prompts_of(body, service.prompts)
-            defaults = service.llm.get_default_sampling_params()
+            defaults = service.defaults()
             asked = [completion_params(body, defaults, service.prompts.room(prompt, "prompt")) for prompt in prompts]
         with named(body, asked[0].names):
             generation = await service.generate(request, body, prompts, asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from penstock.config import nearest
 from penstock.core import ConfigError, PipelineError, RequestError
 from penstock.engine.async_llm import QueueFull
 
@@ -112,7 +112,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequ
     if not param:
         return ApiError(400, "the body has to be a JSON object, sent with Content-Type: application/json")
     if worst["type"] == "extra_forbidden":
-        hint = f"; {nearest(param, known)}" if "." not in param and "[" not in param else ""
+        close = difflib.get_close_matches(param, known, n=1)
+        hint = f", or did you mean {close[0]!r}?" if close else ""
         return bad(param, f"is not supported here: remove it{hint}")
     if worst["type"] == "missing":
         return bad(param, "is missing")

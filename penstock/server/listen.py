@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -34,8 +36,19 @@ class Listening:
     max_connections: int = 512
     header_timeout: float = 10.0
     """Seconds in which a request's head has to arrive."""
+    root_path: str = ""
+    """What a proxy takes off the front of every path."""
+    ssl_certfile: Path | None = None
+    """The certificate, with those that vouch for it behind it; without one the server speaks HTTP."""
+    ssl_keyfile: Path | None = None
+    """Its key, where that is not in the same file."""
 
     def __post_init__(self) -> None:
+        root = self.root_path
+        known = not root or (root.startswith("/") and not root.endswith("/") and root.isascii())
+        check(known, "root_path", root, "empty, or begin with a slash and not end with one, for example '/llm'")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise FieldError("ssl_certfile", "is missing: name the certificate that ssl_keyfile is the key of")
         check(0 <= self.port < 65536, "port", self.port, "between 0 and 65535")
         check_positive(self, "max_connections", "header_timeout")
 
@@ -48,6 +61,22 @@ class Listening:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.ssl_certfile is None else "https"
+
+    def check_certificate(self) -> None:
+        """Raise FieldError unless uvicorn will be able to use certificate and key."""
+        if self.ssl_certfile is None:
+            return
+        try:
+            # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password="")
+        except OSError as error:
+            key = "the key in it" if self.ssl_keyfile is None else f"key {str(self.ssl_keyfile)!r}"
+            problem = f"is {str(self.ssl_certfile)!r}, which cannot be used with {key}: {error.strerror}"
+            raise FieldError("ssl_certfile", f"{problem}; both have to be PEM, the key without a password") from None
 
     def bind(self) -> socket.socket:
         """Take the port, not yet listening. Raises FieldError where that cannot be."""
@@ -87,6 +116,9 @@ class Server(uvicorn.Server):
                 proxy_headers=False,  # a client could call itself another, in the log and in the queue
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=LINGER,
+                root_path=listening.root_path,
+                ssl_certfile=listening.ssl_certfile,
+                ssl_keyfile=listening.ssl_keyfile,
             )
         )
         self._service: Service = app.state.service

@@ -88,6 +88,15 @@ class GenerationFields(Wire):
 # ------------------------------------------------------------------------------------------------------------ replies
 
 
+class Reply(BaseModel):
+    """What every reply, and every chunk of a stream, begins with."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
 class PromptDetails(BaseModel):
     cached_tokens: int
     """Prompt tokens whose keys and values were still there from earlier requests."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import Request
 from pydantic import BaseModel
 
-from penstock.core import PenstockError
+from penstock.core import PenstockError, SamplingParams
 from penstock.server.errors import ApiError, api_error
 from penstock.server.gate import Gate
 from penstock.server.generation import Generation
@@ -39,6 +40,10 @@ class Service:
         longest = min(llm.setup.max_model_len, llm.setup.kv_slots)  # else a chat that may fill the room never fits
         self.prompts = Prompts(llm.get_tokenizer(), longest)
         self.metrics = ServerMetrics(llm, self.model)
+
+    def defaults(self) -> SamplingParams:
+        """What requests leave out: as the model's generation_config says, and the server's own seed."""
+        return replace(self.llm.get_default_sampling_params(), seed=self.settings.seed)
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError (404) unless ``name`` is one of this server's; None is whatever there is."""

@@ -31,6 +31,8 @@ class ServerSettings:
     web: bool = True
     """Whether the web page is served at /."""
     log_prompts: bool = False
+    seed: int | None = None
+    """Of requests that give none; with None each of these gets a fresh one."""
 
     def __post_init__(self) -> None:
         names = self.served_model_name
@@ -38,6 +40,7 @@ class ServerSettings:
         check(all(self.api_keys), "api_key", "", "not empty")
         check_positive(self, "request_timeout", "queue_timeout", "body_timeout", "max_body_size")
         check_positive(self, "drain_timeout", or_zero=True)
+        check(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2**63 - 1")
         for origin in self.allowed_origins:
             known = origin == "*" or (origin.startswith(("http://", "https://")) and not origin.endswith("/"))
             check(known, "allowed_origins", origin, "'*', or as browsers write it, for example 'https://example.org'")

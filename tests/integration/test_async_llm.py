@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +14,12 @@ from llguidance import LLMatcher
 from penstock import LLM, AsyncLLM, PipelineError, RequestError, SamplingParams, StructuredOutputsParams
 from penstock.core import ConfigError, FinishReason
 from penstock.engine.async_llm import QueueFull
-from penstock.engine.loop import Observer
+from penstock.engine.loop import EngineLoop, Observer
+from penstock.engine.stats import Counters
 from penstock.engine.stream import RequestStream
+from penstock.requests.request import Request
 from penstock.text.grammar import compile_grammar
+from tests.serving import until
 
 PROMPTS = ["def add(a, b):\n", "class Tree:\n    def __init__(self", "import os\nimport sys\n\n", "for i in range("]
 SPECULATION = {"method": "draft_model", "model": "demo"}
@@ -151,27 +155,36 @@ class Panic(BaseException):
     """As a library in Rust raises it: no Exception."""
 
 
-class Breaking(Observer):
-    """Fails at one of the moments that it is told of, the first time once there is a request."""
+def break_at(observer: Observer, moment: str) -> list[str]:
+    """Have it fail at one of the moments that it is told of once there is a request. Returns its every failure."""
+    failures: list[str] = []
 
-    def __init__(self, moment: str) -> None:
-        self.queued = self.arm  # type: ignore[method-assign]
-        self.moment = moment
+    def arm(*_: object) -> None:
+        setattr(observer, moment, fail)
+        if moment == "queued":
+            fail()
 
-    def arm(self, *_: object) -> None:
-        setattr(self, self.moment, self.fail)
-        if self.moment == "queued":
-            self.fail()
-
-    def fail(self, *_: object) -> None:
+    def fail(*_: object) -> None:
+        failures.append(moment)
         raise Panic("a fault of ours")
+
+    observer.queued = arm  # type: ignore[method-assign]
+    return failures
 
 
 @pytest.mark.parametrize("moment", ["queued", "waits", "admitted", "advanced"])
-def test_a_fault_on_the_engines_thread_leaves_nobody_waiting(moment: str) -> None:
+def test_a_fault_on_the_engines_thread_leaves_nobody_waiting(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the engine's own counters, say: health and metrics, which stand on them, would be wrong from then on."""
+
+    def counters(loop: EngineLoop) -> Counters:
+        made = Counters(loop)
+        break_at(made, moment)
+        return made
+
+    monkeypatch.setattr("penstock.engine.async_llm.Counters", counters)
+
     async def run() -> None:
         async with AsyncLLM("demo") as llm:
-            llm.observe(Breaking(moment))
             stream = llm.submit(PROMPTS[0], params(0, tokens=3))
             for _ in range(2):  # also who asks again is told
                 with pytest.raises(PipelineError, match=r"lost .*a fault of ours"):
@@ -180,6 +193,66 @@ def test_a_fault_on_the_engines_thread_leaves_nobody_waiting(moment: str) -> Non
             assert llm.stats().running == llm.stats().waiting == 0
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("moment", ["queued", "waits", "admitted", "advanced", "finished"])
+def test_an_observer_that_fails_is_dropped_and_the_engine_goes_on(
+    engine: AsyncLLM, moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ends(Observer):
+        """Comes after the one that fails."""
+
+        def __init__(self) -> None:
+            self.reasons: list[FinishReason] = []
+
+        def finished(self, request: Request, reason: FinishReason, at: float) -> None:
+            self.reasons.append(reason)
+
+    failing, ends = Observer(), Ends()
+    failures = break_at(failing, moment)
+
+    async def run() -> list[tuple[list[int], str]]:
+        engine.observe(failing)
+        engine.observe(ends)
+        return [await collect(engine, PROMPTS[0], params(3)) for _ in range(2)]
+
+    with caplog.at_level(logging.ERROR):
+        first, second = asyncio.run(run())
+    assert first == second
+    assert len(first[0]) == 24
+    assert failures == [moment]
+    assert ends.reasons == [FinishReason.LENGTH] * 2
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "an observer, Observer, has failed" in caplog.text
+    assert "a fault of ours" in caplog.text
+    assert engine.stats().ended is None
+
+
+def test_one_event_loop_after_another(engine: AsyncLLM) -> None:
+    """What a request came to whose event loop ended before it did is taken by the next one."""
+
+    async def leave() -> RequestStream:
+        """Nobody aborts the request, nor waits any more for what was waited for."""
+        waiting = asyncio.ensure_future(engine.drained())
+        stream = engine.submit(PROMPTS[1], params(1, tokens=64))
+        await anext(stream)
+        assert not waiting.done()
+        return stream
+
+    async def wait() -> RequestStream:
+        stream = engine.submit(PROMPTS[1], params(1, tokens=20))
+        await asyncio.wait_for(engine.drained(), 60)
+        return stream
+
+    for _ in range(2):
+        left = asyncio.run(leave())
+        assert not left.finished
+        until(lambda: engine.stats().running == 0)
+        assert not left.finished, "there is no event loop that could have told it"
+        other = asyncio.run(wait())
+        assert left.finished
+        assert len(left.output().outputs[0].token_ids) == 64
+        assert other.finished
 
 
 async def read(stream: RequestStream) -> None:

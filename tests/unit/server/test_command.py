@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -50,6 +51,7 @@ def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
     flags += ["--max-body-size", "9", "--body-timeout", "10", "--header-timeout", "11", "--max-connections", "12"]
     flags += ["--allowed-origins", "https://a.org", "--allowed-origins", "*", "--no-web", "--log-prompts"]
     flags += ["--chat-template", str(tmp_path / "t"), "--log-level", "debug", "--strategy", "autoregressive"]
+    flags += ["--root-path", "/llm", "--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem", "--seed", "3"]
     flags += ["--kv-slots", "200", "--no-enable-prefix-caching", "--prefill-chunk", "64", "--prefill-stretch", "1.5"]
     result = serve(*flags)
     assert result.exit_code == 0, result.output
@@ -65,8 +67,17 @@ def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
         allowed_origins=("https://a.org", "*"),
         web=False,
         log_prompts=True,
+        seed=3,
     )
-    assert listening == Listening(host="::1", port=1, max_connections=12, header_timeout=11)
+    assert listening == Listening(
+        host="::1",
+        port=1,
+        max_connections=12,
+        header_timeout=11,
+        root_path="/llm",
+        ssl_certfile=Path("c.pem"),
+        ssl_keyfile=Path("k.pem"),
+    )
     assert (max_queue, template, level) == (5, tmp_path / "t", "debug")
     assert options["model"] == "my/model"
     assert (options["pipeline_parallel_size"], options["max_model_len"], options["max_num_seqs"]) == (3, 99, 4)
@@ -98,6 +109,14 @@ def test_the_key_may_come_from_the_environment_and_the_name_is_the_models(called
         (["--max-num-seqs", "0"], "max_num_seqs"),
         (["--kv-slots", "0"], "kv_slots"),
         (["--strategy", "magic"], "strategy"),
+        (["--root-path", "llm"], "root_path"),
+        (["--root-path", "/"], "root_path"),
+        (["--ssl-keyfile", __file__], "ssl_certfile"),
+        (["--ssl-certfile", "/nowhere/at/all"], "ssl_certfile"),
+        (["--ssl-certfile", __file__], "ssl_certfile"),
+        (["--seed", "-1"], "seed"),
+        (["--device", "cuda:one"], "device"),
+        (["--device", "gpu"], "device"),
     ],
 )
 def test_a_flag_that_cannot_be_is_named(flags: list[str], field: str) -> None:
@@ -110,11 +129,11 @@ def test_whoever_reads_the_announcement_can_connect(monkeypatch: pytest.MonkeyPa
     async def ended(_: list[socket.socket]) -> None:
         """A server that is told to end before it has begun."""
 
-    def connect(llm: Any, settings: ServerSettings, bound: socket.socket, seconds: float) -> None:
-        socket.create_connection(bound.getsockname()).close()
-        connected.append(bound)
+    def connect(llm: Any, settings: ServerSettings, url: str, seconds: float) -> None:
+        socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)).close()
+        connected.append(url)
 
-    connected: list[socket.socket] = []
+    connected: list[str] = []
     monkeypatch.setattr(command, "AsyncLLM", lambda **_: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(command, "make_app", lambda *_: None)
     monkeypatch.setattr(command, "Server", lambda *_: SimpleNamespace(serve=ended))

@@ -1,0 +1,24 @@
+"""Which of torch's devices there are on this machine, asked before any stage is started on one."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.config import FieldError
+
+
+def check_device(device: str) -> None:
+    """Raise FieldError where there is no ``device`` ("cpu", "cuda" or "cuda:N") here.
+
+    The driver is only asked to count: a CUDA context would take memory that the stages need.
+    """
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return
+    found = torch.cuda.device_count()
+    if found == 0:
+        why = "torch finds no CUDA device here" if torch.version.cuda else "this torch was built without CUDA"
+        raise FieldError("device", f"is {device!r}, but {why}; use cpu")
+    if number and int(number) >= found:
+        known = "cuda:0" if found == 1 else f"cuda:0 to cuda:{found - 1}"
+        raise FieldError("device", f"is {device!r}; torch finds {known} here")

@@ -1,0 +1,65 @@
+"""What is refused, or warned of, before any stage is started."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from penstock import LLM
+from penstock.config import FieldError
+from penstock.engine.options import EngineOptions, resolve_options
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:0:1", "CUDA"])
+def test_what_is_no_device(device: str) -> None:
+    with pytest.raises(FieldError, match=r"^device is .*cpu, cuda or cuda:N"):
+        EngineOptions(device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "found", "built", "said"),
+    [
+        ("cuda", 0, None, "device is 'cuda', but this torch was built without CUDA; use cpu"),
+        ("cuda:1", 0, "12.6", "device is 'cuda:1', but torch finds no CUDA device here; use cpu"),
+        ("cuda:1", 1, "12.6", "device is 'cuda:1'; torch finds cuda:0 here"),
+        ("cuda:8", 2, "12.6", "device is 'cuda:8'; torch finds cuda:0 to cuda:1 here"),
+    ],
+)
+def test_a_device_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, device: str, found: int, built: str | None, said: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    nothing: Any = SimpleNamespace()  # a host that cannot start anything
+    with pytest.raises(FieldError) as refused:
+        LLM("demo", device=device, host=nothing)
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:1"])
+def test_a_device_that_is_there(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_options(EngineOptions(device=device)).options.device == device
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pipeline_parallel_size": 17}, "is 17, the model has 16 layers: 1 stage holds no layer"),
+        ({"pipeline_parallel_size": 20}, "is 20, the model has 16 layers: 4 stages hold no layer"),
+        ({"cluster": "local-20"}, "is 20, the model has 16 layers: 4 stages hold no layer"),
+        ({"pipeline_parallel_size": 16}, ""),
+        ({"layer_split": "8,0,8"}, ""),  # whoever writes it down wants it
+        ({"cluster": "pipedec-21"}, ""),  # emulated: there may be more stages than the demo model has layers
+    ],
+)
+def test_stages_without_layers(options: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        resolve_options(EngineOptions(**options))
+    assert [record.getMessage().startswith(f"pipeline_parallel_size {said}") for record in caplog.records] == (
+        [True] if said else []
+    )
