@@ -106,6 +106,7 @@ DrafterOn = Annotated[
         show_default="the cluster's",
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 FiguresFile = Annotated[
     Path | None,
     typer.Option(
@@ -318,6 +319,27 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    root_path: Annotated[
+        str,
+        typer.Option(
+            metavar="/PATH",
+            help="What a proxy in front takes off every path.",
+            rich_help_panel=SERVER,
+            show_default="none",
+        ),
+    ] = "",
+    ssl_certfile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Certificate in PEM: serve HTTPS.", rich_help_panel=SERVER, show_default=False
+        ),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The certificate's key.", rich_help_panel=SERVER, show_default="in the same file"
+        ),
+    ] = None,
     no_web: Annotated[bool, typer.Option("--no-web", help="No web page at /.", rich_help_panel=SERVER)] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", rich_help_panel=SERVER)] = "info",
     log_prompts: Annotated[
@@ -377,6 +399,9 @@ def serve(
     strategy: StrategyName = None,
     draft_model: DraftModel = None,
     speculative_config: SpeculativeJson = None,
+    seed: Annotated[
+        int | None, sampling_option("Of requests that give none: the same request, the same text.", "a fresh one each")
+    ] = None,
 ) -> None:
     """Serve MODEL over HTTP as the OpenAI API has it, with a web page."""
     with reported():
@@ -410,14 +435,23 @@ def serve(
             allowed_origins=tuple(allowed_origins or ()),
             web=not no_web,
             log_prompts=log_prompts,
+            seed=seed,
         )
-        listening = Listening(host=host, port=port, max_connections=max_connections, header_timeout=header_timeout)
+        listening = Listening(
+            host=host,
+            port=port,
+            max_connections=max_connections,
+            header_timeout=header_timeout,
+            root_path=root_path,
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
+        )
         run_serve(options, max_queue, settings, listening, chat_template, log_level)
 
 
 @app.command()
 def demo(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Watch the plain pipeline and Penstock write the same text on four emulated edge boards."""
     with reported():
@@ -686,6 +720,13 @@ def simulate(
     ] = 100,
     seed: Annotated[int, typer.Option(help="Decides which drafts are right.", rich_help_panel=SAMPLING)] = 0,
     bandwidth_gbit_s: Bandwidth = None,
+    overhead_per_hop_ms: Annotated[
+        float,
+        typer.Option(
+            help="What every message takes beyond its link's time: 'penstock bench' measures it.",
+            rich_help_panel=PIPELINE,
+        ),
+    ] = 0.0,
     drafter_on: DrafterOn = None,
     sweep: Annotated[
         str,
@@ -716,6 +757,7 @@ def simulate(
             tokens_per_request=tokens_per_request,
             seed=seed,
             bandwidth_gbit_s=bandwidth_gbit_s,
+            overhead_per_hop_ms=overhead_per_hop_ms,
             drafter_on=split_entries(drafter_on or ""),
             sweep=parse_sweep(sweep),
             json=json_file,
@@ -741,7 +783,7 @@ def acceptance(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What penstock bench --record wrote.")],
     model: RecordedModel = None,
     draft_model: RecordedDraft = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """How often Penstock's rule and the papers' accept one of k candidates, from recorded distributions."""
     with reported():
@@ -753,7 +795,7 @@ def acceptance(
 @app.command()
 def trace(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What penstock generate --trace FILE wrote.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say why a run was slow: how busy each stage was, and what it waited for."""
     with reported():

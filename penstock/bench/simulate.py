@@ -57,6 +57,8 @@ class SimulateOptions:
     tokens_per_request: int = 100
     seed: int = 0
     bandwidth_gbit_s: float | None = None
+    overhead_per_hop_ms: float = 0.0
+    """What every message takes beyond its link's time, in milliseconds: ``penstock bench`` measures it."""
     drafter_on: tuple[str, ...] = ()
     """Where the drafter runs: each cluster once for each. Empty: as the cluster says."""
     sweep: Sweep = field(default_factory=dict)
@@ -78,6 +80,7 @@ class SimulateOptions:
         check(self.tokens_per_request >= 2, "tokens_per_request", self.tokens_per_request, "at least 2")
         check(self.tokens >= self.tokens_per_request, "tokens", self.tokens, "at least tokens_per_request")
         check(self.seed >= 0, "seed", self.seed, "0 or above")
+        check(self.overhead_per_hop_ms >= 0, "overhead_per_hop_ms", self.overhead_per_hop_ms, "0 or above")
         if self.json is not None:
             check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")
 
@@ -96,7 +99,7 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> li
     if options.report is not None:
         prepare(options.report)
     console = console or Console(stderr=True)
-    runs = simulate_all(plan, console)
+    runs = simulate_all(plan, console, options.overhead_per_hop_ms / 1e3)
     said = remarks(options, plan.script)
     for table in tables_of(runs):
         console.print(table)
@@ -110,8 +113,8 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> li
     return runs
 
 
-def simulate_all(plan: Plan, console: Console) -> list[SimulatedRun]:
-    """Every case, under a bar with the time that remains."""
+def simulate_all(plan: Plan, console: Console, overhead_per_hop: float) -> list[SimulatedRun]:
+    """Every case, under a bar with the time that remains. ``overhead_per_hop``: seconds, as ``simulate`` has it."""
     runs = []
     with progress_bar(console) as progress:
         task = progress.add_task("", total=sum(map(len, plan.cases)))
@@ -119,7 +122,7 @@ def simulate_all(plan: Plan, console: Console) -> list[SimulatedRun]:
             plain: list[Simulated] = []
             for case in cases:
                 progress.update(task, description=escape(f"{case.cluster.name}: {case.strategy}"))
-                found = simulate(case.cluster, plan.script, case.config, warm_up=WARM_UP)
+                found = simulate(case.cluster, plan.script, case.config, WARM_UP, overhead_per_hop)
                 plain = plain or found
                 runs.append(summarise(case, found, plain))
                 progress.advance(task)
@@ -233,6 +236,8 @@ def remarks(options: SimulateOptions, script: Script) -> list[str]:
         "logarithms.",
         "Off the target's path a draft is any of those on it.",
     ]
+    if options.overhead_per_hop_ms:
+        lines.append(f"Every message takes {options.overhead_per_hop_ms:g} ms beyond its link's time.")
     if STAGES in options.sweep:
         lines.append(stages_remark(options.clusters))
     return lines

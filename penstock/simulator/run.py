@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.cluster import draft_link, draft_timing, link_timings, stage_timings
+import msgspec
+
+from penstock.cluster import LinkTiming, draft_link, draft_timing, link_timings, stage_timings
 from penstock.cluster.spec import Cluster
 from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason, SpeculationMetrics
@@ -75,18 +77,23 @@ class Watch(Observer):
 
 
 def simulate(
-    cluster: Cluster, script: Script, speculation: SpeculativeConfig | None, warm_up: int = 0
+    cluster: Cluster,
+    script: Script,
+    speculation: SpeculativeConfig | None,
+    warm_up: int = 0,
+    overhead_per_hop: float = 0.0,
 ) -> list[Simulated]:
     """Every request of the script alone, one after the other, with one strategy; None decodes plainly.
 
     The engine is a fresh one, and keeps what it learns from request to request. The first ``warm_up`` tokens of the
-    first request come before, and do not count. The cluster has to be emulated and, unless decoding is plain, to name
-    a drafter.
+    first request come before, and do not count. Every message takes ``overhead_per_hop`` seconds longer than its link
+    does: what ``penstock bench`` has measured, say. The cluster has to be emulated and, unless decoding is plain, to
+    name a drafter.
     """
     numbers = [*range(len(script.picks))]
     if warm_up:
         script, numbers = script.with_again(0, warm_up), [len(numbers), *numbers]
-    loop = make_loop(cluster, script, speculation)
+    loop = make_loop(cluster, script, speculation, overhead_per_hop=overhead_per_hop)
     done = []
     for number in numbers:
         strategy = make_strategy(speculation, len(cluster.stages), loop.experience)
@@ -145,11 +152,16 @@ def busy_share(spans: Sequence[tuple[float, float]], first: float, last: float) 
 
 
 def make_loop(
-    cluster: Cluster, script: Script, speculation: SpeculativeConfig | None, concurrency: int = 1
+    cluster: Cluster,
+    script: Script,
+    speculation: SpeculativeConfig | None,
+    concurrency: int = 1,
+    overhead_per_hop: float = 0.0,
 ) -> EngineLoop:
-    """An engine on modelled devices, for so many requests at a time."""
+    """An engine on modelled devices, for so many requests at a time. As ``simulate`` has it."""
     clock = VirtualClock()
-    timings, links = stage_timings(cluster), link_timings(cluster)
+    timings = stage_timings(cluster)
+    links = [longer(link, overhead_per_hop) for link in link_timings(cluster)]
     last = len(timings) - 1
     drivers = [
         StageDriver(i, SimulatedCore(script, i == last), clock.now, timing, links[i + 1], links[i])
@@ -158,11 +170,16 @@ def make_loop(
     pipeline = InProcessPipeline(drivers, clock, Line(links[0]))
     drafter = None
     if speculation is not None:
-        timing = draft_timing(cluster)
+        timing, link = draft_timing(cluster), draft_link(cluster)
         assert timing is not None
-        drafter = EmulatedDrafter(ScriptedDrafter(script), timing, draft_link(cluster), clock)
+        assert link is not None
+        drafter = EmulatedDrafter(ScriptedDrafter(script), timing, longer(link, overhead_per_hop), clock)
         if cluster.drafting_stage is not None:
             drafter.share(pipeline, cluster.drafting_stage)
     longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
     pool = SlotPool(longest * concurrency, speculative_slots(len(timings), speculation), sharing=False)
     return EngineLoop(pipeline, drafter, Scheduler(pool, CHUNK, concurrency, longest), clock)
+
+
+def longer(link: LinkTiming, seconds: float) -> LinkTiming:
+    return msgspec.structs.replace(link, latency_s=link.latency_s + seconds)

@@ -51,6 +51,14 @@ def test_plain_decoding_takes_a_trip_per_token(name: str) -> None:
     assert (found.rows, found.drafter_busy) == (5, 0.0)
 
 
+@pytest.mark.parametrize("name", ["demo", "pipedec-7"])
+def test_overhead_per_hop_is_added_to_every_message_between_stages_and_engine(name: str) -> None:
+    cluster, script, hop = load_cluster(name), profile_script(ALWAYS, 1, 6, seed=0), 0.002
+    (without,), (added,) = (simulate(cluster, script, None, overhead_per_hop=extra) for extra in (0.0, hop))
+    hops = 5 * (len(cluster.stages) + 1)  # of every token after the first; devices of one stage are no hop
+    assert added.seconds - without.seconds == pytest.approx(hops * hop)
+
+
 def test_a_drafter_that_is_always_right_brings_a_token_in_every_step() -> None:
     cluster = with_swift_drafter(load_cluster("spd-8"))
     tokens = 200
