@@ -1,4 +1,4 @@
-"""What a chat looks like: Markdown for a person at a terminal, plain text for a pipe."""
+"""What a chat looks like: laid out for a person at a terminal, plain text for a pipe."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
+from rich.text import Text
 
 CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """All control characters but tab and line feed: a model's text is not to steer the terminal."""
+MARKDOWN: Final = re.compile(
+    r"^ {0,3}(?:```|~~~)"  # a fence
+    r"|^#{2,6} \S"  # a heading; one # may be a comment
+    r"|^(?:[-*+]|\d+[.)]) \S"  # a list
+    r"|(?<![\w*(,])\*\*\w[^*\n]*(?<![\s,])\*\*(?![\w*])"  # bold words, and no powers or keyword arguments
+    r"|\]\(https?:",  # a link
+    re.MULTILINE,
+)
+"""What a text that is meant as Markdown has somewhere. Other text, source code say, would lose its lines."""
 MARGIN: Final = 2
 """Lines of the terminal that a growing answer leaves free: it would flicker if it filled the last one."""
 
@@ -42,6 +52,11 @@ def screen_for_this_terminal() -> Screen:
 
 def clean(text: str) -> str:
     return CONTROLS.sub("", text)
+
+
+def laid_out(text: str) -> RenderableType:
+    """Markdown where the text evidently is, else the text line by line as it stands, blank lines around it left out."""
+    return Markdown(text) if MARKDOWN.search(text) else Text(text.strip("\n"))
 
 
 class PlainScreen:
@@ -72,7 +87,7 @@ class PlainScreen:
 
 
 class RichScreen:
-    """Answers as Markdown: the last lines while they grow, all of it in the end."""
+    """Answers laid out: the last lines while they grow, all of it in the end."""
 
     interactive = True
 
@@ -95,7 +110,7 @@ class RichScreen:
             with Live(tail, console=self._console, refresh_per_second=8, transient=True):
                 yield tail.add
         finally:
-            self._console.print(Markdown(tail.text))
+            self._console.print(laid_out(tail.text))
 
     def say(self, words: str) -> None:
         if words:
@@ -106,7 +121,7 @@ class RichScreen:
 
 
 class Tail:
-    """A growing Markdown text, of which the last lines that fit are shown."""
+    """A growing text, of which the last lines that fit are shown."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -115,7 +130,7 @@ class Tail:
         self.text += clean(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(Markdown(self.text), options.update(height=None), pad=False)
+        lines = console.render_lines(laid_out(self.text), options.update(height=None), pad=False)
         for line in lines[-max(1, console.height - MARGIN) :]:
             yield from line
             yield Segment.line()

@@ -9,6 +9,7 @@ of other requests never leave the server this way.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import lru_cache
@@ -24,6 +25,7 @@ from penstock.server.errors import busy
 from penstock.server.flow import Flying, Passed
 from penstock.server.page_files import page_router
 from penstock.server.picture import Picture, View, Watcher
+from penstock.server.sse import HEADERS, MEDIA_TYPE, event
 from penstock.server.timelines import Timeline
 from penstock.trace import EMULATED
 
@@ -37,7 +39,8 @@ KEEP_ALIVE: Final = 5.0
 """Seconds between two frames while nothing does."""
 MOST_WATCHERS: Final = 32
 """Viewers at a time: each costs a frame every 0.1 s."""
-HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+RUN: Final = secrets.token_hex(8)
+"""Another one after a restart: a page that stayed open forgets what it knew of the server before."""
 
 
 class StageSetup(msgspec.Struct, frozen=True):
@@ -49,8 +52,12 @@ class StageSetup(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What does not change. ``strategy`` is "autoregressive" where nothing is drafted; ``emulated`` says what is."""
+    """What does not change while the server runs; ``run`` is another one after a restart.
 
+    ``strategy`` is "autoregressive" where nothing is drafted; ``emulated`` says what is.
+    """
+
+    run: str
     stages: list[StageSetup]
     strategy: str
     drafter: str | None
@@ -122,7 +129,7 @@ def router(llm: AsyncLLM) -> APIRouter:
         if picture.watchers >= MOST_WATCHERS:
             raise busy(f"{MOST_WATCHERS} viewers watch already, as many as may: try again later", "too_many_viewers")
         stream = events(llm, picture, text_of, request)
-        return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
+        return StreamingResponse(stream, media_type=MEDIA_TYPE, headers=HEADERS)
 
     return routes
 
@@ -131,7 +138,7 @@ async def events(
     llm: AsyncLLM, picture: Picture, text_of: Callable[[int], str], request_id: str | None
 ) -> AsyncIterator[bytes]:
     """The stream of one viewer, until it leaves or the engine has ended."""
-    yield event("setup", setup_of(llm.setup))
+    yield event(setup_of(llm.setup), "setup")
     version, told_at, newest = -1, 0.0, -1
     with picture.watch() as watcher:
         while True:
@@ -140,7 +147,7 @@ async def events(
             now, stats = time.monotonic(), llm.stats()
             if picture.version != version or stats.ended is not None or now - told_at >= KEEP_ALIVE:
                 view = picture.view(now)
-                yield event("frame", frame_of(view, watcher, stats, text_of, now, newest))
+                yield event(frame_of(view, watcher, stats, text_of, now, newest), "frame")
                 version, told_at = view.version, now
                 newest = max([newest, *(batch.stream for batch in view.passed)])
                 if stats.ended is not None:
@@ -182,13 +189,10 @@ def setup_of(setup: Resolved) -> Setup:
     names = [", ".join(stage.devices) for stage in cluster.stages] if cluster is not None else [""] * setup.stages
     emulated = cluster is not None and cluster.emulated
     return Setup(
+        run=RUN,
         stages=[StageSetup(name, first, last) for name, (first, last) in zip(names, setup.layers, strict=True)],
         strategy=speculation.strategy if speculation is not None else "autoregressive",
         drafter=speculation.method if speculation is not None else None,
         emulated=EMULATED if emulated else None,
         max_model_len=setup.max_model_len,
     )
-
-
-def event(name: str, data: msgspec.Struct) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))

@@ -1,4 +1,4 @@
-"""Server-sent events, as the OpenAI API sends them: lines of ``data:``, the last one ``[DONE]``."""
+"""Server-sent events: the OpenAI API's, nameless and ended by ``[DONE]``, and the live view's, which have names."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
 from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 DONE: Final = b"data: [DONE]\n\n"
-HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""No proxy is to hold events back."""
+MEDIA_TYPE: Final = "text/event-stream"
+HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Nobody is to keep events, and no proxy to hold them back."""
 
 
-def event(data: BaseModel) -> bytes:
-    return b"data: " + data.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+def event(data: BaseModel | msgspec.Struct, name: str = "") -> bytes:
+    """``data`` as JSON, of a pydantic model the fields that were set; without a name it is a plain message."""
+    if isinstance(data, msgspec.Struct):
+        body = msgspec.json.encode(data)
+    else:
+        body = data.model_dump_json(exclude_unset=True).encode()
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + body + b"\n\n"
 
 
 class EventStream(Response):
@@ -26,7 +34,7 @@ class EventStream(Response):
     began, and leaves it to the generator to notice that the client is gone.
     """
 
-    media_type = "text/event-stream"
+    media_type = MEDIA_TYPE
 
     def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
         super().__init__(headers=HEADERS)

@@ -154,6 +154,15 @@ def test_a_terminal_shows_markdown_and_what_it_cost() -> None:
         assert chat.process.wait(PATIENCE) == 0
 
 
+def test_a_terminal_shows_source_code_line_by_line() -> None:
+    reply = Reply(("\n# halves\ndef half(x, **more):\n", "    # of x\n    return x / 2\n"), 9)
+    with running(OpenAIServer(lambda body: reply)) as server, terminal(server.url) as chat:
+        chat.until("> ")
+        chat.type("hello\r")
+        shown = chat.until("9 tokens").replace("\r", "")
+        assert shown.removesuffix("9 tokens").endswith("# halves\ndef half(x, **more):\n    # of x\n    return x / 2\n")
+
+
 def test_ctrl_c_stops_the_answer_and_a_second_one_leaves() -> None:
     with running(OpenAIServer(lambda body: Reply(("begun",), end="hold"))) as server, terminal(server.url) as chat:
         chat.until("> ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -32,9 +33,9 @@ PATIENCE_MS = 30_000
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server on a free port: its address and its process, which is told to end if it has not."""
-    command = [PENSTOCK, "serve", "demo", "--port", "0", *flags]
+def serving(*flags: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server, on a free port if none is named: its address and its process, which is told to end if it has not."""
+    command = [PENSTOCK, "serve", "demo", "--port", f"{port}", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
@@ -89,7 +90,7 @@ class Visitor:
         self.page.locator("#prompt").fill(text)
         self.page.locator("#prompt").press("Enter")
 
-    def set(self, **values: float) -> None:
+    def set(self, **values: float | str) -> None:
         settings = self.page.locator("#settings")
         if settings.get_attribute("open") is None:
             self.page.get_by_text("Settings").click()
@@ -140,7 +141,7 @@ def test_a_text_streams_while_the_engine_is_seen_at_work(visit: Visit) -> None:
     expect(page.locator("#state")).to_have_text("working")
     expect(page.locator("#tree .node.in-flight text").first).to_be_visible()
     expect(page.locator("#tree .node.certain").first).to_be_visible()
-    expect(page.locator("#pipeline")).to_have_attribute("aria-label", re.compile(r"in stage [1-4]"))
+    expect(page.locator("#pipeline")).to_have_attribute("aria-label", re.compile(r"in stage [0-3]"))
     expect(page.locator("#speed")).to_have_text(re.compile(r"\d+\.\d"))
     seen = max(painted(page, "#pipeline", "--speculated") for _ in range(40))
     visitor.wait_for_end()
@@ -235,6 +236,72 @@ def test_what_the_server_refuses_is_said_and_the_text_is_kept(visit: Visit) -> N
     expect(visitor.page.locator("#prompt")).to_have_value("def area(r):")
     expect(visitor.page.locator(".message")).to_have_count(0)
     visitor.allowed = "400"
+
+
+def test_the_button_sends_settings_between_the_steps_and_what_is_no_number_is_said(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    visitor.set(max_tokens=4, temperature=0.75)
+    page.locator("#settings summary").click()
+    page.locator("#prompt").fill("def area(r):")
+    with page.expect_request("**/v1/chat/completions") as request:
+        page.get_by_role("button", name="Send").click()
+    assert request.value.post_data_json["temperature"] == 0.75
+    visitor.wait_for_end()
+    visitor.set(temperature="")
+    page.locator("[name=temperature]").press_sequentially("--3e")
+    page.locator("#prompt").fill("def length(r):")
+    page.locator("#prompt").press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("temperature is not a number")
+    expect(page.locator("#prompt")).to_have_value("def length(r):")
+    visitor.set(temperature=0)
+    page.locator("#prompt").press("Enter")
+    visitor.wait_for_end()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_chat_and_text_are_both_there_after_a_look_at_the_other(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    visitor.set(max_tokens=4)
+    page.locator("#prompt").fill("def area(r):")
+    page.locator("#prompt").press("Enter")
+    visitor.wait_for_end()
+    visitor.complete(max_tokens=4)
+    visitor.wait_for_end()
+    expect(page.locator(".who h3")).to_have_text(["Text"])
+    page.get_by_role("radio", name="Chat").check()
+    expect(page.locator(".who h3")).to_have_text(["You", "demo"])
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("#empty")).to_be_visible()
+    page.get_by_role("radio", name="Complete").check()
+    expect(page.locator(".who h3")).to_have_text(["Text"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "raw", "shown"),
+    [
+        ("\n    # twice\n    return 2 * r\n", True, "    # twice\n    return 2 * r\n"),
+        ("It is the area.\n", False, "It is the area.\n"),
+        ("- one\n  - half\n", False, "- one\n  - half\n"),
+        ("So:\n```python\nif r:\n    r = 0\n```\n", False, "So:\nif r:\n    r = 0\n"),
+    ],
+)
+def test_source_code_looks_like_code_and_words_like_words(visit: Visit, answer: str, raw: bool, shown: str) -> None:
+    """The answers are scripted: the demo model writes nothing but code."""
+    visitor = visit()
+    page = visitor.page
+    pieces = [answer[:7], answer[7:]]
+    chunks = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.locator("#prompt").fill("What is it?")
+    page.locator("#prompt").press("Enter")
+    message = page.locator(".message").nth(1)
+    expect(message).not_to_have_class(re.compile("writing"))
+    assert message.locator(".text").evaluate("(element) => element.textContent") == shown
+    family = message.locator(".body").evaluate("(element) => getComputedStyle(element).fontFamily")
+    assert ("monospace" in family) is raw
 
 
 def test_a_key_is_asked_for_until_it_is_right(visit: Visit) -> None:
@@ -344,12 +411,26 @@ def test_nothing_moves_for_who_wants_no_motion(visit: Visit) -> None:
     assert page.evaluate("getComputedStyle(document.querySelector('.camera')).transitionDuration") != "0s"
 
 
-def test_a_server_stops_with_viewers_and_the_page_says_so(visit: Visit) -> None:
-    with serving("-pp", "4", "--strategy", "autoregressive") as (url, process):
+def test_a_server_stops_and_the_page_says_so_until_it_is_there_again(visit: Visit) -> None:
+    flags = ("-pp", "4", "--strategy", "autoregressive")
+    with serving(*flags) as (url, process):
         visitor = visit(url, key=None)
-        expect(visitor.page.locator("#state")).to_have_text("idle")
-        expect(visitor.page.locator("#setup")).to_contain_text("4 stages · no speculation")
+        page = visitor.page
+        expect(page.locator("#state")).to_have_text("idle")
+        expect(page.locator("#setup")).to_contain_text("4 stages · no speculation")
+        visitor.complete(max_tokens=4)
+        visitor.wait_for_end()
+        expect(page.locator("#requests tr")).to_contain_text("1 · yours")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-        expect(visitor.page.locator("#state")).to_have_text(re.compile("ended|no connection"))
-        visitor.allowed = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING"
+        expect(page.locator("#state")).to_have_text(re.compile("ended|no connection"))
+        expect(page.locator("#engine")).to_have_class("stale")
+    visitor.allowed = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING"
+    with serving(*flags, port=int(url.rpartition(":")[2])):
+        expect(page.locator("#state")).to_have_text("idle", timeout=PATIENCE_MS)
+        expect(page.locator("#engine")).not_to_have_class("stale")
+        expect(page.locator("#requests")).to_have_text("None yet.")
+        expect(page.locator(".body")).to_contain_text("class Stack:")
+        visitor.complete(max_tokens=4)
+        visitor.wait_for_end()
+        expect(page.locator("#requests tr")).to_contain_text("1 · yours")

@@ -12,6 +12,8 @@ const prompt = document.getElementById("prompt");
 const send = document.getElementById("send");
 const stop = document.getElementById("stop");
 const modes = document.querySelectorAll("input[name=mode]");
+/** What has been said, by mode. */
+const talks = { chat: document.createElement("div"), complete: document.createElement("div") };
 const PLACEHOLDERS = { chat: "Message the model", complete: "The beginning of a text" };
 const TITLES = { chat: "New chat", complete: "New text" };
 
@@ -55,28 +57,42 @@ function setMode(value) {
   localStorage.setItem("penstock-mode", chosen);
   prompt.placeholder = PLACEHOLDERS[chosen];
   document.getElementById("new").textContent = TITLES[chosen];
-  clear();
+  running?.abort();
+  showTalk();
 }
 
 function clear() {
   running?.abort();
-  turns = [];
-  log.replaceChildren(empty);
+  if (mode() === "chat") turns = [];
+  talk().replaceChildren();
+  showTalk();
+}
+
+function talk() {
+  return talks[mode()];
+}
+
+function showTalk() {
+  const shown = talk().hasChildNodes() ? talk() : empty;
+  if (shown.parentNode !== log) log.replaceChildren(shown);
+  log.scrollTop = log.scrollHeight;
 }
 
 function submit() {
   const text = prompt.value;
   if (running || !text.trim()) return;
   prompt.value = "";
-  log.replaceChildren(...[...log.children].filter((child) => child !== empty));
+  for (const old of talk().querySelectorAll(".notice")) old.remove();
   if (mode() === "chat") ask(text);
   else complete(text);
+  showTalk();
 }
 
 async function ask(text) {
-  const question = log.appendChild(new Message("You", text).element);
+  const here = talk();
+  const question = here.appendChild(new Message("You", text).element);
   const answer = new Message(await model().catch(() => "Model"));
-  log.append(answer.element);
+  here.append(answer.element);
   const system = settings.system;
   const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns, { role: "user", content: text }];
   const mine = turns; // of this chat, should another one have begun meanwhile
@@ -87,7 +103,7 @@ async function ask(text) {
 
 async function complete(text) {
   const message = new Message("Text", "", text);
-  log.append(message.element);
+  talk().append(message.element);
   const sent = await generate("/v1/completions", { prompt: text }, message);
   if (sent) message.addAction("Continue", () => !running && complete(text + message.text));
   else takeBack(text, message.element);
@@ -96,6 +112,7 @@ async function complete(text) {
 function takeBack(text, ...elements) {
   for (const element of elements) element.remove();
   prompt.value ||= text;
+  showTalk();
 }
 
 /** Stream one answer into `message`. False if the server refused it or nothing of it came. */
@@ -115,10 +132,10 @@ async function generate(path, body, message) {
       const piece = chunk.choices[0]?.delta?.content ?? chunk.choices[0]?.text;
       if (piece) add(message, piece, meter);
     }
-    message.note(meter.words());
+    keepAtEnd(() => message.note(meter.words()));
     return true;
   } catch (error) {
-    if (error.name === "AbortError") message.note("stopped");
+    if (error.name === "AbortError") keepAtEnd(() => message.note("stopped"));
     else show(error);
     return message.text !== "";
   } finally {
@@ -136,9 +153,14 @@ function begin(message) {
 }
 
 function add(message, piece, meter) {
-  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
   meter.first ??= performance.now();
-  message.append(piece);
+  keepAtEnd(() => message.append(piece));
+}
+
+/** The log stays at its end while it grows, for who has not scrolled back to read. */
+function keepAtEnd(change) {
+  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+  change();
   if (atEnd) log.scrollTop = log.scrollHeight;
 }
 
@@ -159,8 +181,8 @@ function show(error) {
     button.textContent = "Complete texts instead";
     button.addEventListener("click", () => setMode("complete"));
   }
-  log.append(element);
-  log.scrollTop = log.scrollHeight;
+  talk().append(element);
+  showTalk();
 }
 
 /** An id that nobody guesses: whoever knows it may watch the request's tokens. */

@@ -10,7 +10,7 @@ export class Figures {
   }
 
   setup({ strategy, drafter, stages, emulated }) {
-    const how = strategy === "autoregressive" ? "no speculation" : `${strategy} strategy, drafts by ${drafter.replaceAll("_", " ")}`;
+    const how = strategy === "autoregressive" ? "no speculation" : `${strategy} strategy, ${drafter.replaceAll("_", " ")} drafter`;
     const split = `${stages.length} stage${stages.length === 1 ? "" : "s"}`;
     byId("setup").textContent = [split, how, ...(emulated ? ["emulated devices"] : [])].join(" · ");
     byId("setup").title = emulated ?? "";

@@ -2,11 +2,12 @@
 // for every token shows a thin staircase. It stands still while nothing happens.
 
 import { colours } from "./theme.js";
-import { Description, prepare, whenChanged } from "./canvas.js";
+import { Canvas } from "./canvas.js";
 
 const LABEL = 22;
 const AXIS = 18;
 const LANE_GAP = 3;
+const ROOMY = 440;
 const STEPS = 40;
 const STEPS_PER_STAGE = 5;
 const SHORTEST = 0.4;
@@ -16,17 +17,16 @@ const LEAST_CERTAIN = 0.45;
 
 export class Flow {
   constructor() {
-    this._canvas = document.getElementById("flow");
-    this._description = new Description(this._canvas);
+    this._canvas = new Canvas("flow", () => this._draw());
     this._stages = 0;
     this._batches = [];
     this._span = 1;
-    whenChanged(this._canvas, () => this._draw());
   }
 
   setup({ stages }) {
     this._stages = stages.length;
     this._batches = [];
+    this._span = 1;
     this._draw();
   }
 
@@ -35,7 +35,7 @@ export class Flow {
     this._batches = [...this._batches, ...passed].slice(-KEPT);
     this._span = this._fitting();
     this._draw();
-    this._description.set(`When each stage worked in the last ${this._span.toFixed(1)} seconds`);
+    this._canvas.describe(`When each stage worked in the last ${this._span.toFixed(1)} seconds`);
   }
 
   /** Seconds in which some forty steps of the slowest stage fit, more if there are many stages; doubled or halved. */
@@ -50,7 +50,8 @@ export class Flow {
   _draw() {
     if (!this._stages) return;
     const lane = this._stages > 8 ? 9 : 16;
-    const { context, width } = prepare(this._canvas, this._stages * (lane + LANE_GAP) + AXIS);
+    const { width } = this._canvas;
+    const context = this._canvas.prepare(this._stages * (lane + LANE_GAP) + AXIS);
     const end = Math.max(0, ...this._batches.flatMap(({ spans }) => spans.map((span) => span.end)));
     const scale = (width - LABEL) / this._span;
     const place = (time) => width - (end - time) * scale;
@@ -78,6 +79,8 @@ export class Flow {
     }
     const y = this._stages * (lane + LANE_GAP) + AXIS / 2;
     context.fillText(`${this._span >= 1 ? `${this._span} s` : `${Math.round(1000 * this._span)} ms`} ago`, LABEL, y);
+    context.textAlign = "center";
+    if (width > ROOMY) context.fillText("when each stage worked; pale: on wrong guesses", (LABEL + width) / 2, y);
     context.textAlign = "right";
     context.fillText("now", width, y);
   }

@@ -1,11 +1,16 @@
 // One message of the conversation: who, text, a note below it, and buttons.
 
+/** What a text that is meant as Markdown has: a fence, a heading (one # is a comment), a list, bold words, a link. */
+const MARKDOWN = /^ {0,3}(?:```|~~~)|^#{2,6} \S|^(?:[-*+]|\d+[.)]) \S|(?<![\w*(,])\*\*\w[^*\n]*(?<![\s,])\*\*(?![\w*])|\]\(https?:/m;
+/** A chat message with such a line and no Markdown is code. */
+const INDENTED = /^(?: {2,}|\t)\S/m;
+
 export class Message {
   /** `before` is text that is shown ahead of what is appended: a completion's prompt. */
   constructor(author, text = "", before = "") {
     this.text = "";
     this._before = before;
-    this._code = author !== "Text";
+    this._chat = author !== "Text";
     this.element = made("article", before ? "message raw" : "message");
     const head = this.element.appendChild(made("div", "who"));
     head.appendChild(made("h3", "", author));
@@ -19,9 +24,11 @@ export class Message {
   }
 
   append(piece) {
+    const shown = /^\n*$/.test(this.text) && this._chat ? piece.replace(/^\n+/, "") : piece;
     this.text += piece;
-    if (this._code && this.text.includes("```")) this._text.replaceChildren(...withCode(this.text));
-    else this._text.append(piece);
+    if (this._chat) this.element.classList.toggle("raw", INDENTED.test(this.text) && !MARKDOWN.test(this.text));
+    if (this._chat && this.text.includes("```")) this._text.replaceChildren(...withCode(this.text.replace(/^\n+/, "")));
+    else this._text.append(shown);
   }
 
   note(words) {

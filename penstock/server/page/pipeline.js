@@ -1,7 +1,7 @@
 // The stages side by side, and in each the batch that it works on: a square per token. Batches move from stage to stage.
 
 import { calm, colours } from "./theme.js";
-import { Description, prepare, whenChanged } from "./canvas.js";
+import { Canvas } from "./canvas.js";
 import { Window } from "./window.js";
 
 const GAP = 12;
@@ -16,14 +16,12 @@ const EASE_MS = 28;
 
 export class Pipeline {
   constructor() {
-    this._canvas = document.getElementById("pipeline");
-    this._description = new Description(this._canvas);
+    this._canvas = new Canvas("pipeline", () => this._draw());
     this._window = new Window();
     this._stages = [];
     this._busy = [];
     this._blocks = new Map();
     this._moving = 0;
-    whenChanged(this._canvas, () => this._draw());
   }
 
   setup({ stages }) {
@@ -41,7 +39,7 @@ export class Pipeline {
     if (!frame.stats.running) this._busy = now.map(() => 0);
     this._take(frame.flying.filter((batch) => batch.stage >= 0));
     const inside = frame.flying.map((batch) => `${batch.rows} in stage ${Math.max(batch.stage, 0)}`);
-    this._description.set(`Pipeline, tokens: ${inside.join(", ") || "none, idle"}`);
+    this._canvas.describe(`Pipeline, tokens: ${inside.join(", ") || "none, idle"}`);
     this._move();
   }
 
@@ -65,7 +63,8 @@ export class Pipeline {
     cancelAnimationFrame(this._moving);
     let last = performance.now();
     const step = (now) => {
-      const share = calm.matches ? 1 : 1 - Math.exp((last - now) / EASE_MS);
+      const passed = Math.max(0, now - last); // the first picture's time may be before this call
+      const share = calm.matches ? 1 : 1 - Math.exp(-passed / EASE_MS);
       last = now;
       if (this._ease(share)) this._moving = requestAnimationFrame(step);
       this._draw();
@@ -86,12 +85,12 @@ export class Pipeline {
 
   _draw() {
     if (!this._stages.length) return;
-    const width = this._canvas.clientWidth;
+    const { width } = this._canvas;
     const most = Math.max(1, Math.floor((width + GAP) / (NARROWEST + GAP)));
     const lines = Math.ceil(this._stages.length / most);
     const across = Math.ceil(this._stages.length / lines);
     const high = HEAD + WELL + FOOT;
-    const { context } = prepare(this._canvas, lines * high + (lines - 1) * LINE_GAP);
+    const context = this._canvas.prepare(lines * high + (lines - 1) * LINE_GAP);
     const wide = (width - (across - 1) * GAP) / across;
     this._place = (at) => {
       const line = Math.min(lines - 1, Math.max(0, Math.floor((at + 0.5) / across)));

@@ -2,10 +2,16 @@
 
 const ROWS = 8;
 const body = document.getElementById("requests");
+const none = body.firstElementChild;
 
 export class Requests {
   constructor() {
     this._own = new Set();
+  }
+
+  setup() {
+    this._own.clear();
+    body.replaceChildren(none);
   }
 
   frame({ at, requests, own }) {

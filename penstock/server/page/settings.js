@@ -1,5 +1,7 @@
 // The sampling settings, kept in this browser. An empty field is not sent: the model's own default holds.
 
+import { ApiError } from "./api.js";
+
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 
 export class Settings {
@@ -10,8 +12,10 @@ export class Settings {
     element.addEventListener("input", () => this._keep());
   }
 
-  /** As the request's fields. What is out of range is the server's to refuse, in its words. */
+  /** As the request's fields. What is out of range is the server's to refuse, in its words; ApiError for no number. */
   get body() {
+    const wrong = NUMBERS.find((name) => this._fields[name].validity.badInput);
+    if (wrong) throw new ApiError(400, `${wrong} is not a number; correct it, or leave it empty for the model's default`);
     const given = NUMBERS.filter((name) => this._fields[name].value !== "");
     return Object.fromEntries(given.map((name) => [name, Number(this._fields[name].value)]));
   }

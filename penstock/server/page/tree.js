@@ -12,12 +12,14 @@ const NARROW = { own: 66, others: 34 };
 const NARROW_BELOW = 480;
 const CHARACTER = 6.7;
 const JUMP = 4;
+const NO_DRAFTER = "Nothing is guessed: the server was started without a drafter.";
 
 export class Tree {
   constructor() {
     this._svg = document.getElementById("tree");
     this._note = document.getElementById("tree-note");
     this._empty = document.getElementById("tree-empty");
+    this._welcome = this._empty.textContent;
     this._description = new Description(this._svg);
     this._camera = this._svg.appendChild(make("g", { class: "camera" }));
     this._ghosts = this._camera.appendChild(make("g", { class: "ghosts" }));
@@ -28,12 +30,21 @@ export class Tree {
   }
 
   setup({ strategy }) {
-    if (strategy === "autoregressive") this._empty.textContent = "Nothing is guessed: the server was started without a drafter.";
+    this._empty.textContent = strategy === "autoregressive" ? NO_DRAFTER : this._welcome;
+    this._empty.hidden = false;
+    this._note.textContent = "";
+    this._tree = null;
+    this._drawn = new Map();
+    for (const group of [this._ghosts, this._now]) group.replaceChildren();
+    this._svg.setAttribute("aria-label", "Draft tree: none");
   }
 
   frame({ tree }) {
     this._svg.classList.toggle("past", tree === null);
-    if (tree === null) return;
+    if (tree === null) {
+      if (this._tree) this._note.textContent = "the last one";
+      return;
+    }
     this._empty.hidden = true;
     this._draw(tree);
   }
@@ -47,7 +58,7 @@ export class Tree {
     const layout = layOut(tree, columns - 1 - behind);
     this._fade(tree, column);
     this._svg.setAttribute("viewBox", `0 0 ${width} ${ROWS * ROW}`);
-        this._camera.style.transform = `translateX(${(behind - tree.position) * column}px)`;
+    this._camera.style.transform = `translateX(${(behind - tree.position) * column}px)`;
     this._drawn = this._place(tree, layout, behind, column);
     this._now.replaceChildren(...edges(this._drawn, column), ...[...this._drawn.values()].map((node) => pill(node, column)));
     this._tree = tree;

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock.clients.screen import PlainScreen, RichScreen, Tail, clean
+from penstock.clients.screen import MARKDOWN, PlainScreen, RichScreen, Tail, clean, laid_out
 
 
 def console(height: int = 10) -> Console:
@@ -39,6 +39,40 @@ def test_in_the_end_all_of_the_answer_is_there() -> None:
         for i in range(50):
             show(f"line {i}\n\n")
     assert all(f"line {i}" in written(out) for i in range(50))
+
+
+SOURCE = """
+# an area, [b]exactly[/b]
+import math
+
+def area(r, **options):
+    \"\"\"Of a circle.
+
+      - r: its radius
+    \"\"\"
+    return math.pi * r**2 + scaled(**options, **{})
+"""
+
+
+def test_source_code_keeps_its_lines_and_every_character() -> None:
+    out = Console(file=io.StringIO(), width=80)
+    out.print(laid_out(SOURCE))
+    assert written(out) == SOURCE.lstrip("\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use this:\n\n```python\nx = 1\n```\n",
+        "## Steps\nfirst",
+        "- one\n- two",
+        "Three things:\n1. one",
+        "It is **very bold**.",
+        "See [the docs](https://example.org/docs).",
+    ],
+)
+def test_what_is_evidently_markdown(text: str) -> None:
+    assert MARKDOWN.search(text)
 
 
 def test_brackets_in_words_are_no_markup() -> None:
