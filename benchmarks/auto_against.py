@@ -1,6 +1,6 @@
 """`auto` against every other strategy at its best setting, simulated: on every preset and on clusters drawn at random.
 
-    python benchmarks/auto_against.py [REQUESTS] [CLUSTER ...]
+    python benchmarks/auto_against.py [--again] [REQUESTS] [CLUSTER ...]
 
 The random clusters are random-100 to random-129, chosen before any of them was run. Each strategy is swept, its best
 setting is the one with the highest speed on the same requests (which favours it), and `auto` runs as it is. The ratio
@@ -8,13 +8,16 @@ is paired per request, with the 95% bounds of `penstock bench`. Acceptance is th
 simulates each setting, so that what `auto` learns on the way counts.
 
 Each cluster is written to benchmarks/measured/auto_against.json as it finishes. A cluster that is there with as many
-requests is not run again, so that a run can be stopped and go on; remove the file after a change of the engine.
+requests is not run again, so that a run can be stopped and go on; remove the file after a change of the engine. After
+a change of `continuous` and `auto` alone ``--again`` is enough, which runs them once more and, of the papers' settings,
+only the one that the last sweep found best: simulations of the others would come out as they did.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from typing import Any
@@ -66,6 +69,8 @@ SETTINGS: dict[str, dict[str, object]] = {
     "auto": {"strategy": "auto"},
 }
 
+OURS = ("continuous", "auto")
+
 
 def seconds(cluster: str, setting: str, requests: int) -> list[float]:
     """Per request, from its first token to its last."""
@@ -75,17 +80,18 @@ def seconds(cluster: str, setting: str, requests: int) -> list[float]:
     return [run.seconds for run in simulate(load_cluster(cluster), script, speculation)]
 
 
-def compared(cluster: str, requests: int) -> dict[str, Any]:
+def compared(cluster: str, requests: int, settings: Sequence[str]) -> dict[str, Any]:
     """`auto` over plain decoding, over the papers' best setting, and over the best of all, which is paired."""
-    times = {setting: seconds(cluster, setting, requests) for setting in SETTINGS}
+    times = {setting: seconds(cluster, setting, requests) for setting in settings}
     auto = times.pop("auto")
     best = min(times, key=lambda setting: sum(times[setting]))
-    papers = min(times.keys() - {"continuous"}, key=lambda setting: sum(times[setting]))
+    papers = min(times.keys() - set(OURS), key=lambda setting: sum(times[setting]))
     ratio = paired_ratio([other / own for other, own in zip(times[best], auto, strict=True)])
     assert ratio is not None
     return {
         "stages": len(load_cluster(cluster).stages),
         "requests": requests,
+        "settings": len(times),
         "over_plain": sum(times["autoregressive"]) / sum(auto),
         "over_papers": sum(times[papers]) / sum(auto),
         "papers": papers,
@@ -105,33 +111,48 @@ def line(cluster: str, found: dict[str, Any]) -> str:
     )
 
 
-def left(requests: int, clusters: list[str]) -> list[str]:
-    """Those that are not in the file with as many requests."""
-    known = kept_figures(NAME)
-    return [name for name in clusters if known.get(name, {}).get("requests") != requests]
+def left(requests: int, clusters: Sequence[str], again: bool) -> dict[str, list[str]]:
+    """By cluster what there is to run: nothing of those that are in the file with as many requests.
+
+    Again: of all of these, the few settings that can have changed or be the best.
+    """
+    same = {name: one for name, one in kept_figures(NAME).items() if one["requests"] == requests}
+    if again:
+        return {name: ["autoregressive", same[name]["papers"], *OURS] for name in clusters if name in same}
+    return {name: list(SETTINGS) for name in clusters if name not in same}
 
 
-def measured(requests: int, clusters: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def measured(requests: int, clusters: Sequence[str], again: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each cluster that is left, written to the file as it finishes."""
     with ProcessPoolExecutor(2) as pool:
-        names = {pool.submit(compared, cluster, requests): cluster for cluster in left(requests, clusters)}
+        names = {
+            pool.submit(compared, cluster, requests, settings): cluster
+            for cluster, settings in left(requests, clusters, again).items()
+        }
         for future in as_completed(names):
             found = {**kept_figures(NAME), names[future]: future.result()}
             ordered = {name: found[name] for name in (*PRESETS, *RANDOM, *found) if name in found}
-            store(NAME, HOW, ([f"python benchmarks/auto_against.py {requests}"], ordered))
+            commands = [f"python benchmarks/{NAME}.py {option}{requests}" for option in ("", "--again ")]
+            store(NAME, HOW, (commands[: 1 + again], ordered))
             yield names[future], future.result()
 
 
-def main(requests: int, clusters: list[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description="auto against every other strategy at its best setting.")
+    parser.add_argument("--again", action="store_true", help="only what a change of continuous and auto can change")
+    parser.add_argument("requests", type=int, nargs="?", default=20)
+    parser.add_argument("clusters", nargs="*", default=[*PRESETS, *RANDOM])
+    options = parser.parse_args(arguments)
+    requests = options.requests
     check(requests >= 2, "REQUESTS", requests, "at least 2: bounds need pairs")
     print(f"simulated; {requests} requests x {TOKENS} tokens; profile {ACCURACY[0]:.2f} at 1, {ACCURACY[-1]:.2f} at 16")
     print(f"{'cluster':22} {'stages':>4} {'auto':>7}  over the papers' best {'':19} over the best of all (95%)")
-    for cluster, found in measured(requests, clusters):
+    for cluster, found in measured(requests, options.clusters, options.again):
         print(line(cluster, found), flush=True)
 
 
 if __name__ == "__main__":
     try:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:] or [*PRESETS, *RANDOM])
+        main(sys.argv[1:])
     except ConfigError as error:
-        sys.exit(f"auto_against: error: {error}")
+        sys.exit(f"{NAME}: error: {error}")

@@ -13,10 +13,10 @@ times.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -30,7 +30,6 @@ from penstock.bench.measure import run_alone, run_one, same_tokens, short
 from penstock.bench.sample import Sample
 from penstock.cluster import load_cluster
 from penstock.cluster.uniform import uniform_cluster
-from penstock.core import ConfigError
 from penstock.pipeline.base import Host
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
@@ -122,29 +121,20 @@ def ms_per_token(samples: list[Sample]) -> float:
     return 1e3 * sum(sample.seconds for sample in samples) / sum(sample.tokens for sample in samples)
 
 
-def line(case: str, name: str, found: Mapping[str, Any]) -> str:
-    return (
+def lines(case: str, row: Mapping[str, Any]) -> str:
+    return "\n".join(
         f"{case:26} {name:15} {found['direct_ms']:8.2f} {found['relayed_ms']:8.2f} ms per token  "
         f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f}), {found['pairs']} pairs, "
         f"{found['overruns']:.1%} overruns" + ("" if found["identical"] else "  NOT IDENTICAL")
+        for name, found in row["entries"].items()
     )
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Direct links between stages against a centralised executor.")
-    virtual.add_sizes(parser)
-    parser.set_defaults(prompts=6, tokens=24)
-    options = parser.parse_args(arguments)
-    sizes = virtual.Sizes(options.prompts, options.tokens)
-    command = f"python benchmarks/{NAME}.py --prompts {sizes.prompts} --tokens {sizes.tokens}"
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     for case in CASES:
-        found = virtual.once(NAME, case, sizes, command, lambda case=case: compared(case, sizes), HOW)
-        for name, figures in found["entries"].items():
-            print(line(case, name, figures), flush=True)
+        yield case, partial(compared, case, wanted.sizes)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        sys.exit(f"{NAME}: error: {error}")
+    parser = argparse.ArgumentParser(description="Direct links between stages against a centralised executor.")
+    virtual.main(NAME, parser, cases, lines, how=HOW, sizes=virtual.Sizes(prompts=6, tokens=24))

@@ -9,9 +9,8 @@ in virtual time; but what the drafter computes counts with the processor time th
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,6 @@ import virtual
 
 from penstock import LLM
 from penstock.config import parse_speculative
-from penstock.core import ConfigError
 from penstock.messages import Batch
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
@@ -94,31 +92,23 @@ def timed(drafter: Mapping[str, Any], width: int, sizes: virtual.Sizes) -> dict[
     return found
 
 
-def lines(row: Mapping[str, Any]) -> str:
+def lines(key: str, row: Mapping[str, Any]) -> str:
     return "\n".join(
-        f"{row['method']:11} {width} {temperature}: {one['accepted'] / one['ms']:.2f} accepted tokens per ms, "
+        f"{key:11} {width} {temperature}: {one['accepted'] / one['ms']:.2f} accepted tokens per ms, "
         f"{one['ms'] / one['passes']:.2f} ms a pass, {one['accepted'] / one['passes']:.2f} tokens a pass"
         for width, temperatures in row["widths"].items()
         for temperature, one in temperatures.items()
     )
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Accepted tokens per millisecond of drafter time.")
-    virtual.add_drafters(parser, METHODS)
-    virtual.add_sizes(parser)
-    options = parser.parse_args(arguments)
-    sizes, drafters = virtual.Sizes(options.prompts, options.tokens), virtual.drafters_of(options, METHODS)
-    command = virtual.command_of("drafter_time.py", drafters, sizes)
-    rows = {"draft_model": {"method": "draft_model", "model": "demo"}}
-    for method, folders in drafters.items():
-        rows |= {f"{method} {virtual.as_stored(one)}": {"method": method, "model": one} for one in folders}
-    for key, drafter in rows.items():
-        print(lines(virtual.once(NAME, key, sizes, command, partial(measured, drafter, sizes), HOW)), flush=True)
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    drafters = {"draft_model": {"method": "draft_model", "model": "demo"}}
+    for method, folders in wanted.drafters.items():
+        drafters |= {f"{method} {virtual.as_stored(one)}": {"method": method, "model": one} for one in folders}
+    for key, drafter in drafters.items():
+        yield key, partial(measured, drafter, wanted.sizes)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        sys.exit(f"drafter_time: error: {error}")
+    parser = argparse.ArgumentParser(description="Accepted tokens per millisecond of drafter time.")
+    virtual.main(NAME, parser, cases, lines, METHODS, HOW)

@@ -10,8 +10,7 @@ benchmarks/measured/flowspec_eagle.json as it finishes, and is not run again if 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,6 @@ from sections import flowspec
 
 from penstock.bench.measure import StrategyRun
 from penstock.cluster import load_cluster
-from penstock.core import ConfigError
 
 NAME = "flowspec_eagle"
 TEMPERATURES = {"T0": 0.0, "T1": 1.0}
@@ -55,20 +53,12 @@ def lines(cluster: str, row: Mapping[str, Any]) -> str:
     )
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="FlowSpec's tables with EAGLE, in virtual time.")
-    virtual.add_drafters(parser, ["eagle"])
-    virtual.add_sizes(parser)
-    options = parser.parse_args(arguments)
-    sizes, drafters = virtual.Sizes(options.prompts, options.tokens), virtual.drafters_of(options, ["eagle"])
-    command = virtual.command_of("flowspec_eagle.py", drafters, sizes)
-    for cluster in flowspec.CLUSTERS.values() if drafters["eagle"] else ():
-        take = partial(measured, drafters["eagle"][0], cluster, sizes)
-        print(lines(cluster, virtual.once(NAME, cluster, sizes, command, take)), flush=True)
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    folders = wanted.drafters["eagle"]
+    for cluster in flowspec.CLUSTERS.values() if folders else ():
+        yield cluster, partial(measured, folders[0], cluster, wanted.sizes)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        sys.exit(f"flowspec_eagle: error: {error}")
+    parser = argparse.ArgumentParser(description="FlowSpec's tables with EAGLE, in virtual time.")
+    virtual.main(NAME, parser, cases, lines, ["eagle"])

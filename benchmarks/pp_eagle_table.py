@@ -14,8 +14,7 @@ Each row is written to benchmarks/measured/pp_eagle_table.json as it finishes, a
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -26,7 +25,6 @@ from penstock.bench.entries import PLAIN
 from penstock.bench.measure import StrategyRun
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.prices import eagle, llama
-from penstock.core import ConfigError
 
 NAME = "pp_eagle_table"
 SIZES = (1, 2, 4)
@@ -70,30 +68,21 @@ def columns(run: StrategyRun) -> dict[str, Any]:
     }
 
 
-def lines(row: Mapping[str, Any]) -> str:
+def lines(key: str, row: Mapping[str, Any]) -> str:
     return "\n".join(
-        f"{row['method']:7} pp {row['stages']}  {entry:52} "
+        f"{key:11}  {entry:52} "
         f"AR {one['AR'] or 0:.4f}  AL {one['AL']:.4f}  TP {one['TP']:8.2f}  Lat {one['Lat']:.4f}"
         + ("" if one["identical"] else "  NOT IDENTICAL")
         for entry, one in row["entries"].items()
     )
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="The vLLM report's Table 2 with the demo target, in virtual time.")
-    virtual.add_drafters(parser, METHODS)
-    virtual.add_sizes(parser)
-    options = parser.parse_args(arguments)
-    sizes, drafters = virtual.Sizes(options.prompts, options.tokens), virtual.drafters_of(options, METHODS)
-    command = virtual.command_of("pp_eagle_table.py", drafters, sizes)
-    for method, folders in drafters.items():
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    for method, folders in wanted.drafters.items():
         for stages in SIZES if folders else ():
-            take = partial(measured, method, folders[0], stages, sizes)
-            print(lines(virtual.once(NAME, f"{method} pp={stages}", sizes, command, take)), flush=True)
+            yield f"{method} pp={stages}", partial(measured, method, folders[0], stages, wanted.sizes)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        sys.exit(f"pp_eagle_table: error: {error}")
+    parser = argparse.ArgumentParser(description="The vLLM report's Table 2 with the demo target, in virtual time.")
+    virtual.main(NAME, parser, cases, lines, METHODS)

@@ -9,15 +9,13 @@ written to benchmarks/measured/spd_correction.json as it finishes, and is not ru
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import virtual
 
 from penstock.cluster import load_cluster
-from penstock.core import ConfigError
 
 NAME = "spd_correction"
 CLUSTERS = ("spd-4", "spd-8", "spd-16")
@@ -43,29 +41,21 @@ def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
     return {"cluster": cluster, "temperatures": found}
 
 
-def line(row: Mapping[str, Any]) -> str:
+def lines(cluster: str, row: Mapping[str, Any]) -> str:
     return "\n".join(
-        f"{row['cluster']:7} {name}  tokens per stage time: corrected {one['on']:.3f}, not {one['off']:.3f}; "
+        f"{cluster:7} {name}  tokens per stage time: corrected {one['on']:.3f}, not {one['off']:.3f}; "
         f"ratio {one['ratio']:.3f} ({'-'.join(f'{bound:.3f}' for bound in one['bounds'] or ())})"
         + ("" if one["identical"] else "  NOT IDENTICAL")
         for name, one in row["temperatures"].items()
     )
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="In-flight correction on and off, in virtual time.")
-    virtual.add_drafters(parser, ["spd"])
-    virtual.add_sizes(parser)
-    options = parser.parse_args(arguments)
-    sizes, drafters = virtual.Sizes(options.prompts, options.tokens), virtual.drafters_of(options, ["spd"])
-    command = virtual.command_of("spd_correction.py", drafters, sizes)
-    for cluster in CLUSTERS if drafters["spd"] else ():
-        take = partial(measured, drafters["spd"][0], cluster, sizes)
-        print(line(virtual.once(NAME, cluster, sizes, command, take)), flush=True)
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    folders = wanted.drafters["spd"]
+    for cluster in CLUSTERS if folders else ():
+        yield cluster, partial(measured, folders[0], cluster, wanted.sizes)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        sys.exit(f"spd_correction: error: {error}")
+    parser = argparse.ArgumentParser(description="In-flight correction on and off, in virtual time.")
+    virtual.main(NAME, parser, cases, lines, ["spd"])

@@ -11,8 +11,7 @@ not stretched: it is set beside the step as the preset has it. SPD's own code lo
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import virtual
 
 from penstock.cluster import load_cluster, stage_timings
-from penstock.core import ConfigError
 
 NAME = "spd_overhead"
 HOW = "Emulated in processes and in virtual time, with the demo target"
@@ -57,28 +55,20 @@ def measured(folder: str, name: str, lag: int, sizes: virtual.Sizes) -> dict[str
     }
 
 
-def line(row: Mapping[str, Any]) -> str:
+def line(key: str, row: Mapping[str, Any]) -> str:
     return (
-        f"{row['cluster']:7} lag {row['lag']}: a step of {row['step_ms']:.2f} ms takes {row['added_ms']:.2f} ms more: "
+        f"{key:13}: a step of {row['step_ms']:.2f} ms takes {row['added_ms']:.2f} ms more: "
         f"{row['share']:.3f}; {row['hop_ms']:.2f} ms a hop, {row['loop_ms']:.2f} ms a loop, "
         f"{row['overruns']:.1%} overruns" + ("" if row["identical"] else "  NOT IDENTICAL")
     )
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="What processes add to SPD's steps.")
-    virtual.add_drafters(parser, ["spd"])
-    virtual.add_sizes(parser)
-    options = parser.parse_args(arguments)
-    sizes, drafters = virtual.Sizes(options.prompts, options.tokens), virtual.drafters_of(options, ["spd"])
-    command = virtual.command_of(f"{NAME}.py", drafters, sizes)
-    for lag, cluster in product(LAGS, SCALES if drafters["spd"] else ()):
-        take = partial(measured, drafters["spd"][0], cluster, lag, sizes)
-        print(line(virtual.once(NAME, f"{cluster}, lag {lag}", sizes, command, take, HOW)), flush=True)
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    folders = wanted.drafters["spd"]
+    for lag, cluster in product(LAGS, SCALES if folders else ()):
+        yield f"{cluster}, lag {lag}", partial(measured, folders[0], cluster, lag, wanted.sizes)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        sys.exit(f"{NAME}: error: {error}")
+    parser = argparse.ArgumentParser(description="What processes add to SPD's steps.")
+    virtual.main(NAME, parser, cases, line, ["spd"], HOW)

@@ -16,7 +16,6 @@ is not run again; remove the file after a change of the engine or of a drafter.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -137,24 +136,15 @@ def line(key: str, row: Mapping[str, Any]) -> str:
     return f"{key:32} {'; '.join(cells)}"
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="SPD's tables with the demo target, in virtual time.")
-    parser.add_argument("--stages", type=int, nargs="+", default=list(STAGES), choices=STAGES)
-    virtual.add_drafters(parser, METHODS)
-    virtual.add_sizes(parser)
-    options = parser.parse_args(arguments)
-    sizes, target = virtual.Sizes(options.prompts, options.tokens), open_checkpoint(virtual.TARGET)
-    drafters = virtual.drafters_of(options, METHODS)
-    command = virtual.command_of("spd_tables.py", drafters, sizes)
-    named = [(name, folder) for name, folders in drafters.items() for folder in folders]
-    rows = [method for stages in options.stages for one in named for method in methods(*one, stages, target)]
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    target = open_checkpoint(virtual.TARGET)
+    named = [(name, folder) for name, folders in wanted.drafters.items() for folder in folders]
+    rows = [method for stages in wanted.options.stages for one in named for method in methods(*one, stages, target)]
     for method in rows:
-        row = virtual.once(NAME, method.key, sizes, command, partial(measured, method, sizes))
-        print(line(method.key, row), flush=True)
+        yield method.key, partial(measured, method, wanted.sizes)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        sys.exit(f"spd_tables: error: {error}")
+    parser = argparse.ArgumentParser(description="SPD's tables with the demo target, in virtual time.")
+    parser.add_argument("--stages", type=int, nargs="+", default=list(STAGES), choices=STAGES)
+    virtual.main(NAME, parser, cases, line, METHODS)

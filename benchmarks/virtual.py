@@ -12,7 +12,8 @@ costs is what its arithmetic takes on one core.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from penstock.bench.intervals import Ratio, paired_ratio
 from penstock.bench.measure import StrategyRun, is_plain, measure_all
 from penstock.bench.prompts import read_prompt_sets
 from penstock.cluster import Cluster, load_cluster
+from penstock.core import ConfigError
 from penstock.engine.options import DEMO
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost
@@ -38,6 +40,9 @@ INSTANT = {"bandwidth_gbit_s": 1e9, "latency_ms": 0.0}
 FAST = 1e9
 """Operations per second, in 1e12: a row costs nothing."""
 
+Case = tuple[str, Callable[[], dict[str, Any]]]
+"""A key of a section's figures, and what measures them."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -47,9 +52,14 @@ class Sizes:
     tokens: int = 64
 
 
-def add_sizes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=int, default=Sizes.prompts, help="of held-out code")
-    parser.add_argument("--tokens", type=int, default=Sizes.tokens, help="of each")
+@dataclass(frozen=True)
+class Wanted:
+    """What a script's command line asks for."""
+
+    sizes: Sizes
+    drafters: Mapping[str, Sequence[str]]
+    """By method, the folders that are there."""
+    options: argparse.Namespace
 
 
 def asked(sizes: Sizes, temperatures: Sequence[float] = (0.0, 1.0), top_k: int = 0) -> list[Question]:
@@ -103,7 +113,35 @@ def over(run: StrategyRun, base: StrategyRun) -> Ratio:
     return ratio
 
 
-# -------------------------------------------------------------------------------------------------------------- storing
+# -------------------------------------------------------------------------------------------------------------- scripts
+
+
+def main(
+    name: str,
+    parser: argparse.ArgumentParser,
+    cases: Callable[[Wanted], Iterable[Case]],
+    lines: Callable[[str, dict[str, Any]], str],
+    methods: Sequence[str] = (),
+    how: str = HOW,
+    sizes: Sizes = Sizes(),
+) -> None:
+    """What a script does: measure and store each case, unless it is there with these sizes, and print its lines.
+
+    The script is called as its section is, ``name``. ``parser`` has the options that are the script's own; those that
+    name drafters of ``methods`` and say how much is asked, by default ``sizes``, are added here. Ends the process with
+    one line where a ConfigError says what is wrong.
+    """
+    add_drafters(parser, methods)
+    parser.add_argument("--prompts", type=int, default=sizes.prompts, help="of held-out code")
+    parser.add_argument("--tokens", type=int, default=sizes.tokens, help="of each")
+    options = parser.parse_args()
+    sizes, drafters = Sizes(options.prompts, options.tokens), drafters_of(options, methods)
+    command = command_of(f"{name}.py", drafters, sizes)
+    try:
+        for key, measure in cases(Wanted(sizes, drafters, options)):
+            print(lines(key, once(name, key, sizes, command, measure, how)), flush=True)
+    except ConfigError as error:
+        sys.exit(f"{name}: error: {error}")
 
 
 def once(

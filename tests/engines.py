@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.cluster.timing import DeviceTiming, StageTiming
+from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter
 from penstock.drafters.emulated import EmulatedDrafter
-from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
+from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
-from penstock.drafters.spd import SpdDrafter
-from penstock.engine.build import depths, tapped_layers
+from penstock.engine.build import learned_drafter, tapped_layers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Pick, Sampling
@@ -80,11 +80,8 @@ class InProcessEngine:
             core.reader = self.reader
             reading = InProcessPipeline([StageDriver(0, core, self.clock.now)], self.clock)
             speculator = open_speculator(str(learned), open_checkpoint(str(target)))
-            draft = self.drafter = (
-                SpdDrafter(reading, 256, depths(layers, speculator, post_state=post_state))
-                if speculator.levels
-                else FollowingDrafter(reading, 256)
-            )
+            config = SpeculativeConfig(method=speculator.kind, post_state=post_state)
+            draft = self.drafter = learned_drafter(layers, speculator, config, reading, chunk=256)
         if isinstance(draft, Path):
             whole = [(0, open_checkpoint(str(draft)).num_layers)]
             draft = SmallModelDrafter(self._pipeline(draft, whole, None), chunk=256)

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from penstock.core import FinishReason
 from penstock.drafters.base import Ask, Drafter
+from penstock.drafters.depths import Depths
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
-from penstock.drafters.spd import Depths, SpdDrafter
+from penstock.drafters.spd import SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from penstock.drafters.base import Ask, Draft
 from penstock.drafters.small_model import Entries, SmallModelDrafter
@@ -14,15 +14,20 @@ from penstock.tree import Node
 
 
 class LearnedDrafter(SmallModelDrafter):
-    """As a small model, but rows may have to wait for what the target's stages send, and may be computed anew."""
+    """As a small model, but rows may have to wait for what the target's stages send, and may be computed anew.
+
+    A row is final once it has been computed, or is about to be, with all that can be known of its node.
+    """
 
     def __init__(self, pipeline: Pipeline, chunk: int) -> None:
         super().__init__(pipeline, chunk)
         self._again: set[int] = set()
         self._waiting: dict[int, list[Node]] = {}
         """By request, nodes whose rows may still wait for features."""
-        self._settled: dict[int, int] = {}
-        """By slot, the node whose row there has been computed for good."""
+        self._final: dict[int, int] = {}
+        """By request, how many of its certain nodes, from the first on, have final rows."""
+        self._final_in: dict[int, int] = {}
+        """By slot, the node whose row there is final: of a block that requests share it stays that for all of them."""
 
     def ask(self, asks: Sequence[Ask]) -> int:
         self._again.clear()
@@ -38,6 +43,7 @@ class LearnedDrafter(SmallModelDrafter):
 
     def forget(self, request: Request) -> None:
         super().forget(request)
+        self._final.pop(request.number, None)
         if waiting := self._waiting.pop(request.number, None):
             self._cancel(waiting)
 
@@ -53,16 +59,17 @@ class LearnedDrafter(SmallModelDrafter):
         self.pipeline.cancel(Cancel(before=self._feed.next_stream, nodes=[node.id for node in nodes]))
         self._feed.drop(nodes)
         for node in nodes:
-            self._settled.pop(node.slot, None)
+            self._final_in.pop(node.slot, None)
 
-    def _settle(self, nodes: Iterable[Node]) -> None:
-        """These certain nodes are computed with all that can be known of them, now."""
-        self._settled.update((node.slot, node.id) for node in nodes)
-
-    def _settled_before(self, request: Request) -> int:
-        """How many of a new request's nodes, from the first on, others who share them have had computed for good."""
-        pairs = ((node.slot, node.id) for node in request.certain)
-        return sum(1 for _ in itertools.takewhile(lambda pair: self._settled.get(pair[0]) == pair[1], pairs))
+    def _finalize(self, request: Request, count: int) -> list[Node]:
+        """Those of the first ``count`` certain nodes that had no final row; the caller has them computed now."""
+        if request.number not in self._final:
+            shared = itertools.takewhile(lambda node: self._final_in.get(node.slot) == node.id, request.certain)
+            self._final[request.number] = sum(1 for _ in shared)
+        nodes = request.certain[self._final[request.number] : count]
+        self._final[request.number] = count
+        self._final_in.update((node.slot, node.id) for node in nodes)
+        return nodes
 
 
 class FollowingDrafter(LearnedDrafter):
@@ -74,23 +81,10 @@ class FollowingDrafter(LearnedDrafter):
     accepted tokens' features replace the drafted ones), and what is drafted later sees the better keys.
     """
 
-    def __init__(self, pipeline: Pipeline, chunk: int) -> None:
-        super().__init__(pipeline, chunk)
-        self._refreshed: dict[int, int] = {}
-        """By request, how many of its certain nodes have been computed with the target's features."""
-
-    def forget(self, request: Request) -> None:
-        super().forget(request)
-        self._refreshed.pop(request.number, None)
-
     def _rows(self, ask: Ask) -> list[Node]:
-        request, first = ask.request, self._refreshed.get(ask.request.number)
-        if first is None:
-            first = self._settled_before(request)
-        anew = {node.id: node for node in [*request.certain[first:], *ask.nodes]}
+        request = ask.request
+        anew = {node.id: node for node in [*self._finalize(request, len(request.certain)), *ask.nodes]}
         again = [node for node in anew.values() if self._feed.has(request, node)]
-        self._settle(request.certain[first:])
-        self._refreshed[request.number] = len(request.certain)
         self._again.update(node.id for node in again)
         return [*again, *self._feed.missing(request, ask.nodes)]
 

@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.drafters.base import Ask, Draft
+from penstock.drafters.depths import Depths
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.small_model import Entries
 from penstock.messages import Batch
 from penstock.pipeline.base import Pipeline
 from penstock.requests.request import Request
 from penstock.tree import Node
-
-
-@dataclass(frozen=True)
-class Depths:
-    """What the module reads of a token that has passed so many stages.
-
-    ``levels`` [stages + 1] is its level by number of stages; ``reading`` the levels that read states of the target at
-    all. A token's depth is what it would be if a batch entered every step and left its stage at the end of it: it does
-    not depend on when anything arrives (SPD, Eq. 2 and 3). ``lag`` steps less leave time for the features' way;
-    ``asked`` is the depth of a token that is just entering, 1 where the module looks at it once it has passed a stage
-    (SPD, section 4.4). A module with ``memory`` can be asked about such tokens alone: whatever else it is asked
-    about is computed as one.
-    """
-
-    levels: Sequence[int]
-    reading: frozenset[int]
-    lag: int = 0
-    asked: int = 0
-    memory: bool = False
-
-    def level(self, steps: int) -> int:
-        """The level of a token that entered so many batches ago."""
-        return self.levels[min(max(steps - self.lag, 0) + self.asked, len(self.levels) - 1)]
-
-    @property
-    def last(self) -> int:
-        return self.levels[-1]
 
 
 class SpdDrafter(LearnedDrafter):
@@ -52,8 +26,6 @@ class SpdDrafter(LearnedDrafter):
     def __init__(self, pipeline: Pipeline, chunk: int, depths: Depths) -> None:
         super().__init__(pipeline, chunk)
         self._depths = depths
-        self._final: dict[int, int] = {}
-        """By request, how many of its certain nodes have been computed at the last level."""
         self._computed: dict[int, dict[int, tuple[Node, int]]] = {}
         """By request and node, the level at which those under way have been computed."""
         self._levels: dict[int, int] = {}
@@ -61,7 +33,6 @@ class SpdDrafter(LearnedDrafter):
 
     def forget(self, request: Request) -> None:
         super().forget(request)
-        self._final.pop(request.number, None)
         self._computed.pop(request.number, None)
 
     def ask(self, asks: Sequence[Ask]) -> int:
@@ -78,12 +49,7 @@ class SpdDrafter(LearnedDrafter):
 
     def _rows(self, ask: Ask) -> list[Node]:
         request = ask.request
-        final, known = self._final.get(request.number), len(request.certain) - 1
-        if final is None:
-            final = self._settled_before(request)
-        self._settle(request.certain[final:known])
-        self._final[request.number] = known
-        rows = [(node, self._depths.last) for node in request.certain[final:known]]
+        rows = [(node, self._depths.last) for node in self._finalize(request, len(request.certain) - 1)]
         rows += self._above(ask)
         for node, level in rows:
             self._levels[node.id] = level

@@ -17,11 +17,12 @@ from penstock.cluster import (
 from penstock.cluster.timing import StageTiming
 from penstock.config import LEARNED, SpeculativeConfig
 from penstock.drafters.base import Drafter
+from penstock.drafters.depths import Depths, levels_after
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
-from penstock.drafters.spd import Depths, SpdDrafter
+from penstock.drafters.spd import SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.loop import EngineLoop
 from penstock.engine.options import Resolved
@@ -122,38 +123,33 @@ def bare_drafter(setup: Resolved, config: SpeculativeConfig, host: Host, answer:
     chunk = max(setup.options.prefill_chunk, config.width or 0)
     if setup.speculator is not None:
         plan = drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.path))
-        return learned_drafter(setup, config, host.pipeline([plan], "drafter"), chunk)
+        return learned_drafter(setup.layers, setup.speculator, config, host.pipeline([plan], "drafter"), chunk)
     assert setup.draft is not None
     plan = drafting_plan(setup, str(setup.draft.path), setup.draft.num_layers)
     return SmallModelDrafter(host.pipeline([plan], "draft model"), chunk)
 
 
-def learned_drafter(setup: Resolved, config: SpeculativeConfig, pipeline: Pipeline, chunk: int) -> LearnedDrafter:
-    """What asks the learned drafter behind ``pipeline``."""
-    assert setup.speculator is not None
-    if not setup.speculator.levels:
+def learned_drafter(
+    layers: Sequence[tuple[int, int]],
+    speculator: SpeculatorCheckpoint,
+    config: SpeculativeConfig,
+    pipeline: Pipeline,
+    chunk: int,
+) -> LearnedDrafter:
+    """What asks the learned drafter behind ``pipeline`` about a target whose stages hold ``layers``."""
+    if not speculator.levels:
         return FollowingDrafter(pipeline, chunk)
-    return SpdDrafter(pipeline, chunk, depths(setup.layers, setup.speculator, config.feature_lag, config.post_state))
+    return SpdDrafter(pipeline, chunk, depths(layers, speculator, config))
 
 
-def depths(
-    layers: Sequence[tuple[int, int]], speculator: SpeculatorCheckpoint, lag: int = 0, post_state: bool = False
-) -> Depths:
-    """Which level of SPD's module a token has that has passed 0, 1, ... of these stages.
-
-    Each is the deepest that reads no state further on; a module for one number of stages has a level for each.
-    """
-    total, stages = layers[-1][1], len(layers)
-    # The normed states leave the last stage, which may hold no layer.
-    done = [0, *(min(last, total - 1) for _, last in layers[:-1]), total + 1]
-    levels = speculator.levels
-    found = [max([0, *(i for i, reads in enumerate(levels) if reads[-1] <= reached)]) for reached in done]
+def depths(layers: Sequence[tuple[int, int]], speculator: SpeculatorCheckpoint, config: SpeculativeConfig) -> Depths:
+    """What SPD's module sees of a token under way; one for a single number of stages has a level for each depth."""
     memory = speculator.stages is not None
     return Depths(
-        list(range(stages + 1)) if memory else found,
-        frozenset(i for i, reads in enumerate(levels) if any(reads)),
-        lag,
-        speculator.asking if memory else int(post_state),
+        range(len(layers) + 1) if memory else levels_after(layers, speculator.levels),
+        frozenset(i for i, reads in enumerate(speculator.levels) if any(reads)),
+        config.feature_lag,
+        speculator.asking if memory else int(config.post_state),
         memory,
     )
 

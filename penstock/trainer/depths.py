@@ -1,7 +1,6 @@
-"""At which level SPD's module sees each token, by how many stages of the target's pipeline it has passed.
+"""At which levels SPD's module sees the tokens of a sequence at once, by how many are under way in the pipeline.
 
-Source: Wang et al., Speculative Pipeline Decoding (arXiv 2605.30852), section 3.7 and appendix A; the anchors are those
-of yuyijiong/speculative_pipeline_decoding.
+Source: Wang et al., Speculative Pipeline Decoding (arXiv 2605.30852), section 3.7 and appendix A.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-
-from penstock.models.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -24,20 +21,6 @@ class Block:
     level: int
     depth: int
     near: tuple[int, ...] | None
-
-
-def layers_done(target: Checkpoint, stages: int) -> tuple[int, ...]:
-    """Layers that a token has behind it after 0, 1, ... ``stages`` stages of an even split.
-
-    The last stage alone gives the states after the final norm, even where it has no layer.
-    """
-    last = target.num_layers
-    return (0, *(min(done, last - 1) for _, done in target.even_split(stages)[:-1]), last)
-
-
-def anchored(anchors: Sequence[int], done: Sequence[int]) -> tuple[int, ...]:
-    """The level at each depth: the deepest anchor whose layers are done, or else the first one."""
-    return tuple(max((i for i, anchor in enumerate(anchors) if anchor <= layers), default=0) for layers in done)
 
 
 def lay_out(levels: Sequence[int], fill: int, asked: int = 0, only: bool = False) -> tuple[Block, ...]:

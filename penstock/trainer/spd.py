@@ -17,10 +17,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from penstock.drafters.depths import levels_after
 from penstock.models.checkpoint import Checkpoint
 from penstock.trainer.attention import Keys, staircase
 from penstock.trainer.batches import Batch
-from penstock.trainer.depths import Block, anchored, lay_out, layers_done
+from penstock.trainer.depths import Block, lay_out
 from penstock.trainer.distill import Teaching
 from penstock.trainer.export import SpeculatorFiles
 from penstock.trainer.kind import LEVELS, Kind
@@ -162,7 +163,8 @@ def levels_by_depth(options: TrainOptions, target: Checkpoint) -> list[tuple[int
     if options.anchors is None:
         return [(0, 0)]
     assert options.stages is not None
-    return [anchored(options.anchors, layers_done(target, stages)) for stages in options.stages]
+    read = levels_read(options, target)
+    return [levels_after(target.even_split(stages), read) for stages in options.stages]
 
 
 SPD: Final = Kind(

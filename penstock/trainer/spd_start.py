@@ -10,10 +10,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from penstock.drafters.depths import layers_done
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.loader import load_module
 from penstock.models.speculators.spd_format import ANCHORS, PAPER
-from penstock.trainer.depths import layers_done
 from penstock.trainer.kind import Start, dtype_name, with_usual
 from penstock.trainer.options import TrainOptions, check_within
 from penstock.trainer.vocabulary import USUAL
@@ -44,7 +44,7 @@ def levels_read(options: TrainOptions, target: Checkpoint) -> tuple[tuple[int, .
     """The states behind each level's feature. Level k of the paper's reads 0, half of the layers done, all (Eq. 1)."""
     if options.variant == "paper":
         assert options.stages is not None
-        done = layers_done(target, options.stages[0])
+        done = layers_done(target.even_split(options.stages[0]))
         return tuple(tuple(sorted({0, layers // 2, layers})) for layers in done)
     anchors = anchors_of(options)
     return tuple(anchors[: i + 1] for i in range(len(anchors)))

@@ -117,7 +117,7 @@ def test_certain_rows_are_what_the_whole_text_gives_at_once(
     stage, drafter = engine.reader, engine.drafter
     assert isinstance(stage, EagleStage)
     assert isinstance(drafter, FollowingDrafter)
-    done = drafter._refreshed[request.number]
+    done = drafter._final[request.number]
     while drafter.busy:
         engine.loop.step()
     certain = request.certain[:done]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import shutil
@@ -9,9 +10,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -434,3 +438,45 @@ def test_a_server_stops_and_the_page_says_so_until_it_is_there_again(visit: Visi
         visitor.complete(max_tokens=4)
         visitor.wait_for_end()
         expect(page.locator("#requests tr")).to_contain_text("1 · yours")
+
+
+@contextmanager
+def behind_a_proxy(url: str, prefix: str) -> Iterator[str]:
+    """A proxy that takes ``prefix`` off every path and passes on what comes back as it comes: its address."""
+
+    class Stripping(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path.startswith(prefix), self.path
+            upstream = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_MS / 1e3)
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            upstream.request(self.command, self.path.removeprefix(prefix), body, dict(self.headers))
+            reply = upstream.getresponse()
+            self.send_response(reply.status)
+            self.send_header("Content-Type", reply.getheader("Content-Type", ""))
+            self.end_headers()
+            with suppress(ConnectionError):  # the page has been left
+                while piece := reply.read1():
+                    self.wfile.write(piece)
+            upstream.close()
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stripping) as proxy:
+        proxy.daemon_threads = True
+        thread = Thread(target=proxy.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{proxy.server_port}{prefix}/"
+        proxy.shutdown()
+        thread.join()
+
+
+def test_the_page_works_below_a_path_of_a_proxy(visit: Visit, server: str) -> None:
+    with behind_a_proxy(server, "/llm") as url:
+        visitor = visit(url)
+        visitor.complete(max_tokens=8)
+        visitor.wait_for_text()
+        visitor.wait_for_end()
+        expect(visitor.page.locator("#requests")).to_contain_text("yours")

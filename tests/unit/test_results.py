@@ -100,9 +100,13 @@ def test_a_wrapped_command_is_still_that_command(words: list[str]) -> None:
 
 
 def test_a_cluster_that_is_stored_with_as_many_requests_is_not_run_again(empty: Path) -> None:
-    assert auto_against.left(6, ["demo", "spd-4"]) == ["demo", "spd-4"]
-    store(auto_against.NAME, auto_against.HOW, (["..."], {"demo": {"requests": 6}, "spd-4": {"requests": 2}}))
-    assert auto_against.left(6, ["demo", "spd-4", "spd-8"]) == ["spd-4", "spd-8"]
+    every = list(auto_against.SETTINGS)
+    assert auto_against.left(6, ["demo", "spd-4"], again=False) == {"demo": every, "spd-4": every}
+    figures = {"demo": {"requests": 6, "papers": "flowspec"}, "spd-4": {"requests": 2}}
+    store(auto_against.NAME, auto_against.HOW, (["..."], figures))
+    names = ["demo", "spd-4", "spd-8"]
+    assert auto_against.left(6, names, again=False) == {"spd-4": every, "spd-8": every}
+    assert auto_against.left(6, names, again=True) == {"demo": ["autoregressive", "flowspec", "continuous", "auto"]}
 
 
 def test_naive_pp_waits_for_four_more_segments_per_tree() -> None:

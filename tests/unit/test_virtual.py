@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +21,7 @@ from penstock.bench.entries import PLAIN
 from penstock.bench.grid import Question, Setting
 from penstock.bench.measure import StrategyRun
 from penstock.cluster import draft_link, draft_timing, link_timings, load_cluster, stage_timings
-from penstock.core import SamplingParams
+from penstock.core import ConfigError, SamplingParams
 from penstock.models.checkpoint import open_checkpoint
 from tests import speculators
 from tests.checkpoints import make_checkpoint
@@ -99,6 +103,42 @@ def test_drafters_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.Ca
     assert "left out: early_exit; name its folder with --early-exit" in said
     command = virtual.command_of("x.py", found, SMALL)
     assert command == f"python benchmarks/x.py --spd {tmp_path.name} --prompts 2 --tokens 8", "no path of this machine"
+
+
+def test_a_script_measures_what_is_not_stored_and_names_itself_in_an_error(
+    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, taken = tmp_path / "drafter", []
+    folder.mkdir()
+
+    def measure(key: str, folder: str) -> dict[str, Any]:
+        taken.append((key, folder))
+        if key == "bad":
+            raise ConfigError("no such cluster")
+        return {"value": len(taken)}
+
+    def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+        assert wanted.sizes == virtual.Sizes(prompts=6, tokens=8), "the script's own default, and what was given"
+        for key in wanted.options.keys:
+            yield key, partial(measure, key, wanted.drafters["spd"][0])
+
+    def line(key: str, row: dict[str, Any]) -> str:
+        return f"{key} {row['value']}"
+
+    def run(*keys: str) -> list[str]:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--keys", nargs="+")
+        monkeypatch.setattr(sys, "argv", ["one.py", "--keys", *keys, "--spd", str(folder), "--tokens", "8"])
+        virtual.main("one", parser, cases, line, ["spd"], how="By hand", sizes=virtual.Sizes(6, 24))
+        return capsys.readouterr().out.splitlines()
+
+    assert run("a") == ["a 1"]
+    assert run("a", "b") == ["a 1", "b 2"]
+    assert taken == [("a", str(folder)), ("b", str(folder))]
+    assert base.stored("one").how == "By hand"
+    assert base.stored("one").commands == ["python benchmarks/one.py --spd drafter --prompts 6 --tokens 8"]
+    with pytest.raises(SystemExit, match="one: error: no such cluster"):
+        run("bad")
 
 
 # ------------------------------------------------------------------------------------------------------------------ SPD

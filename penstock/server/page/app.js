@@ -15,7 +15,7 @@ live.follow(null);
 /** The served model's name; asked for until it is known. */
 async function model() {
   if (name === null) {
-    const response = await call("/v1/models");
+    const response = await call("v1/models");
     name = (await response.json()).data[0].id;
     document.getElementById("model").textContent = name;
     document.title = `${name} · Penstock`;

@@ -96,7 +96,7 @@ async function ask(text) {
   const system = settings.system;
   const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns, { role: "user", content: text }];
   const mine = turns; // of this chat, should another one have begun meanwhile
-  const sent = await generate("/v1/chat/completions", { messages }, answer);
+  const sent = await generate("v1/chat/completions", { messages }, answer);
   if (sent) mine.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
   else takeBack(text, question, answer.element);
 }
@@ -104,7 +104,7 @@ async function ask(text) {
 async function complete(text) {
   const message = new Message("Text", "", text);
   talk().append(message.element);
-  const sent = await generate("/v1/completions", { prompt: text }, message);
+  const sent = await generate("v1/completions", { prompt: text }, message);
   if (sent) message.addAction("Continue", () => !running && complete(text + message.text));
   else takeBack(text, message.element);
 }

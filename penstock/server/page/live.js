@@ -40,7 +40,7 @@ export class Live {
   }
 
   async _read(id, signal) {
-    const path = id === null ? "/live" : `/live?request=${encodeURIComponent(id)}`;
+    const path = id === null ? "live" : `live?request=${encodeURIComponent(id)}`;
     const response = await call(path, { signal });
     for await (const { event, data } of events(response)) {
       if (signal.aborted) return;

@@ -97,7 +97,7 @@ class Refreshed(Observer):
         reader = drafter.pipeline.drivers[0].core.layers  # type: ignore[attr-defined]
         assert isinstance(reader, HashReader)
         for request in self.history.loop.scheduler.running:
-            for node in request.certain[1 : drafter._refreshed.get(request.number, 0)]:
+            for node in request.certain[1 : drafter._final.get(request.number, 0)]:
                 assert reader.read[node.id], "computed anew once its parent's features were on their way"
                 self.with_features += 1
         self.without += sum(not reader.read[draft.node.id] for draft in drafts if draft.node.id in reader.read)

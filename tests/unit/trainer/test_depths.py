@@ -1,32 +1,12 @@
-"""Which level a token is seen at follows from the stages that it has passed, and from how full the pipeline is."""
+"""At which levels tokens are seen follows from how full the pipeline is."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from penstock.models.checkpoint import open_checkpoint
-from penstock.trainer.depths import Block, anchored, lay_out, layers_done
-from tests.checkpoints import make_checkpoint
+from penstock.trainer.depths import Block, lay_out
 
 LEVELS = (0, 1, 1, 2, 2)
-
-
-def test_the_last_stage_gives_the_normed_states_even_without_a_layer(tmp_path: Path) -> None:
-    target = open_checkpoint(str(make_checkpoint(tmp_path / "even", num_hidden_layers=8)))
-    assert layers_done(target, 4) == (0, 2, 4, 6, 8)
-    target = open_checkpoint(str(make_checkpoint(tmp_path / "head", num_hidden_layers=2, vocab_size=9000)))
-    assert target.even_split(2) == [(0, 1), (1, 2)]
-    assert layers_done(target, 2) == (0, 1, 2)
-    assert target.even_split(4)[-1] == (2, 2)
-    assert layers_done(target, 4)[-2:] == (1, 2)
-
-
-def test_a_level_is_the_deepest_anchor_that_has_been_passed() -> None:
-    assert anchored((0, 1, 4, 8), (0, 2, 4, 6, 8)) == (0, 1, 2, 2, 3)
-    assert anchored((0, 1, 2), (0, 2, 4, 6, 8)) == (0, 2, 2, 2, 2)
-    assert anchored((3,), (0, 2, 4, 8)) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
