@@ -154,5 +154,5 @@ def test_the_page_names_no_other_origin_and_holds_no_script() -> None:
         text = file.read_text()
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), file.name
     html = (FOLDER / "index.html").read_text()
-    assert html.count("<script") == html.count('<script type="module" src="/page/')
+    assert html.count("<script") == html.count('<script type="module" src="page/')
     assert not re.search(r"\s(style|on\w+)=", html)
