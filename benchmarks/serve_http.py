@@ -57,10 +57,11 @@ class Sizes:
     def __post_init__(self) -> None:
         check(self.rounds >= 2, "rounds", self.rounds, "at least 2: bounds need pairs")
 
-    @property
-    def command(self) -> str:
-        flags = [f"--{name.replace('_', '-')} {value:g}" for name, value in asdict(self).items()]
-        return f"python benchmarks/{NAME}.py {' '.join(flags)}"
+
+def command_of(found: Mapping[str, Any]) -> str:
+    """What measures these figures again."""
+    flags = [f"--{name.replace('_', '-')} {found[name]:g}" for name in Sizes.__dataclass_fields__]
+    return f"python benchmarks/{NAME}.py {' '.join(flags)} {found['boards']}"
 
 
 # ------------------------------------------------------------------------------------------------------ cluster files
@@ -195,7 +196,8 @@ def main(arguments: list[str]) -> None:
     for count in boards:
         found = compared(count, sizes)
         print(*lines(found), sep="\n", flush=True)
-        store(NAME, HOW, ([sizes.command], {**kept_figures(NAME), str(count): found}))
+        figures = {**kept_figures(NAME), str(count): found}
+        store(NAME, HOW, ([command_of(one) for one in figures.values()], figures))
 
 
 if __name__ == "__main__":

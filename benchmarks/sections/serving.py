@@ -132,13 +132,18 @@ def render_http(figures: Any) -> str:
         for concurrency, entries in found["concurrency"].items()
         for row in entries
     ]
-    first, same = next(iter(figures.values())), all(found["identical"] for found in figures.values())
+    same = all(found["identical"] for found in figures.values())
+    sizes = [
+        f"on {found['boards']} boards {found['rounds']} rounds of at least {found['prompts']} requests of "
+        f"{found['tokens']} tokens"
+        for found in figures.values()
+    ]
+    headings = ["boards", "at once", "strategy", "tokens/s", "over plain (95%)", "latency, s: p50 / p99", "overruns"]
     return paragraphs(
         "`penstock serve` on emulated edge boards in real processes, asked by `penstock bench serve`: a server per "
-        f"strategy, in turns, {first['rounds']} rounds of {first['prompts']} requests of {first['tokens']} tokens, "
-        f"time scale {first['time_scale']:g}. Ratios are paired by round. All texts "
-        f"{'are the same' if same else 'are NOT the same'} whatever the strategy and the concurrency of a round.",
-        markdown(["boards", "at once", "strategy", "tokens/s", "over plain (95%)", "latency, s", "overruns"], rows),
+        f"strategy, in turns, {' and '.join(sizes)}, and of as many as run at once. Ratios are "
+        f"paired by round. All texts {'are the same' if same else 'are NOT the same'} whatever the strategy.",
+        markdown(headings, rows),
     )
 
 
