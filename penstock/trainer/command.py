@@ -25,6 +25,7 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.options import model_folder
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from penstock.models.devices import check_device
 from penstock.models.speculators.loader import TargetHead
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.trainer.batches import Loader, epoch_steps, packed
@@ -89,8 +90,7 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
         raise ConfigError("training needs accelerate: pip install 'penstock[train]'")
     from accelerate import Accelerator
 
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise FieldError("device", "is 'cuda', but torch finds no CUDA device here; use cpu")
+    check_device(options.device)
     target = open_checkpoint(model_folder(options.model, "target"))
     size, known = options.draft_vocab_size, target.vocab_size
     if size is not None and size > known:
