@@ -18,17 +18,18 @@ from typing import Any
 
 import numpy as np
 from sections.base import ROOT
-from sections.simulations import recording
+from sections.simulations import MOST_TOKENS, recording
 
+from penstock.acceptance import noise_ranked
 from penstock.bench.intervals import paired_ratio
 from penstock.bench.recordings import load_recordings
-from penstock.bench.sample import is_looping
+from penstock.bench.simulate import straight_requests
 from penstock.cluster import load_cluster
 from penstock.config import SpeculativeConfig, check
 from penstock.core import ConfigError
 from penstock.recording import NO_TOKEN, Recording
 from penstock.simulator.run import simulate
-from penstock.simulator.script import Script, rank_of, recording_script
+from penstock.simulator.script import Script, recording_script
 
 CLUSTERS = ("pipedec-14x3090", "flowspec-7b")
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -40,13 +41,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "auto": {"strategy": "auto"},
 }
 CANDIDATES = (1, 4, 16)
-MOST_TOKENS = 10_000
-
-
-def kept(recorded: Recording) -> list[int]:
-    """Requests whose output does not loop."""
-    spans = map(recorded.rows, range(recorded.requests))
-    return [number for number, span in enumerate(spans) if not is_looping(recorded.tokens[span].tolist())]
 
 
 def greedy(recorded: Recording) -> Recording:
@@ -60,9 +54,9 @@ def greedy(recorded: Recording) -> Recording:
 
 def hits(recorded: Recording, requests: Sequence[int]) -> list[float]:
     """Shares of tokens among the best 1, 4 and 16 candidates."""
-    rows = [row for request in requests for row in range(*recorded.rows(request).indices(len(recorded.tokens)))]
-    ranks = np.array([rank_of(int(recorded.tokens[row]), recorded.candidates[row].tolist()) for row in rows])
-    return [float((ranks < k).mean()) for k in CANDIDATES]
+    rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in map(recorded.rows, requests)])
+    shares = noise_ranked(recorded.tokens[rows], recorded.candidates[rows], max(CANDIDATES)).mean(axis=0)
+    return [float(shares[k - 1]) for k in CANDIDATES]
 
 
 def script_of(recorded: Recording, requests: Sequence[int], label: str) -> Script:
@@ -74,7 +68,7 @@ def measured(files: Sequence[str]) -> dict[str, Any]:
     found = {}
     for file, sampled in zip(files, load_recordings([Path(file) for file in files], None, None), strict=True):
         check(sampled.header.temperature > 0, "RECORDING", file, "one at a temperature above 0")
-        requests = kept(sampled)
+        requests = straight_requests(sampled)
         both = (greedy(sampled), sampled)
         scripts = [script_of(one, requests, file) for one in both]
         found[Path(file).stem] = {

@@ -70,7 +70,7 @@ def render_auto_against(figures: Any) -> str:
             str(one["stages"]),
             f"{one['over_plain']:.2f}x",
             f"{one['over_papers']:.2f}x `{one['papers']}`",
-            f"{one['ratio']:.3f} ({one['low']:.3f} to {one['high']:.3f})",
+            interval([one["ratio"], one["low"], one["high"]]),
             f"`{one['best']}`",
         ]
         for cluster, one in figures.items()
@@ -164,10 +164,11 @@ def render_parts(figures: Any) -> str:
 
 SAMPLE = ("demo", "flowspec-7b", "pipedec-7")
 COMPARED = ("autoregressive", "static_tree", "pipedec", "auto")
+SIZES = virtual.Sizes(prompts=2, tokens=48)
 
 
 def take_simulator() -> Taken:
-    texts = ["--num-prompts", "2", "--max-tokens", "48", "--temperature", "1"]
+    texts = ["--num-prompts", str(SIZES.prompts), "--max-tokens", str(SIZES.tokens), "--temperature", "1"]
     scales = {"pipedec-7": ["--time-scale", "3"]}  # this host is too slow for the real computation otherwise
     RECORDINGS.mkdir(exist_ok=True)
     file = str((RECORDINGS / "two.safetensors").relative_to(ROOT))
@@ -206,7 +207,7 @@ def take_simulator() -> Taken:
 
 def drafted_for_real(cluster: str) -> dict[str, float]:
     """Milliseconds per token by strategy, of the same requests in virtual time: simulated but for the drafts."""
-    questions = virtual.asked(virtual.Sizes(2, 48), (1.0,))
+    questions = virtual.asked(SIZES, (1.0,))
     drafter = {"method": "draft_model", "model": "demo"}
     runs = virtual.compared(load_cluster(cluster), drafter, COMPARED[1:], questions)
     return {run.strategy: 1e3 * run.seconds / run.tokens for run in runs}
