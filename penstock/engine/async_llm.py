@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT: Final = 10.0
 """Seconds in which a token has to come, and within which one that came is proof enough."""
+MOST_FINISHED: Final = 256
+"""Finished requests whose numbers are still known."""
 PROBE_PRIORITY: Final = -(2**31)
 """Of a request that asks for one token to see whether one can be had: before all others."""
 
@@ -62,6 +64,8 @@ class AsyncLLM:
         self._ids = itertools.count()
         self._streams: dict[str, RequestStream] = {}
         """By request id, those that have not finished here."""
+        self._finished: dict[str, list[int]] = {}
+        """By request id, the numbers of those that have: the last few."""
         self._published: dict[str, RequestStream] = {}
         """The engine's thread's: those that have not finished there."""
         self._commands: deque[Callable[[], None]] = deque()
@@ -134,9 +138,12 @@ class AsyncLLM:
             stream.abort()
 
     def numbers(self, request_id: str) -> list[int]:
-        """The numbers by which observers know a request under way, one per completion; none if there is no such."""
+        """The numbers by which observers know a request, one per completion.
+
+        Of those under way and the last few that have finished; none for any other.
+        """
         stream = self._streams.get(request_id)
-        return [] if stream is None else [request.number for request in stream.job.requests]
+        return self._finished.get(request_id, []) if stream is None else stream.numbers
 
     def stats(self) -> EngineStats:
         """What the engine does and has done, as of now. Cheap; from any thread."""
@@ -245,9 +252,17 @@ class AsyncLLM:
             stream, new = self._news.popleft()
             stream.take(new)
             if stream.finished:
-                self._streams.pop(stream.request_id, None)
+                self._forget(stream)
         if not self._streams:
             self._idle.set()
+
+    def _forget(self, stream: RequestStream) -> None:
+        """All but its numbers: who follows a short request may ask for them when it has finished already."""
+        self._streams.pop(stream.request_id, None)
+        self._finished.pop(stream.request_id, None)  # an earlier one of the same name
+        self._finished[stream.request_id] = stream.numbers
+        while len(self._finished) > MOST_FINISHED:
+            del self._finished[next(iter(self._finished))]
 
     # ------------------------------------------------------------------------------------- on the engine's thread
 

@@ -69,6 +69,11 @@ class RequestStream:
         await self._end.wait()
         self._raise_if_lost()
 
+    @property
+    def numbers(self) -> list[int]:
+        """Those by which observers know it, one per completion."""
+        return [request.number for request in self.job.requests]
+
     def output(self) -> RequestOutput:
         """All so far."""
         return RequestOutput(

@@ -91,6 +91,7 @@ class Picture(Observer):
     def own(self, watcher: Watcher, numbers: Iterable[int]) -> None:
         """These requests are the watcher's."""
         with self._lock:
+            self._version += not watcher.own.issuperset(numbers)
             watcher.own.update(numbers)
 
     def view(self, now: float) -> View:

@@ -73,6 +73,23 @@ def test_generate_yields_all_so_far(engine: AsyncLLM) -> None:
     assert len(lengths) > 1
 
 
+def test_numbers_outlive_their_request_for_a_while(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.async_llm.MOST_FINISHED", 2)
+
+    async def run() -> None:
+        numbers = {}
+        for name in ("first", "second", "first", "third"):
+            stream = engine.submit(PROMPTS[0], params(0, tokens=1), request_id=name)
+            numbers[name] = stream.numbers
+            assert engine.numbers(name) == stream.numbers
+            await stream.ended()
+        assert engine.numbers("second") == []
+        assert engine.numbers("first") == numbers["first"], "those of the last request of that name"
+        assert engine.numbers("third") == numbers["third"]
+
+    asyncio.run(run())
+
+
 def test_an_abort_ends_a_request_and_frees_its_slots(engine: AsyncLLM) -> None:
     async def run() -> FinishReason | None:
         stream = engine.submit(PROMPTS[1], params(1, tokens=2000))

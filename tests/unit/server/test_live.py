@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,23 @@ async def until_the_end(engine: Engine) -> list[tuple[str, Any]]:
 def test_a_stream_ends_with_the_engine_and_says_why() -> None:
     *_, (name, frame) = asyncio.run(until_the_end(Engine()))
     assert (name, frame["stats"]["ended"]) == ("frame", "a stage was lost")
+
+
+async def after_the_news(engine: Engine) -> dict[str, Any]:
+    stream = events(engine, Picture(2), lambda token: SECRET, "mine")  # type: ignore[arg-type]
+    for _ in range(2):
+        await anext(stream)
+    engine.known["mine"] = [4]
+    _, frame = parsed(await anext(stream))
+    assert isinstance(frame, dict)
+    return frame
+
+
+def test_a_viewer_is_told_which_requests_are_its_own_though_nothing_else_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "KEEP_ALIVE", math.inf)
+    assert asyncio.run(asyncio.wait_for(after_the_news(Engine()), 60))["own"] == [4]
 
 
 def sketch(number: int) -> Sketch:
