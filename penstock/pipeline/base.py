@@ -111,7 +111,7 @@ class EngineEnd:
 
     def sending(self, message: Batch | Cancel) -> None:
         """Note that a message leaves now, and when it will have arrived."""
-        message.arrives = self._line.arrival(self._clock.now(), message)
+        message.arrives = self._line.arrival(self._clock.now(), self._line.sending(message))
         if isinstance(message, Batch):
             self._free_at = None
             self._awaited.append((message.stream, frozenset(message.rows.nodes[row] for row in message.wanted)))

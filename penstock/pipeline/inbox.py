@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import select
 import sys
@@ -16,6 +15,8 @@ import zmq
 from penstock.messages import MAX_HEADER_BYTES
 
 PR_SET_TIMERSLACK = 29
+OVERSLEEP = 60e-6
+"""Seconds by which a sleep ends late all the same, roughly: a processor that has slept takes its time to wake."""
 MAX_FRAME_BYTES = 1 << 30
 assert MAX_HEADER_BYTES < MAX_FRAME_BYTES
 
@@ -65,10 +66,9 @@ class Inbox:
             self._watched[fd]()
         self._readable = []
         messages: list[list[bytes]] = []
-        with contextlib.suppress(zmq.Again):
-            while True:
-                # Copied: a zmq.Frame looks for signals while it is freed, where a KeyboardInterrupt is lost.
-                messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
+        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            # Copied: a zmq.Frame looks for signals while it is freed, where a KeyboardInterrupt is lost.
+            messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
         return messages
 
     def close(self) -> None:
@@ -87,6 +87,13 @@ def wake_on_time() -> None:
     """Have this thread's sleeps end within microseconds. Linux lets them run 50 us over, which emulation would feel."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def sleep_until(moment: float) -> None:
+    """Return at a moment of the monotonic clock: just before it this waits without sleeping."""
+    time.sleep(max(0.0, moment - OVERSLEEP - time.monotonic()))
+    while time.monotonic() < moment:
+        pass
 
 
 def connect(context: zmq.Context[Any], address: str) -> zmq.Socket[bytes]:

@@ -29,7 +29,7 @@ from penstock.messages import (
     decode,
     encode,
 )
-from penstock.pipeline.inbox import Inbox, connect, wake_on_time
+from penstock.pipeline.inbox import Inbox, connect, sleep_until, wake_on_time
 from penstock.stage.background import BackgroundLayers
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Outgoing, StageDriver
@@ -194,7 +194,7 @@ class Worker:
         if due is None or self._spec.shared:
             self._inbox.wait(until)
         else:
-            time.sleep(max(0.0, until - time.monotonic()))
+            sleep_until(until)
 
     def _beat(self) -> None:
         """Tell the engine that this loop goes round, unless it has not even taken in the last time."""

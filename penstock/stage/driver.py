@@ -61,12 +61,17 @@ class Line:
         self.timing = timing
         self._free_at = 0.0
 
-    def arrival(self, now: float, message: Message, rows: int = 0) -> float:
-        """When a message sent now, with the hidden states of so many rows, has arrived; 0 where nothing is emulated."""
+    def sending(self, message: Message, rows: int = 0) -> float:
+        """Seconds for which a message with the hidden states of so many rows keeps the link busy."""
         if self.timing is None:
             return 0.0
-        sending = self.timing.seconds(rows, len(encode(message, SECRET_SIZED)))
-        self._free_at = max(now, self._free_at) + sending - self.timing.latency_s
+        return self.timing.seconds(rows, len(encode(message, SECRET_SIZED))) - self.timing.latency_s
+
+    def arrival(self, now: float, sending: float) -> float:
+        """When what is sent now has arrived; 0 where nothing is emulated."""
+        if self.timing is None:
+            return 0.0
+        self._free_at = max(now, self._free_at) + sending
         return self._free_at + self.timing.latency_s
 
 
@@ -107,7 +112,8 @@ class StageDriver:
         self._features: list[tuple[Features, Any]] = []
         self._buffer: deque[tuple[Batch, Any, float]] = deque()
         self._cancels: list[Cancel] = []
-        self._pending: tuple[float, Outgoing] | None = None
+        self._pending: tuple[float, Outgoing, float] | None = None
+        """What can leave when, and how long that keeps the link busy: reckoned before its moment has come."""
         self._credit_at: float | None = 0.0
         self._passes: deque[Occupy] = deque()
         self._free_at = 0.0
@@ -174,7 +180,7 @@ class StageDriver:
             if self._pass_is_next:
                 yield self._occupy(self._passes.popleft())
             elif self._pending is not None:
-                yield self._send(self._pending[1])
+                yield self._send(*self._pending[1:])
             else:
                 yield from self._compute()
 
@@ -183,20 +189,19 @@ class StageDriver:
         self._free_at = start + message.seconds
         return Outgoing(Occupied(stage=self.index, start=start, end=self._free_at))
 
-    def _send(self, outgoing: Outgoing) -> Outgoing:
+    def _send(self, outgoing: Outgoing, sending: float) -> Outgoing:
         self._pending = None
         message = outgoing.message
         assert isinstance(message, Batch | Result)
         self._credit_at = 0.0 if self.core.is_last else None
-        rows = len(message.alive) if isinstance(message, Batch) else 0
-        message.arrives = self._down.arrival(self.clock(), message, rows)
+        message.arrives = self._down.arrival(self.clock(), sending)
         return outgoing
 
     def _compute(self) -> Iterator[Outgoing]:
         batch, hidden, received = self._buffer.popleft()
         start = self.clock()
         ready = Ready(stage=self.index)
-        ready.arrives = self._up.arrival(start, ready)
+        ready.arrives = self._up.arrival(start, self._up.sending(ready))
         yield Outgoing(ready, upstream=True)  # the next batch travels while this one is computed
         joined = self._joined_at(batch) if batch.joins else None
         self._apply_cancels(start)
@@ -207,7 +212,8 @@ class StageDriver:
         end = self._free_at = start + max(computed, modelled)
         if (tapped := self.core.tapped()) is not None:
             features, states = tapped
-            features.arrives = joined = self._aside.arrival(end, features, len(features.nodes) * len(features.layers))
+            sending = self._aside.sending(features, len(features.nodes) * len(features.layers))
+            features.arrives = joined = self._aside.arrival(end, sending)
             yield Outgoing(features, states, aside=True)
         span = Span(self.index, received, start, end, computed, modelled, len(rows), joined)
         spans = [*batch.spans, span]
@@ -215,7 +221,8 @@ class StageDriver:
             outcome: Message = Result(stream=batch.stream, picks=picks, candidates=candidates, spans=spans)
         else:
             outcome = msgspec.structs.replace(batch, alive=rows, spans=spans, arrives=0.0)
-        self._pending = (end, Outgoing(outcome, hidden))
+        sending = self._down.sending(outcome, 0 if self.core.is_last else len(rows))
+        self._pending = (end, Outgoing(outcome, hidden), sending)
 
     def _apply_features(self, now: float) -> None:
         for features, states in self._features:

@@ -195,11 +195,14 @@ def test_a_batch_in_the_buffer_waits_for_its_link_and_for_its_stage() -> None:
 
 def test_messages_on_a_line_go_one_after_the_other() -> None:
     line = Line(LinkTiming(latency_s=1.0, bytes_per_s=100.0, row_bytes=50.0))
-    header = line.arrival(0.0, Ready(stage=0)) - 1.0
+    header = line.sending(Ready(stage=0))
     assert header > 0
-    assert line.arrival(0.0, Ready(stage=0)) == pytest.approx(1.0 + 2 * header)
-    assert line.arrival(10.0, Ready(stage=0), rows=2) == pytest.approx(12.0 + header)
-    assert Line(None).arrival(5.0, Ready(stage=0)) == 0.0
+    assert line.arrival(0.0, header) == pytest.approx(1.0 + header)
+    assert line.arrival(0.0, header) == pytest.approx(1.0 + 2 * header)
+    assert line.sending(Ready(stage=0), rows=2) == pytest.approx(1.0 + header)
+    assert line.arrival(10.0, 1.0 + header) == pytest.approx(12.0 + header)
+    assert Line(None).sending(Ready(stage=0)) == 0.0
+    assert Line(None).arrival(5.0, 0.0) == 0.0
 
 
 def reader(clock: VirtualClock) -> StageDriver:
