@@ -1,10 +1,11 @@
-"""The command line: ``penstock generate``, ``demo`` and ``bench``.
+"""The command line: ``penstock generate``, ``demo``, ``serve``, ``bench``, ``simulate`` and the rest.
 
 Whatever needs torch is imported inside the commands, so that help, version and errors in the flags come at once.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import sys
@@ -763,6 +764,7 @@ def simulate(
             json=json_file,
             report=report,
         )
+        gc.freeze()  # what is imported stays: the collector need not walk it while thousands of nodes come and go
         run_simulate(options)
 
 

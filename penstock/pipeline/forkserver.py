@@ -13,6 +13,7 @@ and leave when it closes, however the engine came to its end.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -186,6 +187,7 @@ def obey(command: dict[str, Any], children: dict[int, tuple[str, int]], lifeline
         return
     spec = msgspec.convert(command["start"], StageSpec)
     preload_architecture(spec.model)
+    gc.freeze()  # what is imported stays: no stage's collector walks it, nor copies its pages by that
     pid = os.fork()
     if pid == 0:
         become_stage(spec, lifeline)

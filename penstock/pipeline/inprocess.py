@@ -57,11 +57,7 @@ class InProcessPipeline:
             self._tell(index, message)  # a batch that waits for features may now wait for less
 
     def poll(self) -> list[Result]:
-        while (due := min(self._dues)) <= self._clock.now():
-            index = self._dues.index(due)
-            for sent in self.drivers[index].step():
-                self._deliver(index, sent)
-            self._ask_due(index)
+        self._work()
         return self._end.arrived()
 
     @property
@@ -90,20 +86,32 @@ class InProcessPipeline:
     def close(self) -> None:
         pass
 
+    def _work(self) -> None:
+        """Have the stages do everything that is due by now."""
+        while (due := min(self._dues)) <= self._clock.now():
+            index = self._dues.index(due)
+            for sent in self.drivers[index].step():
+                self._deliver(index, sent)
+            self._ask_due(index)
+
+    def _receive(self, message: Result | Ready | Occupied) -> None:
+        """Take in what a stage has for the engine."""
+        self._end.received(message)
+
     def _deliver(self, index: int, sent: Outgoing) -> None:
         if sent.aside:
             assert self._drafter is not None
             self._drafter._tell(0, sent.message, sent.tensor)
             return
         if isinstance(sent.message, Occupied):
-            self._end.received(sent.message)
+            self._receive(sent.message)
             return
         to = index - 1 if sent.upstream else index + 1
         if 0 <= to < self.stages:
             self._tell(to, sent.message, sent.tensor)
         else:
             assert isinstance(sent.message, Ready | Result)
-            self._end.received(sent.message)
+            self._receive(sent.message)
 
     def _tell(self, index: int, message: Message, tensor: Any = None) -> None:
         self.drivers[index].on_message(message, tensor)

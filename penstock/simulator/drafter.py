@@ -31,23 +31,16 @@ class ScriptedDrafter(InstantDrafter):
         self._off_path.pop(request.number, None)
 
     def _draft(self, request: Request, node: Node, count: int) -> Draft:
-        return Draft(node, self._candidates[self._index(request, node)][:count])
+        """The pool's draft for a node: the target's path has its own, what leaves it one by a hash of the way there.
 
-    def _index(self, request: Request, node: Node) -> int:
-        """Which of the pool's drafts is this node's."""
-        if (key := self._key(request, node)) is not None:
-            return key % len(self._script.pool)
-        drafts, i = self._script.drafts[request.number], node.position + 1 - self._script.prompts[request.number]
-        return drafts[i] if i < len(drafts) else 0
-
-    def _key(self, request: Request, node: Node) -> int | None:
-        """A hash of the tokens since the target's path was left, None on it: the same whoever asks, and when."""
-        if node.parent is None:
-            return None
-        off_path = self._off_path[request.number]
-        above = off_path.get(node.parent.id)
-        if above is None and node.token == self._script.after(request.number, node.parent.position):
-            return None
-        key = hash((request.number if above is None else above, node.position, node.token))
-        off_path[node.id] = key
-        return key
+        That is the hash of the tokens since the path was left: the same whoever asks, and when.
+        """
+        number, script = request.number, self._script
+        if node.parent is not None:
+            off_path = self._off_path[number]
+            above = off_path.get(node.parent.id)
+            if above is not None or node.token != script.after(number, node.parent.position):
+                off_path[node.id] = key = hash((number if above is None else above, node.position, node.token))
+                return Draft(node, self._candidates[key % len(script.pool)][:count])
+        drafts, i = script.drafts[number], node.position + 1 - script.prompts[number]
+        return Draft(node, self._candidates[drafts[i] if i < len(drafts) else 0][:count])

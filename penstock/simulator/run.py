@@ -17,10 +17,10 @@ from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Pick, Result, Sampling
 from penstock.pipeline.clock import VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool, speculative_slots
 from penstock.simulator.drafter import ScriptedDrafter
+from penstock.simulator.pipeline import SimulatedPipeline
 from penstock.simulator.script import Script
 from penstock.simulator.stage import SimulatedCore
 from penstock.stage.driver import Line, StageDriver
@@ -167,7 +167,7 @@ def make_loop(
         StageDriver(i, SimulatedCore(script, i == last), clock.now, timing, links[i + 1], links[i])
         for i, timing in enumerate(timings)
     ]
-    pipeline = InProcessPipeline(drivers, clock, Line(links[0]))
+    pipeline = SimulatedPipeline(drivers, clock, Line(links[0]))
     drafter = None
     if speculation is not None:
         timing, link = draft_timing(cluster), draft_link(cluster)
@@ -178,7 +178,7 @@ def make_loop(
             drafter.share(pipeline, cluster.drafting_stage)
     longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
     pool = SlotPool(longest * concurrency, speculative_slots(len(timings), speculation), sharing=False)
-    return EngineLoop(pipeline, drafter, Scheduler(pool, CHUNK, concurrency, longest), clock)
+    return EngineLoop(pipeline, drafter, Scheduler(pool, CHUNK, concurrency, longest), pipeline)
 
 
 def longer(link: LinkTiming, seconds: float) -> LinkTiming:

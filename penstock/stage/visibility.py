@@ -90,7 +90,9 @@ class _RequestSlots:
             self.certain_bits |= 1 << slot
 
     def register(self, slot: int, parent: int, position: int) -> None:
-        """A row has entered this slot, which is not certain."""
+        """A row has entered this slot. What is certain stays as it is: a row may be computed anew."""
+        if slot in self.is_certain:
+            return
         above = self.paths.get(parent, 0)
         if not above and parent != NO_SLOT and parent not in self.is_certain:
             raise ProtocolError(f"slot {parent} is named as a parent but holds no row")
@@ -101,9 +103,10 @@ class _RequestSlots:
         self.paths[slot] = above | 1 << slot
         self.positions[slot] = position
 
-    def seen_by(self, slot: int) -> int:
-        """The part of a slot's path that is above the certain prefix, as bits; none if it is certain itself."""
-        return self.paths.get(slot, 0) & ~self.certain_bits
+    def seen_by(self, slots: Sequence[int]) -> list[int]:
+        """The part of each slot's path that is above the certain prefix, as bits; none if it is certain itself."""
+        uncertain = ~self.certain_bits
+        return [self.paths.get(slot, 0) & uncertain for slot in slots]
 
 
 class Visibility:
@@ -136,42 +139,45 @@ class Visibility:
                 raise ProtocolError(f"stream {batch.stream}: request {opened.request} is opened twice")
             self._requests[opened.request] = _RequestSlots(self._positions)
         for certain in batch.certain:
-            for slot in certain.slots:
-                self._check_slot(slot, batch.stream)
+            self._check_slots(certain.slots, batch.stream)
             self._of(certain.request, batch.stream).certify(certain.slots)
 
     def view(self, batch: Batch, surviving: Sequence[int]) -> BatchView:
         """Register the surviving rows of ``batch`` (indices into its rows) and say what each of them sees."""
         rows = batch.rows
+
+        def column(values: Sequence[int]) -> list[int]:
+            return [values[row] for row in surviving]
+
+        requests, slots_listed, parents, positions_listed = map(
+            column, (rows.requests, rows.slots, rows.parents, rows.positions)
+        )
+        self._check_slots(slots_listed, batch.stream)
         by_request: dict[int, list[int]] = {}
-        for i, row in enumerate(surviving):
-            slot, request = rows.slots[row], rows.requests[row]
-            self._check_slot(slot, batch.stream)
-            table = self._of(request, batch.stream)
-            if slot not in table.is_certain:
-                table.register(slot, rows.parents[row], rows.positions[row])
+        for i, request in enumerate(requests):
             by_request.setdefault(request, []).append(i)
-
-        def column(values: Sequence[int]) -> np.ndarray:
-            return np.asarray([values[row] for row in surviving], dtype=np.int64)
-
-        slots, positions, tokens = column(rows.slots), column(rows.positions), column(rows.tokens)
+        for request, indices in by_request.items():
+            table = self._of(request, batch.stream)
+            for i in indices:
+                table.register(slots_listed[i], parents[i], positions_listed[i])
+        slots, positions, tokens = map(array_of, (slots_listed, positions_listed, column(rows.tokens)))
         self._tokens[slots] = tokens
         return BatchView(
-            requests=column(rows.requests),
-            nodes=column(rows.nodes),
+            requests=array_of(requests),
+            nodes=array_of(column(rows.nodes)),
             slots=slots,
-            parents=column(rows.parents),
+            parents=array_of(parents),
             positions=positions,
             tokens=tokens,
-            levels=column(batch.levels) if batch.levels else None,
+            levels=array_of(column(batch.levels)) if batch.levels else None,
             slot_tokens=self._tokens,
             views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
         )
 
-    def _check_slot(self, slot: int, stream: int) -> None:
-        if not 0 <= slot < self.capacity:
-            raise ProtocolError(f"stream {stream}: slot {slot} is outside the {self.capacity} of this stage")
+    def _check_slots(self, slots: Sequence[int], stream: int) -> None:
+        if slots and not (min(slots) >= 0 and max(slots) < self.capacity):
+            wrong = next(slot for slot in slots if not 0 <= slot < self.capacity)
+            raise ProtocolError(f"stream {stream}: slot {wrong} is outside the {self.capacity} of this stage")
 
     def _of(self, request: int, stream: int) -> _RequestSlots:
         try:
@@ -183,13 +189,17 @@ class Visibility:
         table = self._requests[request]
         rows = np.asarray(indices, dtype=np.int64)
         seen_certain = min(len(table.certain), int(positions[rows].max()) + 1)
-        seen, sees = unpack([table.seen_by(slot) for slot in slots[rows].tolist()])
+        seen, sees = unpack(table.seen_by(slots[rows].tolist()))
         all_slots = np.concatenate([np.asarray(table.certain[:seen_certain], dtype=np.int64), seen])
         slot_positions = np.concatenate([np.arange(seen_certain, dtype=np.int64), self._positions[seen]])
         mask = np.empty((len(rows), len(all_slots)), dtype=bool)
         mask[:, :seen_certain] = slot_positions[None, :seen_certain] <= positions[rows, None]
         mask[:, seen_certain:] = sees
         return RequestView(request, rows, all_slots, slot_positions, mask)
+
+
+def array_of(values: Sequence[int]) -> np.ndarray:
+    return np.asarray(values, dtype=np.int64)
 
 
 def unpack(sets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ FLOOR: Final = -12.0
 
 
 _Entry = tuple[float, int, Node]
-"""Score with its sign turned (the smallest is the best), a number that decides ties, and the node."""
+"""Score, a number that decides ties, the greater for what was made earlier, and the node."""
 _Candidate = tuple[float, int, Node, float, int, Iterator[float]]
 """The best of a node's candidates that is no node yet: as above with the parent, its chance, rank and later chances."""
 
@@ -32,9 +32,9 @@ class BestFirst:
 
     Two queues run over the same order: nodes that have yet to enter, and nodes that the drafter has yet to be asked
     about. A candidate becomes a node when one of them reaches it; of each node's candidates only the best that is left
-    is kept. Queues are sorted lists: inserting moves some kilobytes, less than a heap's comparisons cost, and what the
-    best so many are worth can be read off. Dead entries are dropped when the root moves, which is when nodes die.
-    A child scores below its parent, so in this order parents come first.
+    is kept. Queues are sorted lists, the best at their end: inserting moves some kilobytes at most, less than a heap's
+    comparisons cost, and what the best so many are worth can be read off. Dead entries are dropped when the root moves,
+    which is when nodes die. A child scores below its parent, so in this order parents come first.
     """
 
     def __init__(self, chances: Chances) -> None:
@@ -56,8 +56,8 @@ class BestFirst:
                 self._begin(tree.root)
             else:
                 self._drop_dead(tree.root)
-        if self._unsent and self._unsent[0][2].entered:  # the root, with the prompt
-            del self._unsent[0]
+        if self._unsent and self._unsent[-1][2].entered:  # the root, with the prompt
+            del self._unsent[-1]
         answered = [node for node in self._waiting if node.candidates is not None]
         if answered:
             self._waiting = [node for node in self._waiting if node.candidates is None and node.alive]
@@ -84,24 +84,24 @@ class BestFirst:
         return self._take(tree, self._unsent)
 
     def _known_unsent(self, count: int) -> list[float]:
-        """Scores, their signs turned, of the ``count`` best nodes and candidates that have yet to enter, best first.
+        """Scores of the ``count`` best nodes and candidates that have yet to enter, best first.
 
         Of each node's candidates only the next is counted: a little less than there is.
         """
-        known = [entry[0] for entry in self._unsent[:count]]
-        known += [entry[0] for entry in self._candidates[:count]]
-        known.sort()
+        known = [entry[0] for entry in self._unsent[-count:]]
+        known += [entry[0] for entry in self._candidates[-count:]]
+        known.sort(reverse=True)
         return known[:count]
 
     def mass_unsent(self, tree: TokenTree, count: int) -> float:
         """The chance, at most, that one of the ``count`` best that have yet to enter is on the path."""
         above = tree.root.score
-        return sum([math.exp(-negative - above) for negative in self._known_unsent(count)])
+        return sum([math.exp(score - above) for score in self._known_unsent(count)])
 
     def waterline(self, tree: TokenTree, count: int) -> float:
         """Log chance of the last of the ``count`` best that have yet to enter; minus infinity if there are fewer."""
         known = self._known_unsent(count)
-        return -known[-1] - tree.root.score if len(known) == count else -math.inf
+        return known[-1] - tree.root.score if len(known) == count else -math.inf
 
     def mass_awaited(self, tree: TokenTree) -> float:
         """The chance that the path leads through a node that the drafter has been asked about and not answered for.
@@ -148,7 +148,7 @@ class BestFirst:
         gone = moved.union(corrected)
         stay = [entry for entry in self._candidates if entry[2] not in gone]
         self._candidates = stay + [
-            (-(parent.score + chance), made, parent, chance, rank, chances)
+            (parent.score + chance, made, parent, chance, rank, chances)
             for _, made, parent, chance, rank, chances in self._candidates
             if parent in gone and parent not in corrected
         ]
@@ -173,8 +173,8 @@ class BestFirst:
             child.chance = named.get(token, rest)
 
     def _push(self, node: Node) -> None:
-        self._made += 1
-        entry = (-node.score, self._made, node)
+        self._made -= 1
+        entry = (node.score, self._made, node)
         insort(self._unsent, entry)
         insort(self._unasked, entry)
 
@@ -183,24 +183,24 @@ class BestFirst:
         assert parent.candidates is not None
         for chance in chances:
             if parent.candidates[rank][0] not in parent.children:
-                self._made += 1
+                self._made -= 1
                 below = chance if chance < CERTAIN else CERTAIN
-                insort(self._candidates, (-(parent.score + below), self._made, parent, below, rank, chances))
+                insort(self._candidates, (parent.score + below, self._made, parent, below, rank, chances))
                 break
             rank += 1
 
     def _best(self, tree: TokenTree, queue: list[_Entry]) -> float:
-        negative = queue[0][0] if queue else math.inf
-        if self._candidates and self._candidates[0][0] < negative and tree.room > 0:
-            negative = self._candidates[0][0]
-        return -negative - tree.root.score
+        score = queue[-1][0] if queue else -math.inf
+        if self._candidates and self._candidates[-1][0] > score and tree.room > 0:
+            score = self._candidates[-1][0]
+        return score - tree.root.score
 
     def _take(self, tree: TokenTree, queue: list[_Entry]) -> Node:
         """The first of a queue, once every candidate that comes before it has become a node."""
         candidates = self._candidates
-        while not queue or (candidates and candidates[0][0] < queue[0][0] and tree.room > 0):
-            self._grow(tree, candidates.pop(0))
-        return queue.pop(0)[2]
+        while not queue or (candidates and candidates[-1][0] > queue[-1][0] and tree.room > 0):
+            self._grow(tree, candidates.pop())
+        return queue.pop()[2]
 
     def _grow(self, tree: TokenTree, candidate: _Candidate) -> None:
         _, _, parent, chance, rank, chances = candidate
@@ -225,7 +225,7 @@ def in_order(entries: list[_Entry], moved: set[Node]) -> list[_Entry]:
     """The entries by score again, once these nodes have other scores than before."""
     stay = [entry for entry in entries if entry[2] not in moved]
     if len(stay) < len(entries):
-        stay += [(-node.score, made, node) for _, made, node in entries if node in moved]
+        stay += [(node.score, made, node) for _, made, node in entries if node in moved]
         stay.sort()
     return stay
 

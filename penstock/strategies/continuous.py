@@ -89,10 +89,11 @@ class Continuous:
             return False
         times, load = self._experience.pipeline, self._experience.load
         rows += load.rows
-        step, trip = times.step(rows), times.trip(rows)
+        step, trip = times.step_and_trip(rows)
         if not trip:  # nothing is known of what rows cost
             return False
-        longer, slower = times.step(rows + 1) - step, times.trip(rows + 1) - trip
+        next_step, next_trip = times.step_and_trip(rows + 1)
+        longer, slower = next_step - step, next_trip - trip
         cost = (1 / PATIENCE + load.worth) * longer
         delayed = min(1.0, mass + (load.requests - 1) * step / trip)
         # a longer step delays every batch, a slower trip one result in every trip

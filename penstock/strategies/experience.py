@@ -77,12 +77,13 @@ class Calibration:
 
 def corrected(candidates: Sequence[tuple[int, float]], corrections: Sequence[float]) -> Iterator[float]:
     """The candidates' log chances with their bins' corrections on top, each at most the one before it."""
-    last = 0.0
-    for rank, (_, chance) in enumerate(candidates):
-        better = chance + corrections[bin_of(chance, rank)]
+    last, first = 0.0, 0
+    for _, chance in candidates:  # as ``bin_of`` has it, without a call for each of so many
+        better = chance + corrections[first + (int(-chance * BINS_PER_NAT) if chance > LOWEST else BINS - 1)]
         if better < last:
             last = better
         yield last
+        first = BINS
 
 
 def bin_of(chance: float, rank: int) -> int:
@@ -95,8 +96,14 @@ WEIGHT: Final = 0.1
 """Of the newest time in a running mean."""
 SLOW: Final = 0.02
 """The same for what happens seldom."""
+SAME: Final = 1e-6
+"""Relative difference of two times below which they are the same, rounded."""
 SIZES: Final = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Numbers of rows whose times are kept apart: an octave in four parts, fine enough to find a knee."""
+
+
+SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
+"""The size as which a number of rows counts."""
 
 
 class Times:
@@ -118,12 +125,15 @@ class Times:
 
     def learn(self, rows: int, seconds: float) -> bool:
         """Take one batch in. Returns whether that changed the table by more than a hundredth."""
-        size, newest = SIZES[min(bisect_left(SIZES, rows), len(SIZES) - 1)], (seconds, min(rows, SIZES[-1]))
+        rows = min(rows, SIZES[-1])
+        size, newest = SIZE_OF[rows], (seconds, rows)
         older, newer = self._last.get(size, (newest, newest))
         self._last[size] = newer, newest
         typical, of_rows = sorted((older, newer, newest))[1]
         if size in self._means:
             rows_before, before = self._means[size]
+            if of_rows == rows_before and abs(typical - before) <= SAME * before:
+                return False
             mean = rows_before + WEIGHT * (of_rows - rows_before), before + WEIGHT * (typical - before)
         else:
             mean = float(of_rows), typical
@@ -225,11 +235,14 @@ class PipelineTimes:
 
     def step(self, rows: int) -> float:
         """Seconds between batches of so many rows at the slowest stage or link; 0 while nothing is known."""
-        return (self._known.get(rows) or self._look_up(rows))[0]
+        return self.step_and_trip(rows)[0]
 
     def trip(self, rows: int) -> float:
         """Seconds through all stages and the links between them; 0 while nothing is known."""
-        return (self._known.get(rows) or self._look_up(rows))[1]
+        return self.step_and_trip(rows)[1]
+
+    def step_and_trip(self, rows: int) -> tuple[float, float]:
+        return self._known.get(rows) or self._look_up(rows)
 
     def _look_up(self, rows: int) -> tuple[float, float]:
         stages = [times.seconds(rows) + self._passes.get(stage, 0.0) for stage, times in self._stages.items()]

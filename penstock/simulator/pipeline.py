@@ -1,0 +1,49 @@
+"""The simulated pipeline: its stages work while the engine waits, and wake it only for what reaches it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from penstock.messages import Occupied, Ready, Result
+from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.stage.driver import Line, StageDriver
+
+
+class SimulatedPipeline(InProcessPipeline):
+    """A pipeline under a virtual clock, and the clock of the engine at its end.
+
+    What an engine does depends on what it is told and on the moments at which it wants to be asked, and on nothing
+    else. Woken for every message between two stages, it would find nothing to do most of the time.
+    """
+
+    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: Line) -> None:
+        super().__init__(drivers, clock, entrance)
+        self._time = clock
+        self._told = False
+
+    @property
+    def due(self) -> float | None:
+        """When something reaches the engine, as far as it is on its way; before that ``wait`` returns anyway."""
+        return self._end.due
+
+    def now(self) -> float:
+        return self._time.now()
+
+    def wait(self, until: float | None) -> None:
+        """Have the stages work up to this moment, or to the first at which they have told the engine something."""
+        self._told = False
+        last = math.inf if until is None else until
+        while not self._told and (due := min(self._dues)) <= last and due < math.inf:
+            self._time.wait(due)
+            self._work()
+        if not self._told:
+            self._time.wait(until)
+
+    def wake(self) -> None:
+        self._time.wake()
+
+    def _receive(self, message: Result | Ready | Occupied) -> None:
+        super()._receive(message)
+        self._told = True
