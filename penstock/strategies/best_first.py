@@ -81,7 +81,7 @@ class BestFirst:
 
     def take_unsent(self, tree: TokenTree) -> Node:
         """The best that has yet to enter. Call only if there is any."""
-        return self._take(tree, self._unsent)
+        return self._take(tree, self._unsent, self._unasked)
 
     def _known_unsent(self, count: int) -> list[float]:
         """Scores of the ``count`` best nodes and candidates that have yet to enter, best first.
@@ -121,13 +121,14 @@ class BestFirst:
 
     def take_unasked(self, tree: TokenTree) -> Node:
         """The best that the drafter has yet to be asked about, from now on awaited. Call only if there is any."""
-        node = self._take(tree, self._unasked)
+        node = self._take(tree, self._unasked, self._unsent)
         self._waiting.append(node)
         return node
 
     def _begin(self, root: Node) -> None:
-        self._candidates, self._unsent, self._unasked, self._waiting, self._unanswered = [], [], [], [], []
-        self._push(root)
+        self._made -= 1
+        entry = (root.score, self._made, root)
+        self._candidates, self._unsent, self._unasked, self._waiting, self._unanswered = [], [entry], [entry], [], []
 
     def _drop_dead(self, root: Node) -> None:
         """Roots of the past are alive too, being certain, but nothing grows from them any more."""
@@ -172,12 +173,6 @@ class BestFirst:
         for token, child in parent.children.items():
             child.chance = named.get(token, rest)
 
-    def _push(self, node: Node) -> None:
-        self._made -= 1
-        entry = (node.score, self._made, node)
-        insort(self._unsent, entry)
-        insort(self._unasked, entry)
-
     def _offer(self, parent: Node, rank: int, chances: Iterator[float]) -> None:
         """Queue a node's next candidate, the one at ``rank`` or the first behind it that is no node."""
         assert parent.candidates is not None
@@ -195,19 +190,18 @@ class BestFirst:
             score = self._candidates[-1][0]
         return score - tree.root.score
 
-    def _take(self, tree: TokenTree, queue: list[_Entry]) -> Node:
-        """The first of a queue, once every candidate that comes before it has become a node."""
+    def _take(self, tree: TokenTree, queue: list[_Entry], other: list[_Entry]) -> Node:
+        """The first of a queue or, if a candidate comes before it, that one as a new node, which the other one gets."""
         candidates = self._candidates
-        while not queue or (candidates and candidates[-1][0] > queue[-1][0] and tree.room > 0):
-            self._grow(tree, candidates.pop())
-        return queue.pop()[2]
-
-    def _grow(self, tree: TokenTree, candidate: _Candidate) -> None:
-        _, _, parent, chance, rank, chances = candidate
+        if queue and not (candidates and candidates[-1][0] > queue[-1][0] and tree.room > 0):
+            return queue.pop()[2]
+        _, _, parent, chance, rank, chances = candidates.pop()
         assert parent.candidates is not None
-        token = parent.candidates[rank][0]
-        self._push(tree.extend(parent, token, chance))
+        node = tree.extend(parent, parent.candidates[rank][0], chance)
+        self._made -= 1
+        insort(other, (node.score, self._made, node))
         self._offer(parent, rank + 1, chances)
+        return node
 
 
 def living(entries: list[Any], root: Node) -> list[Any]:

@@ -122,6 +122,8 @@ class Times:
         self._last: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
         self.table: list[float] = [0.0] * (SIZES[-1] + 1)
         """Seconds by number of rows, 0 throughout while nothing is known."""
+        self._growth: list[float] | None = None
+        """``growth`` by number of rows, as long as the table is the same."""
 
     def learn(self, rows: int, seconds: float) -> bool:
         """Take one batch in. Returns whether that changed the table by more than a hundredth."""
@@ -140,11 +142,19 @@ class Times:
         self._means[size] = mean
         if abs(mean[1] - self._between(mean[0])) <= 0.01 * mean[1]:
             return False
-        self.table = self._tabulate()
+        self.table, self._growth = self._tabulate(), None
         return True
 
     def seconds(self, rows: int) -> float:
         return self.table[rows] if rows < len(self.table) else self.table[-1]
+
+    def growth(self, rows: int) -> float:
+        """Log of the share by which a further row makes a batch of so many slower; minus infinity for none."""
+        if self._growth is None:
+            self._growth = [
+                math.log((then - now) / now) if then > now > 0 else -math.inf for now, then in pairwise(self.table)
+            ]
+        return self._growth[rows] if rows < len(self._growth) else -math.inf
 
     def _between(self, rows: float) -> float:
         """The table's seconds for a mean number of rows. Asked for every batch of every stage."""
