@@ -186,11 +186,16 @@ class Run:
         self.visibility.view(batch, batch.alive)
 
 
-PARTS = ("take in", "ask", "choose", "batch", "engine", "stage")
+PARTS = ("take in", "ask", "choose", "batch", "engine", "stage", "total")
+"""The last: the engine's and one stage's together."""
 
 
-def line(name: str, make: Callable[[Experience], Strategy], steps: int) -> str:
-    """Median and 95th percentile by part, in milliseconds; "total" is the engine's and one stage's step together."""
+def measured(steps: int = 500) -> list[dict[str, Any]]:
+    """By strategy: live nodes, rows and tokens a step, means; milliseconds of each part, median and 95th percentile."""
+    return [figures_of(name, make, steps) for name, make in STRATEGIES.items()]
+
+
+def figures_of(name: str, make: Callable[[Experience], Strategy], steps: int) -> dict[str, Any]:
     run = Run(make, WARM_UP + steps)
     for _ in range(WARM_UP):
         run.step()
@@ -199,20 +204,30 @@ def line(name: str, make: Callable[[Experience], Strategy], steps: int) -> str:
         live.append(run.request.tree.size)
         found = run.step()
         rows.append(0 if run.belt.entering is None else len(run.belt.entering.rows))
-        times.append([found.get(part, 0.0) for part in PARTS])
+        times.append([found.get(part, 0.0) for part in PARTS[:-1]])
     table = 1e3 * np.array(times)
     table = np.column_stack([table, table[:, -2:].sum(axis=1)])
-    cells = [f"{m:6.2f} {p:5.2f}" for m, p in zip(np.median(table, axis=0), np.percentile(table, 95, 0), strict=True)]
-    tokens = run.request.produced - first
-    return f"{name:11} {np.mean(live):6.0f} {np.mean(rows):5.0f} {tokens / steps:6.2f}  {'  '.join(cells)}"
+    spread = zip(np.median(table, axis=0).tolist(), np.percentile(table, 95, axis=0).tolist(), strict=True)
+    return {
+        "strategy": name,
+        "live": float(np.mean(live)),
+        "rows": float(np.mean(rows)),
+        "tokens": (run.request.produced - first) / steps,
+        "ms": dict(zip(PARTS, spread, strict=True)),
+    }
+
+
+def report(run: dict[str, Any]) -> str:
+    cells = "  ".join(f"{median:6.2f} {late:5.2f}" for median, late in run["ms"].values())
+    return f"{run['strategy']:11} {run['live']:6.0f} {run['rows']:5.0f} {run['tokens']:6.2f}  {cells}"
 
 
 def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     print("milliseconds a step: median and 95th percentile")
-    print(f"{'strategy':11} {'live':>6} {'rows':>5} {'tokens':>6}  " + "  ".join(f"{p:>12}" for p in (*PARTS, "total")))
-    for name, make in STRATEGIES.items():
-        print(line(name, make, steps), flush=True)
+    print(f"{'strategy':11} {'live':>6} {'rows':>5} {'tokens':>6}  " + "  ".join(f"{p:>12}" for p in PARTS))
+    for run in measured(steps):
+        print(report(run), flush=True)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,11 @@ from penstock.core import ConfigError
 
 PAGE = ROOT / "docs" / "results.md"
 ORDER = (
-    *("exactness", "overhead", "demo"),
+    *("exactness", "overhead", "decisions", "demo"),
     *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "same_texts"),
     *("pipedec_emulated", "pipedec_processes"),
-    *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "spd_correction", "drafter_time", "pp_eagle_table"),
+    *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "hop_floor", "spd_correction"),
+    *("drafter_time", "pp_eagle_table"),
     *("auto_against", "parts", "always_wrong", "simulator", "two_processes", "centralised"),
     *("serving", "serve_http", "interference", "soak"),
 )

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import drafter_time
+import hop_floor
 import spd_correction
 import spd_overhead
 import spd_tables
 import virtual
-from sections.base import Section, paragraphs
+from sections.base import Section, Taken, paragraphs
 
 from penstock.bench.tables import bounds, markdown, times
 
@@ -180,6 +181,28 @@ def render_overhead(figures: Any) -> str:
     )
 
 
+def take_hop_floor() -> Taken:
+    return ["python benchmarks/hop_floor.py"], hop_floor.measured()
+
+
+def render_hop_floor(figures: Any) -> str:
+    rows = [
+        [
+            f"`{row['cluster']}`",
+            f"{row['step_ms']:.2f}",
+            f"{row['added_ms']:.2f}",
+            f"{row['step_ms'] / (row['step_ms'] + row['added_ms']):.3f}",
+        ]
+        for row in figures
+    ]
+    return paragraphs(
+        "The same with stages that do nothing but wait and hand a frame of 1 kB on, in a ring that is as full as a "
+        "pipeline can be, with our inboxes and sockets: no model, no tree, no drafter. Nothing in processes on this "
+        "machine, two cores of a shared host, can come nearer to its theory than this.",
+        markdown(["", "step, ms", "added, ms", "step / (step + added)"], rows),
+    )
+
+
 # --------------------------------------------------------------------------------------------------------- drafter time
 
 
@@ -219,6 +242,13 @@ SECTIONS = (
         how=spd_overhead.HOW,
         take=None,
         render=render_overhead,
+    ),
+    Section(
+        name="hop_floor",
+        title="Messages alone",
+        how="Measured, without a model",
+        take=take_hop_floor,
+        render=render_hop_floor,
     ),
     Section(
         name=drafter_time.NAME,
