@@ -8,7 +8,7 @@ from typing import Any
 import decisions
 import overhead
 import two_processes
-from sections.base import Section, Taken, paragraphs, prose, with_json_output
+from sections.base import Section, Taken, command_line, paragraphs, penstock, prose, with_json_output
 
 from penstock.bench.tables import markdown
 
@@ -49,8 +49,8 @@ SIMULATE = ["simulate", "--cluster", "pipedec-14x3090", "--tokens", "10000"]
 def take_decisions() -> Taken:
     runs = decisions.measured()
     started = time.perf_counter()
-    command, _ = with_json_output(SIMULATE)
-    return ["python benchmarks/decisions.py", command], {
+    penstock(SIMULATE)
+    return ["python benchmarks/decisions.py", command_line(SIMULATE)], {
         "runs": runs,
         "simulate_seconds": time.perf_counter() - started,
     }
