@@ -321,7 +321,7 @@ def test_a_key_is_asked_for_until_it_is_right(visit: Visit) -> None:
 
 def test_others_see_the_shape_of_a_tree_and_none_of_its_words(visit: Visit) -> None:
     writer, other = visit(), visit()
-    writer.complete(max_tokens=60)
+    writer.complete(max_tokens=400)
     writer.wait_for_text()
     expect(other.page.locator("#tree .node.in-flight").first).to_be_visible()
     expect(other.page.locator("#tree-note")).to_contain_text("another request")
@@ -370,7 +370,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(visit: Visit) -> No
     page = visitor.page
     expect(page.locator("#state")).to_have_text("idle")
     assert page.evaluate(WIDEST) <= 360
-    visitor.complete(text=PROMPT + "x" * 200, max_tokens=12)
+    visitor.complete(text=PROMPT + "x" * 200, max_tokens=60)
     visitor.wait_for_text()
     expect(page.locator("#tree .node").first).to_be_attached()
     assert page.evaluate(WIDEST) <= 360
