@@ -138,17 +138,23 @@ def test_medusa_has_as_many_heads_as_asked_for(tmp_path: Path, target: Checkpoin
     assert json.loads((folder / "config.json").read_text())["truncated_vocab_size"] == 2
 
 
-@pytest.mark.parametrize(("architecture", "norms", "biases"), [("llama", 0, 0), ("qwen3", 2, 0), ("qwen2", 0, 3)])
-def test_spd_begins_with_the_targets_last_layers(tmp_path: Path, architecture: str, norms: int, biases: int) -> None:
-    target = open_checkpoint(str(make_checkpoint(tmp_path / "target", architecture)))
-    given = KINDS["spd"].settle(options("spd", target.path, tmp_path, tmp_path / "out", spec_layers=2), target)
+@pytest.mark.parametrize(
+    ("architecture", "norms", "biases", "layers"),
+    [("llama", 0, 0, (0, 4)), ("llama", 0, 0, (4,)), ("qwen3", 2, 0, (0, 2, 4)), ("qwen2", 0, 3, (0, 4))],
+)
+def test_spd_begins_with_layers_spread_over_the_targets(
+    tmp_path: Path, architecture: str, norms: int, biases: int, layers: tuple[int, ...]
+) -> None:
+    target = open_checkpoint(str(make_checkpoint(tmp_path / "target", architecture, num_hidden_layers=5)))
+    asked = options("spd", target.path, tmp_path, tmp_path / "out", spec_layers=len(layers))
+    given = KINDS["spd"].settle(asked, target)
     tensors = spd_start.fresh(Start(target, given, torch.Generator().manual_seed(0), None))
     held = load_file(target.path / "model.safetensors")
-    for j in range(2):
+    for j, source in enumerate(layers):
         own = {name: tensor for name, tensor in tensors.items() if name.startswith(f"spec_layers.{j}.")}
         assert sum(".q_norm." in name or ".k_norm." in name for name in own) == norms
         assert sum(name.endswith(".bias") for name in own) == biases
-        layer = f"model.layers.{target.num_layers - 2 + j}."
+        layer = f"model.layers.{source}."
         assert all(torch.equal(one, held[name.replace(f"spec_layers.{j}.", layer)]) for name, one in own.items())
     width = target.hidden_size
     for i in range(len(given.anchors or ())):
