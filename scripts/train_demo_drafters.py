@@ -26,12 +26,11 @@ EVERY: Final = 3
 """Of the training files, in the order of their names, one in so many."""
 
 COMMON: Final[dict[str, Any]] = {"max_length": 256, "dtype": "bfloat16", "save_every": 150}
-SMALL_STEPS: Final = {"batch_tokens": 1024, "learning_rate": 1.5e-3}
 RECIPES: Final[dict[str, dict[str, Any]]] = {
     "eagle3": {"batch_tokens": 4096, "learning_rate": 4e-3, "draft_vocab_size": 2048, "ttt_steps": 5},
     "medusa": {"batch_tokens": 4096, "learning_rate": 2e-3, "draft_vocab_size": 1536, "heads": 4},
-    "spd": {**SMALL_STEPS, "draft_vocab_size": 3072, "spec_layers": 2},
-    "early-exit": SMALL_STEPS,
+    "spd": {"batch_tokens": 1024, "learning_rate": 1.5e-3, "draft_vocab_size": 3072, "spec_layers": 2},
+    "early-exit": {"batch_tokens": 4096, "learning_rate": 2e-3},
 }
 LIMIT_MB: Final = 12
 
