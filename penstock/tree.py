@@ -16,9 +16,10 @@ class Node:
     ``score`` is the sum of the chances along the path, from the root at which the tree began (not the present one) down
     to this node: below the present root it is ``node.score - root.score``, and a commit changes no score. Once it has
     entered, with the batch ``stream``, ``due`` is when its result is expected. ``picked`` is the target's next token
-    after this node, once the last stage has said so. ``candidates`` are the drafter's children for it, best first, as
-    (token, chance); None until it has answered. ``earlier`` are those of its answers, the first one first, that a
-    correction has replaced.
+    after this node, once the last stage has said so. It is ``alive`` until it turns out to be wrong, and ``open`` as
+    long as it is the root or below it: nothing grows from what is dead or past. ``candidates`` are the drafter's
+    children for it, best first, as (token, chance); None until it has answered. ``earlier`` are those of its answers,
+    the first one first, that a correction has replaced.
     """
 
     id: int
@@ -30,6 +31,7 @@ class Node:
     score: float = 0.0
     children: dict[int, Node] = field(default_factory=dict)
     alive: bool = True
+    open: bool = True
     asked: bool = False
     entered: bool = False
     stream: int = -1
@@ -133,6 +135,7 @@ class TokenTree:
         dead = self.discard()
         if hit is not None:
             hit.parent = None
+            self.root.open = False
             self.root = hit
             self.size = live - len(dead) - 1
             self._frontier = [node for node in level if node.alive and node.position >= hit.position] or None
@@ -140,6 +143,7 @@ class TokenTree:
 
     def restart(self, root: Node) -> None:
         """Begin anew from a token that has become certain."""
+        self.root.open = False
         self.root = root
         self.size = 1
         self._frontier = None
@@ -152,7 +156,7 @@ class TokenTree:
         dead = list(self.root.children.values())
         self.root.children = {}
         for node in dead:  # which grows meanwhile
-            node.alive = False
+            node.alive = node.open = False
             if node.children:
                 dead += node.children.values()
                 node.children = {}

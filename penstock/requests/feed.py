@@ -109,6 +109,7 @@ class Feed:
         if request.number not in self._told:
             self._told[request.number] = told
             batch.opened.append(Opened(request.number, request.sampling))
+        row = len(batch.rows)
         for node in nodes:
             if node.id in told.fed and node.id not in again and node.id not in wanted:
                 assert node.position < told.blocks * BLOCK, "a node enters once"
@@ -116,10 +117,11 @@ class Feed:
             told.fed.add(node.id)
             self._holds[node.slot] = node.id
             if node.id in wanted:
-                batch.wanted.append(len(batch.rows))
+                batch.wanted.append(row)
             parent = request.certain[node.position - 1] if node.parent is None and node.position else node.parent
             slot = parent.slot if parent else NO_SLOT
             batch.rows.append(request.number, node.id, node.slot, slot, node.position, node.token)
+            row += 1
         while told.prefix < len(request.certain) and request.certain[told.prefix].id in told.fed:
             told.prefix += 1
         if told.prefix > told.certain:

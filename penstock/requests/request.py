@@ -144,7 +144,7 @@ class Request:
     def vacate(self) -> None:
         """Give up every node, to begin anew with what is certain by now."""
         for node in self.certain:
-            node.alive = False
+            node.alive = node.open = False
         self.text = self.tokens
         self.certain, self.blocks, self.picks, self.reserved = [], [], {}, 0
         self.drafted_tree, self._postponed = False, []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.strategies.best_first import CERTAIN, FLOOR, BestFirst, is_within
+from penstock.strategies.best_first import CERTAIN, FLOOR, BestFirst
 from penstock.tree import Node, TokenTree
 from tests.unit.test_tree import Numbered
 
@@ -65,7 +65,7 @@ class World:
         for _ in range(min(len(self.asked), self.rng.randint(1, 3))):
             node = self.asked.pop(self.rng.randrange(len(self.asked)))
             node.candidates = self.draft(self.rng.randint(0, 4))
-            if node.candidates and is_within(node, self.tree.root) and self.rng.random() < 0.2:
+            if node.candidates and node.open and self.rng.random() < 0.2:
                 self.tree.correct(node, self.draft(self.rng.randint(1, 4)))
         self.order.look(self.tree)
 
