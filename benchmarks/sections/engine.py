@@ -66,8 +66,8 @@ def render_decisions(figures: Any) -> str:
     return paragraphs(
         "The engine's step from one result to the next (commit, prune, cancel, grow the tree, choose rows, build the "
         "batch) and one stage's bookkeeping (which slots every row sees), without model and sockets, on one core: "
-        "milliseconds, median and, in brackets, 95th percentile, of the quickest of three runs. With 64 stages, so that "
-        "about 2,000 drafted nodes live.",
+        "milliseconds, median and, in brackets, 95th percentile, of the quickest of three runs. With 64 stages, so "
+        "that about 2,000 drafted nodes live.",
         markdown(headings, [cells(run) for run in figures["runs"]]),
         "The late ones follow a miss: hundreds of nodes die, and the tree is grown anew. This machine's speed varies "
         "by half within minutes.",
