@@ -16,10 +16,10 @@ class Node:
     ``score`` is the sum of the chances along the path, from the root at which the tree began (not the present one) down
     to this node: below the present root it is ``node.score - root.score``, and a commit changes no score. Once it has
     entered, with the batch ``stream``, ``due`` is when its result is expected. ``picked`` is the target's next token
-    after this node, once the last stage has said so. It is ``alive`` until it turns out to be wrong, and ``open`` as
-    long as it is the root or below it: nothing grows from what is dead or past. ``candidates`` are the drafter's
-    children for it, best first, as (token, chance); None until it has answered. ``earlier`` are those of its answers,
-    the first one first, that a correction has replaced.
+    after this node, once the last stage has said so. It is ``alive`` until it turns out to be wrong; in a tree it is
+    ``open`` as long as it is the root or below it: nothing grows from what is dead or past. ``candidates`` are the
+    drafter's children for it, best first, as (token, chance); None until it has answered. ``earlier`` are those of its
+    answers, the first one first, that a correction has replaced.
     """
 
     id: int
@@ -138,7 +138,7 @@ class TokenTree:
             self.root.open = False
             self.root = hit
             self.size = live - len(dead) - 1
-            self._frontier = [node for node in level if node.alive and node.position >= hit.position] or None
+            self._frontier = [node for node in level if node.open] or None
         return hit, dead
 
     def restart(self, root: Node) -> None:

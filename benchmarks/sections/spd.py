@@ -157,13 +157,18 @@ def render_correction(figures: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------- overhead
 
 
+ADDED = ("step, ms", "added, ms", "step / (step + added)")
+
+
+def added_cells(row: Mapping[str, Any]) -> list[str]:
+    return [f"{row['step_ms']:.2f}", f"{row['added_ms']:.2f}", f"{row['share']:.3f}"]
+
+
 def render_overhead(figures: Any) -> str:
     rows = [
         [
             f"`{row['cluster']}`, `feature_lag` {row['lag']}",
-            f"{row['step_ms']:.2f}",
-            f"{row['added_ms']:.2f}",
-            f"{row['share']:.3f}",
+            *added_cells(row),
             f"{1 - spd_overhead.LOST[row['cluster']]:.2f}",
             f"{row['overruns']:.1%}",
             "yes" if row["identical"] else "NO",
@@ -175,9 +180,7 @@ def render_overhead(figures: Any) -> str:
         "than in virtual time, for the same tokens, with all modelled times stretched until this host's own "
         "arithmetic fits into them; beside the step as the preset has it. The last column but two is what SPD's own "
         "code reaches of its theory.",
-        markdown(
-            ["", "step, ms", "added, ms", "step / (step + added)", "SPD's repository", "overruns", "identical"], rows
-        ),
+        markdown(["", *ADDED, "SPD's repository", "overruns", "identical"], rows),
     )
 
 
@@ -186,20 +189,12 @@ def take_hop_floor() -> Taken:
 
 
 def render_hop_floor(figures: Any) -> str:
-    rows = [
-        [
-            f"`{row['cluster']}`",
-            f"{row['step_ms']:.2f}",
-            f"{row['added_ms']:.2f}",
-            f"{row['step_ms'] / (row['step_ms'] + row['added_ms']):.3f}",
-        ]
-        for row in figures
-    ]
+    rows = [[f"`{row['cluster']}`", *added_cells(row)] for row in figures]
     return paragraphs(
         "The same with stages that do nothing but wait and hand a frame of 1 kB on, in a ring that is as full as a "
-        "pipeline can be, with our inboxes and sockets: no model, no tree, no drafter. Nothing in processes on this "
-        "machine, two cores of a shared host, can come nearer to its theory than this.",
-        markdown(["", "step, ms", "added, ms", "step / (step + added)"], rows),
+        "pipeline can be, with our inboxes and sockets: no model, no tree, no drafter. With these sockets no "
+        "pipeline of processes on this machine, two cores of a shared host, can come nearer to its theory than this.",
+        markdown(["", *ADDED], rows),
     )
 
 

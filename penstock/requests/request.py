@@ -167,7 +167,7 @@ class Request:
         if not self._postponed:
             return []
         moved = self._postponed_under is not self.tree.root
-        live = [(n, had) for n, had in self._postponed if n.alive and n.position >= self.tree.root.position]
+        live = [(n, had) for n, had in self._postponed if n.open]
         self._postponed = [] if moved else [(node, had) for node, had in live if had or not node.entered]
         return [node for node, had in live if moved or (node.entered and not had)]
 

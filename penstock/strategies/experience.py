@@ -77,13 +77,12 @@ class Calibration:
 
 def corrected(candidates: Sequence[tuple[int, float]], corrections: Sequence[float]) -> Iterator[float]:
     """The candidates' log chances with their bins' corrections on top, each at most the one before it."""
-    last, first = 0.0, 0
-    for _, chance in candidates:  # as ``bin_of`` has it, without a call for each of so many
-        better = chance + corrections[first + (int(-chance * BINS_PER_NAT) if chance > LOWEST else BINS - 1)]
+    last = 0.0
+    for rank, (_, chance) in enumerate(candidates):
+        better = chance + corrections[bin_of(chance, rank)]
         if better < last:
             last = better
         yield last
-        first = BINS
 
 
 def bin_of(chance: float, rank: int) -> int:
@@ -100,8 +99,6 @@ SAME: Final = 1e-6
 """Relative difference of two times below which they are the same, rounded."""
 SIZES: Final = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Numbers of rows whose times are kept apart: an octave in four parts, fine enough to find a knee."""
-
-
 SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
 """The size as which a number of rows counts."""
 
