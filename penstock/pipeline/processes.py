@@ -1,4 +1,4 @@
-"""Stages as processes on this host, over ZeroMQ (ipc, or tcp on loopback)."""
+"""Stages as processes on this host: messages go over Unix-domain sockets (ipc), or over tcp on loopback."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import zmq
 
 from penstock.cluster.timing import LinkTiming
 from penstock.core import PipelineError
@@ -39,8 +37,9 @@ from penstock.messages import (
 )
 from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
-from penstock.pipeline.inbox import Inbox, connect
+from penstock.pipeline.inbox import Outbox
 from penstock.pipeline.relay import priced, receiver
+from penstock.pipeline.sockets import LOCAL, Sockets
 from penstock.pipeline.worker import StageSpec, TapSpec
 from penstock.stage.driver import Line
 from penstock.stage.visibility import ProtocolError
@@ -67,13 +66,14 @@ class Mailbox:
     """
 
     def __init__(self, transport: str = "ipc", *, relay: bool = False) -> None:
-        self.context: zmq.Context[Any] = zmq.Context()
+        self.sockets = Sockets()
         self.server: ForkServer = shared_fork_server()
         self.transport = transport
         self.relay = relay
         self.refused = 0
+        self._closed = False
         self._name = secrets.token_hex(4)
-        self.inbox = Inbox(self.context, self.bind_address("engine"))
+        self.inbox = self.sockets.inbox(self.bind_address("engine"))
         self._reports, self._report_pipe = os.pipe()
         self.inbox.watch(self._reports, self._read_reports)
         self._woken, self._waker = socket.socketpair()
@@ -86,7 +86,7 @@ class Mailbox:
     def bind_address(self, who: str) -> str:
         if self.transport == "tcp":
             return "tcp://127.0.0.1:*"
-        return f"ipc://{self.server.folder}/{self._name}-{who}"
+        return f"{LOCAL}{self.server.folder}/{self._name}-{who}"
 
     def now(self) -> float:
         return time.monotonic()
@@ -154,8 +154,9 @@ class Mailbox:
         return ProcessPipeline(priced(plans) if self.relay else plans, self, name)
 
     def close(self) -> None:
-        if self.context.closed:
+        if self._closed:
             return
+        self._closed = True
         for session in list(self._owners):
             self.unregister(session)
         self.inbox.unwatch(self._reports)
@@ -165,7 +166,7 @@ class Mailbox:
         self._woken.close()
         self._waker.close()
         self.inbox.close()
-        self.context.destroy(linger=0)
+        self.sockets.close()
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ class ProcessPipeline:
         self._gone: set[int] = set()
         self._lost: PipelineError | None = None
         self._lost_at = math.inf
-        self._inboxes: list[zmq.Socket[bytes]] = []
+        self._inboxes: list[Outbox] = []
         self._closing = False
         entrance = plans[0].up
         self._end = EngineEnd(mailbox, Line(entrance))
@@ -275,7 +276,7 @@ class ProcessPipeline:
         self._wait_until_gone(CLOSE_TIMEOUT)
         self._mailbox.unregister(self._session)
         for inbox in self._inboxes:
-            inbox.close(linger=0)
+            inbox.close()
 
     def _wait_until_gone(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -293,7 +294,7 @@ class ProcessPipeline:
             if time.monotonic() > deadline:
                 raise PipelineError(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
         addresses = [self.started[index].address for index in range(self.stages)]
-        self._inboxes = [connect(self._mailbox.context, address) for address in addresses]
+        self._inboxes = [self._mailbox.sockets.connect(address) for address in addresses]
         engine = self._mailbox.inbox.address
         around = [engine, *([engine] * self.stages if self._mailbox.relay else addresses), engine]
         for index, inbox in enumerate(self._inboxes):
@@ -324,7 +325,7 @@ class ProcessPipeline:
 
     def _on_message(self, message: Message, frames: Sequence[bytes]) -> bool:
         if self._mailbox.relay and (stage := receiver(message, self.stages)) is not None:
-            self._inboxes[stage].send_multipart(frames)
+            self._inboxes[stage].send(*frames)
             return False
         if isinstance(message, Alive) and 0 <= message.stage < len(self._inboxes):
             self._hear(message.stage)

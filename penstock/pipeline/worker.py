@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import zmq
 
 from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.messages import (
@@ -29,7 +28,8 @@ from penstock.messages import (
     decode,
     encode,
 )
-from penstock.pipeline.inbox import Inbox, connect, sleep_until, wake_on_time
+from penstock.pipeline.inbox import Inbox, Outbox, sleep_until, wake_on_time
+from penstock.pipeline.sockets import Sockets
 from penstock.stage.background import BackgroundLayers
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Outgoing, StageDriver
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 1.0
 """Seconds between a stage's signs of life."""
-LAST_WORDS_MS = 1000
-"""How long a stage that failed waits for the engine to hear of it. One that was told to stop has nothing to say."""
+LAST_WORDS = 1.0
+"""Seconds that a stage which failed waits for the engine to hear of it. One told to stop has nothing to say."""
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,19 +87,19 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(spec: StageSpec) -> None:
     """Serve until told to stop. Any error is reported to the engine before the process ends with it."""
-    with zmq.Context() as context, Inbox(context, spec.bind) as inbox:
-        engine = connect(context, spec.engine)
-        last_words = 0
+    with Sockets() as sockets, sockets.inbox(spec.bind) as inbox:
+        engine = sockets.connect(spec.engine)
+        last_words = 0.0
         try:
-            Worker(spec, context, inbox, engine).serve()
+            Worker(spec, sockets, inbox, engine).serve()
         except Exception as error:
             details = traceback.format_exc()
             cause = f"{type(error).__name__}: {error}"
             engine.send(encode(Failed(stage=spec.index, cause=cause, details=details), spec.session))
-            last_words = LAST_WORDS_MS
+            last_words = LAST_WORDS
             raise
         finally:
-            context.destroy(linger=last_words)
+            sockets.close(last_words)
 
 
 def load(spec: StageSpec | StagePlan) -> Any:
@@ -148,13 +148,13 @@ def make_driver(
 class Worker:
     """One stage at its sockets."""
 
-    def __init__(self, spec: StageSpec, context: zmq.Context[Any], inbox: Inbox, engine: zmq.Socket[bytes]) -> None:
+    def __init__(self, spec: StageSpec, sockets: Sockets, inbox: Inbox, engine: Outbox) -> None:
         from penstock.stage import tensors
 
         self._tensors = tensors
         self._spec = spec
         self._inbox = inbox
-        self._context = context
+        self._sockets = sockets
         self._engine = self._upstream = self._downstream = engine
         self._wired = self._stopped = self._heard = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
@@ -164,7 +164,7 @@ class Worker:
         emulated = spec.timing is not None
         self._driver = make_driver(spec, spec.index, spec.stages, self._model, time.monotonic, background=emulated)
         if spec.tap is not None:
-            self._aside = connect(context, spec.tap.address)
+            self._aside = sockets.connect(spec.tap.address)
         started = Started(
             stage=spec.index,
             address=inbox.address,
@@ -214,8 +214,8 @@ class Worker:
         if isinstance(message, Stop):
             self._stopped = True
         elif isinstance(message, Wire):
-            self._upstream = connect(self._context, message.upstream)
-            self._downstream = connect(self._context, message.downstream)
+            self._upstream = self._sockets.connect(message.upstream)
+            self._downstream = self._sockets.connect(message.downstream)
             self._wired = self._heard = True
         elif isinstance(message, Heard):
             self._heard = True
@@ -244,16 +244,15 @@ class Worker:
 
     def _send(self, outgoing: Outgoing) -> None:
         message: Message = outgoing.message
-        socket, session = self._upstream if outgoing.upstream else self._downstream, self._spec.session
+        outbox, session = self._upstream if outgoing.upstream else self._downstream, self._spec.session
         if isinstance(message, Occupied):
-            socket = self._engine
+            outbox = self._engine
         if outgoing.aside:
             assert self._spec.tap is not None
-            socket, session = self._aside, self._spec.tap.session
+            outbox, session = self._aside, self._spec.tap.session
         if outgoing.tensor is None or not isinstance(message, Batch | Features):
-            socket.send(encode(message, session))
+            outbox.send(encode(message, session))
             return
         message.width = math.prod(outgoing.tensor.shape[1:])
         message.dtype = self._spec.dtype
-        socket.send(encode(message, session), zmq.SNDMORE)
-        socket.send(self._tensors.to_bytes(outgoing.tensor))
+        outbox.send(encode(message, session), self._tensors.to_bytes(outgoing.tensor))

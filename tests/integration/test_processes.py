@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-import zmq
 
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
@@ -38,6 +37,7 @@ from penstock.messages import (
 from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import ProcessPipeline
+from penstock.pipeline.sockets import Sockets
 from tests import speculators
 
 PROMPT = {"prompt_token_ids": [40, 50, 60, 70]}
@@ -211,21 +211,24 @@ def strange_frames(session: str) -> list[list[bytes]]:
     ]
 
 
+def refused_by_now(mailbox: Any) -> int:
+    mailbox.wait(time.monotonic() + 0.05)
+    return mailbox.refused
+
+
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_strangers_are_refused_and_change_nothing(target: Path, transport: str) -> None:
     with start(target, 2, transport=transport, speculative_config={"method": "ngram"}) as llm:
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         pipeline, mailbox = pipeline_of(llm), llm.loop.clock
         frames = strange_frames(pipeline._session)
-        with zmq.Context() as context:
+        with Sockets() as sockets:
             for address in (mailbox.inbox.address, *[started.address for started in pipeline.started.values()]):  # type: ignore[attr-defined]
-                with context.socket(zmq.PUSH) as socket:
-                    socket.connect(address)
-                    for frame in frames:
-                        socket.send_multipart(frame)
-            context.destroy(linger=5000)
-        assert llm.generate(PROMPT, ENDLESS)[0].outputs[0].token_ids[:16] == expected
-        assert mailbox.refused == len(frames)  # type: ignore[attr-defined]
+                outbox = sockets.connect(address)
+                for frame in frames:
+                    outbox.send(*frame)
+            assert llm.generate(PROMPT, ENDLESS)[0].outputs[0].token_ids[:16] == expected
+            assert eventually(lambda: refused_by_now(mailbox) == len(frames))
 
 
 # -------------------------------------------------------------------------------------- malformed inside the session
@@ -272,7 +275,7 @@ def test_a_malformed_message_to_a_stage_ends_the_pipeline_with_its_name(target: 
         llm.generate(PROMPT, GREEDY)
         llm.loop.drain()
         pipeline = pipeline_of(llm)
-        pipeline._inboxes[stage].send_multipart([encode(make(llm.loop.feed.next_stream), pipeline._session), *tensors])
+        pipeline._inboxes[stage].send(encode(make(llm.loop.feed.next_stream), pipeline._session), *tensors)
         assert eventually(lambda: lost_by_now(pipeline))
         with pytest.raises(PipelineError, match=rf"stage {stage} \(layers .*{complaint}"):
             llm.generate(PROMPT, ENDLESS)
@@ -314,10 +317,9 @@ def test_what_does_not_decode_ends_the_pipeline(target: Path) -> None:
 
 
 def tell_engine(llm: LLM, frame: bytes) -> None:
-    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.connect(llm.loop.clock.inbox.address)  # type: ignore[attr-defined]
-        socket.send(frame)
-        context.destroy(linger=5000)
+    with Sockets() as sockets:
+        sockets.connect(llm.loop.clock.inbox.address).send(frame)  # type: ignore[attr-defined]
+        sockets.close(linger=5.0)
 
 
 # ------------------------------------------------------------------------------------------------- the engine's own end

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from penstock.pipeline.inbox import MAX_FRAME_BYTES, Inbox, connect
+from penstock.pipeline.inbox import Inbox
+from penstock.pipeline.sockets import Sockets
 
 SOON = 10.0
 """Seconds: a deadline for what should come at once."""
@@ -23,10 +24,9 @@ def bind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def context() -> Iterator[zmq.Context]:
-    with zmq.Context() as made:
+def sockets() -> Iterator[Sockets]:
+    with Sockets() as made:
         yield made
-        made.destroy(linger=0)
 
 
 def receive(inbox: Inbox, count: int) -> list[list[bytes]]:
@@ -39,23 +39,24 @@ def receive(inbox: Inbox, count: int) -> list[list[bytes]]:
     return found
 
 
-def test_messages_arrive_whole_and_in_order(context: zmq.Context, bind: str) -> None:
-    with Inbox(context, bind) as inbox, connect(context, inbox.address) as sender:
+def test_messages_arrive_whole_and_in_order(sockets: Sockets, bind: str) -> None:
+    with sockets.inbox(bind) as inbox:
+        sender = sockets.connect(inbox.address)
         messages = [[b"%d" % i, bytes(i)] for i in range(200)] + [[b""], [b"a", b"b", b"c"]]
         for frames in messages:
-            sender.send_multipart(frames)
+            sender.send(*frames)
         assert receive(inbox, len(messages)) == messages
         assert inbox.take() == []
 
 
-def test_two_inboxes_may_ask_for_any_port(context: zmq.Context) -> None:
-    with Inbox(context, "tcp://127.0.0.1:*") as one, Inbox(context, "tcp://127.0.0.1:*") as other:
+def test_two_inboxes_may_ask_for_any_port(sockets: Sockets) -> None:
+    with sockets.inbox("tcp://127.0.0.1:*") as one, sockets.inbox("tcp://127.0.0.1:*") as other:
         assert one.address != other.address
         assert one.address.startswith("tcp://127.0.0.1:")
 
 
-def test_waiting_ends_at_the_moment_and_not_before(context: zmq.Context, bind: str) -> None:
-    with Inbox(context, bind) as inbox:
+def test_waiting_ends_at_the_moment_and_not_before(sockets: Sockets, bind: str) -> None:
+    with sockets.inbox(bind) as inbox:
         for delay in (-1.0, 0.0, 0.0003, 0.0017, 0.02):
             until = time.monotonic() + delay
             inbox.wait(until)
@@ -63,17 +64,18 @@ def test_waiting_ends_at_the_moment_and_not_before(context: zmq.Context, bind: s
             assert inbox.take() == []
 
 
-def test_a_message_ends_the_wait(context: zmq.Context, bind: str) -> None:
-    with Inbox(context, bind) as inbox, connect(context, inbox.address) as sender:
+def test_a_message_ends_the_wait(sockets: Sockets, bind: str) -> None:
+    with sockets.inbox(bind) as inbox:
+        sender = sockets.connect(inbox.address)
         sender.send(b"x")
         inbox.wait(None)
         assert [[bytes(frame) for frame in frames] for frames in inbox.take()] == [[b"x"]]
 
 
-def test_a_watched_descriptor_ends_the_wait(context: zmq.Context, bind: str) -> None:
+def test_a_watched_descriptor_ends_the_wait(sockets: Sockets, bind: str) -> None:
     reading, writing = os.pipe()
     heard: list[bytes] = []
-    with Inbox(context, bind) as inbox:
+    with sockets.inbox(bind) as inbox:
         inbox.watch(reading, lambda: heard.append(os.read(reading, 100)))
         os.write(writing, b"news")
         inbox.wait(None)
@@ -92,21 +94,66 @@ def test_a_watched_descriptor_ends_the_wait(context: zmq.Context, bind: str) -> 
     os.close(writing)
 
 
-def test_frames_have_a_limit(context: zmq.Context, bind: str) -> None:
-    with Inbox(context, bind) as inbox:
-        assert inbox._socket.getsockopt(zmq.MAXMSGSIZE) == MAX_FRAME_BYTES
+def test_an_address_in_use_is_refused(sockets: Sockets, bind: str) -> None:
+    with sockets.inbox(bind) as inbox, pytest.raises((OSError, zmq.ZMQError), match="in use"):
+        sockets.inbox(inbox.address)
 
 
-def test_an_address_in_use_is_refused(context: zmq.Context) -> None:
-    with Inbox(context, "tcp://127.0.0.1:*") as inbox, pytest.raises(zmq.ZMQError):
-        Inbox(context, inbox.address)
+def test_what_a_busy_receiver_cannot_hold_arrives_all_the_same_and_keeps_nobody_waiting(
+    sockets: Sockets, bind: str
+) -> None:
+    """Megabytes while nobody takes anything in: a prompt's hidden states, on their way to a stage that computes."""
+    large = [[b"states %d" % i, bytes([i]) * 3_000_000] for i in range(8)]
+    with sockets.inbox(bind) as inbox:
+        sender = sockets.connect(inbox.address)
+        for frames in large:
+            sender.send(*frames)
+            sender.send(b"cancel")
+        found = receive(inbox, 16)
+        assert found[::2] == large
+        assert found[1::2] == [[b"cancel"]] * 8
+        sender.send(b"after")
+        assert receive(inbox, 1) == [[b"after"]]
+
+
+def test_every_sender_is_heard_and_each_in_order(sockets: Sockets, bind: str) -> None:
+    with sockets.inbox(bind) as inbox:
+        senders = [sockets.connect(inbox.address) for _ in range(5)]
+        for i in range(40):
+            for number, sender in enumerate(senders):
+                sender.send(b"%d" % number, b"%d" % i)
+        found = receive(inbox, 200)
+        for number in range(5):
+            assert [frames[1] for frames in found if frames[0] == b"%d" % number] == [b"%d" % i for i in range(40)]
+
+
+def test_what_is_sent_before_the_sender_closes_arrives(sockets: Sockets, bind: str) -> None:
+    with sockets.inbox(bind) as inbox:
+        sender = sockets.connect(inbox.address)
+        sender.send(b"last words")
+        sender.close(linger=SOON)
+        assert receive(inbox, 1) == [[b"last words"]]
+
+
+def test_a_receiver_that_has_left_is_no_error(sockets: Sockets, bind: str) -> None:
+    inbox = sockets.inbox(bind)
+    before, after = sockets.connect(inbox.address), None
+    before.send(b"x")
+    receive(inbox, 1)
+    inbox.close()
+    after = sockets.connect(inbox.address)
+    for sender in (before, after):
+        for _ in range(3):
+            sender.send(b"x", bytes(1_000_000))
+        sender.close()
+        sender.close()
 
 
 class Interrupted(Exception):
     pass
 
 
-def test_no_interrupt_is_lost_while_messages_are_taken(bind: str, context: zmq.Context) -> None:
+def test_no_interrupt_is_lost_while_messages_are_taken(bind: str, sockets: Sockets) -> None:
     """What a signal handler raises, Ctrl-C's KeyboardInterrupt for one, has to reach the caller wherever it falls."""
     raised = heard = 0
 
@@ -117,13 +164,14 @@ def test_no_interrupt_is_lost_while_messages_are_taken(bind: str, context: zmq.C
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with Inbox(context, bind) as inbox, connect(context, inbox.address) as sender:
+        with sockets.inbox(bind) as inbox:
+            sender = sockets.connect(inbox.address)
             for press in range(300):
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 0.0005 + 1e-6 * press)
                     while raised == press:
                         for _ in range(20):
-                            sender.send_multipart([b"header", bytes(2000)])
+                            sender.send(b"header", bytes(2000))
                         inbox.wait(time.monotonic() + 0.0002)
                         inbox.take()
                 except Interrupted:

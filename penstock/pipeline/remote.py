@@ -1,0 +1,69 @@
+"""Messages between processes anywhere, over ZeroMQ and TCP."""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import Any
+
+import zmq
+
+from penstock.pipeline.inbox import MAX_FRAME_BYTES, Inbox
+
+
+class RemoteInbox(Inbox):
+    """One PULL socket, bound to ``address``; a port of * lets the system choose. Raises zmq.ZMQError if it is taken."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        super().__init__()
+        self._readable: list[int] = []
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.bind(address)
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def wait(self, until: float | None) -> bool:
+        # zmq's own poll counts whole milliseconds. Its descriptor wakes on time, though for its own affairs too, and
+        # once only for all that has come since: the socket has the word on whether a message waits.
+        self._readable = []
+        while not self._readable and not self._has_some:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            woken = select.select([self._socket.fileno(), *self._watched], [], [], left)[0]
+            self._readable = [fd for fd in woken if fd in self._watched]
+            if not woken:
+                break
+        return bool(self._readable)
+
+    def take(self) -> list[list[bytes]]:
+        for fd in self._readable:
+            self._watched[fd]()
+        self._readable = []
+        messages: list[list[bytes]] = []
+        while self._has_some:
+            # Copied: a zmq.Frame looks for signals while it is freed, where a KeyboardInterrupt is lost.
+            messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
+        return messages
+
+    @property
+    def _has_some(self) -> bool:
+        return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class RemoteOutbox:
+    """A PUSH socket to somebody's inbox. ZeroMQ's own thread does the sending, and connects again where it has to."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.connect(address)
+
+    def send(self, *frames: bytes | memoryview) -> None:
+        self._socket.send_multipart(frames)
+
+    def close(self, linger: float = 0.0) -> None:
+        self._socket.close(linger=round(1000 * linger))
