@@ -58,6 +58,7 @@ def stage_plans(setup: Resolved) -> list[StagePlan]:
             timing=timings[i],
             up=links[i],
             down=links[i + 1],
+            background=timings[i] is not None,
         )
         for i, (first, last) in enumerate(setup.layers)
     ]
@@ -165,6 +166,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         max_model_len=setup.max_model_len,
         target=target,
         tokenizer=str(setup.checkpoint.path),
+        background=setup.cluster is not None and draft_timing(setup.cluster) is not None,
     )
 
 

@@ -185,6 +185,7 @@ class StagePlan:
     down: Any = None
     tap: TapSpec | None = None
     shared: bool = False
+    background: bool = False
     target: str = ""
     """A learned drafter's target; ``model`` is then the drafter."""
     tokenizer: str = ""
@@ -319,6 +320,7 @@ class ProcessPipeline:
             down=plan.down,
             tap=plan.tap,
             shared=plan.shared,
+            background=plan.background,
             target=plan.target,
             tokenizer=plan.tokenizer,
         )

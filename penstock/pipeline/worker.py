@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 import traceback
 from collections.abc import Callable
@@ -30,9 +29,9 @@ from penstock.messages import (
 )
 from penstock.pipeline.inbox import Inbox, Outbox, sleep_until, wake_on_time
 from penstock.pipeline.sockets import Sockets
-from penstock.stage.background import BackgroundLayers
+from penstock.stage.background import BackgroundCore
 from penstock.stage.core import StageCore
-from penstock.stage.driver import Outgoing, StageDriver
+from penstock.stage.driver import Core, Outgoing, StageDriver
 
 if TYPE_CHECKING:
     from penstock.pipeline.processes import StagePlan
@@ -79,6 +78,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     tap: TapSpec | None = None
     shared: bool = False
     """Whether a drafter's passes take turns with the stage's batches on its device."""
+    background: bool = False
+    """Whether a modelled device stands for this process, so that what it really computes yields to all else."""
     target: str = ""
     """A learned drafter's target, whose features it reads; ``model`` is then the drafter's checkpoint."""
     tokenizer: str = ""
@@ -130,28 +131,23 @@ def make_driver(
     stages: int,
     model: Any,
     clock: Callable[[], float],
-    *,
-    background: bool = False,
+    within: Callable[[Core], Core] = lambda core: core,
 ) -> StageDriver:
-    """Drives ``model``, which ``load`` gave, as stage ``index`` of so many; ``background``: at idle priority."""
+    """Drives ``model``, which ``load`` gave, as stage ``index`` of so many. ``within``: what its core is wrapped in."""
     taps = spec.tap.layers if spec.tap is not None else ()
     if taps:
         model.tap(taps)
-    layers = BackgroundLayers(model) if background else model
-    core = StageCore(layers, spec.capacity, is_last=index == stages - 1, taps=taps)
+    core = StageCore(model, spec.capacity, is_last=index == stages - 1, taps=taps)
     if spec.target:
         core.reader = model
     aside = spec.tap.link if spec.tap is not None else None
-    return StageDriver(index, core, clock, spec.timing, spec.down, spec.up, aside)
+    return StageDriver(index, within(core), clock, spec.timing, spec.down, spec.up, aside)
 
 
 class Worker:
     """One stage at its sockets."""
 
     def __init__(self, spec: StageSpec, sockets: Sockets, inbox: Inbox, engine: Outbox) -> None:
-        from penstock.stage import tensors
-
-        self._tensors = tensors
         self._spec = spec
         self._inbox = inbox
         self._sockets = sockets
@@ -161,8 +157,7 @@ class Worker:
         self._model = load(spec)
         if spec.timing is not None:
             wake_on_time()
-        emulated = spec.timing is not None
-        self._driver = make_driver(spec, spec.index, spec.stages, self._model, time.monotonic, background=emulated)
+        self._driver = make_driver(spec, spec.index, spec.stages, self._model, time.monotonic, self._framed)
         if spec.tap is not None:
             self._aside = sockets.connect(spec.tap.address)
         started = Started(
@@ -174,9 +169,18 @@ class Worker:
         engine.send(encode(started, spec.session))
         self._beat_at = time.monotonic() + HEARTBEAT
 
+    def _framed(self, core: Core) -> Core:
+        from penstock.stage.tensors import FramedCore
+
+        framed = FramedCore(core, self._spec.dtype, self._spec.device)
+        return BackgroundCore(framed) if self._spec.background else framed
+
     def serve(self) -> None:
         while not self._stopped:
             self._wait()
+            # What has been computed leaves before anything is looked at that came meanwhile and cannot change it.
+            if self._wired and (leaving := self._driver.leave()) is not None:
+                self._send(leaving)
             for frames in self._inbox.take():
                 self._receive(frames)
             # A neighbour's first batch may overtake the engine's Wire: it waits in the driver.
@@ -222,25 +226,17 @@ class Worker:
         elif isinstance(message, Batch):
             self._driver.on_message(message, self._hidden_states(message, frames))
         elif isinstance(message, Features):
-            self._driver.on_message(message, self._features(message, frames))
+            self._driver.on_message(message, frames[1] if message.nodes else None)
         else:
             self._driver.on_message(message)
 
-    def _hidden_states(self, batch: Batch, frames: list[bytes]) -> Any:
+    def _hidden_states(self, batch: Batch, frames: list[bytes]) -> bytes | None:
         """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
         if self._spec.index == 0 or not batch.alive:
             return None
         if (batch.dtype, batch.width) != (self._spec.dtype, self._model.hidden_size):
             raise MalformedMessage(f"batch {batch.stream} brings {batch.dtype or 'no'} states of width {batch.width}")
-        return self._tensors.from_bytes(frames[1], len(batch.alive), batch.width, batch.dtype, self._spec.device)
-
-    def _features(self, message: Features, frames: list[bytes]) -> Any:
-        """What a stage of the target sends a drafter, in the drafter's own type."""
-        if not message.nodes:
-            return None
-        rows, device = len(message.nodes), self._spec.device
-        states = self._tensors.from_bytes(frames[1], rows, message.width, message.dtype, device)
-        return states.to(self._tensors.DTYPES[self._spec.dtype])
+        return frames[1]
 
     def _send(self, outgoing: Outgoing) -> None:
         message: Message = outgoing.message
@@ -253,6 +249,6 @@ class Worker:
         if outgoing.tensor is None or not isinstance(message, Batch | Features):
             outbox.send(encode(message, session))
             return
-        message.width = math.prod(outgoing.tensor.shape[1:])
+        message.width = self._model.hidden_size * (len(message.layers) if isinstance(message, Features) else 1)
         message.dtype = self._spec.dtype
-        outbox.send(encode(message, session), self._tensors.to_bytes(outgoing.tensor))
+        outbox.send(encode(message, session), outgoing.tensor)

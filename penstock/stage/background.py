@@ -1,42 +1,42 @@
-"""Computing at idle priority, for emulated stages that share this host's few cores."""
+"""Computing at idle priority, for emulated devices that share this host's few processors."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from penstock.messages import Candidates, Pick, Sampling
-from penstock.stage.core import Layers
-from penstock.stage.visibility import BatchView
+from penstock.messages import Batch, Cancel, Candidates, Features, Pick
+from penstock.stage.driver import Core
 
 
-class BackgroundLayers:
-    """Runs another stage's ``Layers`` in a thread that yields to every other.
+class BackgroundCore:
+    """Has another core process its batches in a thread that yields to every other.
 
     A modelled device computes without disturbing its neighbours' network stacks. Here all stages end a step together:
-    while some compute the next batch, others still have to hand theirs over, and must not wait for a core.
+    while some compute the next batch, others still have to hand theirs over, and must not wait for a processor.
     """
 
-    def __init__(self, layers: Layers) -> None:
-        self._layers = layers
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.is_last = core.is_last
         self._thread = ThreadPoolExecutor(max_workers=1, initializer=yield_to_others)
 
-    def forward(self, view: BatchView, hidden: Any) -> Any:
-        return self._thread.submit(self._layers.forward, view, hidden).result()
+    def cancel(self, message: Cancel) -> None:
+        self._core.cancel(message)
 
-    def pick(self, view: BatchView, hidden: Any, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
-        return self._thread.submit(self._layers.pick, view, hidden, wanted, samplings).result()
+    def lacks(self, batch: Batch) -> set[tuple[int, int]]:
+        return self._core.lacks(batch)
 
-    def candidates(
-        self, view: BatchView, hidden: Any, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
-    ) -> list[Candidates]:
-        return self._thread.submit(self._layers.candidates, view, hidden, wanted, samplings, count).result()
+    def take(self, features: Features, states: Any) -> None:
+        self._thread.submit(self._core.take, features, states).result()
 
-    def features(self, hidden: Any) -> Any:
-        return self._thread.submit(self._layers.features, hidden).result()
+    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
+        return self._thread.submit(self._core.process, batch, hidden).result()
+
+    def tapped(self) -> tuple[Features, Any] | None:
+        return self._core.tapped()
 
 
 def yield_to_others() -> None:

@@ -179,23 +179,30 @@ class StageDriver:
         while (due := self.due) is not None and due <= self.clock():
             if self._pass_is_next:
                 yield self._occupy(self._passes.popleft())
-            elif self._pending is not None:
-                yield self._send(*self._pending[1:])
+            elif (leaving := self.leave()) is not None:
+                yield leaving
             else:
                 yield from self._compute()
+
+    def leave(self) -> Outgoing | None:
+        """The batch or result that can be sent on by now, and has to be at once; None if there is none."""
+        if self._pending is None or self._credit_at is None:
+            return None
+        end, outgoing, sending = self._pending
+        now = self.clock()
+        if now < end or now < self._credit_at:
+            return None
+        message = outgoing.message
+        assert isinstance(message, Batch | Result)
+        self._pending = None
+        self._credit_at = 0.0 if self.core.is_last else None
+        message.arrives = self._down.arrival(now, sending)
+        return outgoing
 
     def _occupy(self, message: Occupy) -> Outgoing:
         start = max(message.arrives, self._free_at)
         self._free_at = start + message.seconds
         return Outgoing(Occupied(stage=self.index, start=start, end=self._free_at))
-
-    def _send(self, outgoing: Outgoing, sending: float) -> Outgoing:
-        self._pending = None
-        message = outgoing.message
-        assert isinstance(message, Batch | Result)
-        self._credit_at = 0.0 if self.core.is_last else None
-        message.arrives = self._down.arrival(self.clock(), sending)
-        return outgoing
 
     def _compute(self) -> Iterator[Outgoing]:
         batch, hidden, received = self._buffer.popleft()

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from penstock.messages import Batch, Cancel, Candidates, Features, Pick
+from penstock.stage.driver import Core
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -18,3 +21,41 @@ def to_bytes(hidden_ND: Any) -> memoryview:
 def from_bytes(frame: bytes, rows: int, width: int, dtype: str, device: str) -> Any:
     """The hidden states [rows, width] that ``frame`` holds; its size has been checked."""
     return torch.frombuffer(bytearray(frame), dtype=DTYPES[dtype]).view(rows, width).to(device)
+
+
+class FramedCore:
+    """A core between other processes: hidden states come and go as frames, whose sizes have been checked.
+
+    Packing and unpacking count as computing: a batch is ready to leave when its moment has come.
+    """
+
+    def __init__(self, core: Core, dtype: str, device: str) -> None:
+        self._core = core
+        self._dtype, self._device = dtype, device
+        self.is_last = core.is_last
+
+    def cancel(self, message: Cancel) -> None:
+        self._core.cancel(message)
+
+    def lacks(self, batch: Batch) -> set[tuple[int, int]]:
+        return self._core.lacks(batch)
+
+    def take(self, features: Features, states: Any) -> None:
+        """What a stage of the target sends comes in that stage's type."""
+        if states is not None:
+            states = from_bytes(states, len(features.nodes), features.width, features.dtype, self._device)
+            states = states.to(DTYPES[self._dtype])
+        self._core.take(features, states)
+
+    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
+        if hidden is not None:
+            hidden = from_bytes(hidden, len(batch.alive), batch.width, batch.dtype, self._device)
+        rows, hidden, picks, candidates = self._core.process(batch, hidden)
+        return rows, None if hidden is None else to_bytes(hidden), picks, candidates
+
+    def tapped(self) -> tuple[Features, Any] | None:
+        tapped = self._core.tapped()
+        if tapped is None:
+            return None
+        features, states = tapped
+        return features, to_bytes(states)
