@@ -158,7 +158,9 @@ ServedModel = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", rich_help_panel=MODEL)]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=MODEL)]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda:N, or cuda: stages and drafter spread over all GPUs.", rich_help_panel=MODEL)
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(

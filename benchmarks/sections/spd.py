@@ -160,6 +160,9 @@ def render_correction(figures: Any) -> str:
 ADDED = ("step, ms", "added, ms", "step / (step + added)")
 
 
+SOCKETS = {"ipc": "Unix-domain sockets", "tcp": "ZeroMQ over loopback"}
+
+
 def added_cells(row: Mapping[str, Any]) -> list[str]:
     return [f"{row['step_ms']:.2f}", f"{row['added_ms']:.2f}", f"{row['share']:.3f}"]
 
@@ -189,11 +192,11 @@ def take_hop_floor() -> Taken:
 
 
 def render_hop_floor(figures: Any) -> str:
-    rows = [[f"`{row['cluster']}`", *added_cells(row)] for row in figures]
+    rows = [[f"`{row['cluster']}`, {SOCKETS[row['transport']]}", *added_cells(row)] for row in figures]
     return paragraphs(
         "The same with stages that do nothing but wait and hand a frame of 1 kB on, in a ring that is as full as a "
-        "pipeline can be, with our inboxes and sockets: no model, no tree, no drafter. With these sockets no "
-        "pipeline of processes on this machine, two cores of a shared host, can come nearer to its theory than this.",
+        "pipeline can be, with our inboxes and sockets: no model, no tree, no drafter. No pipeline of processes "
+        "with these sockets can come nearer to its theory on this machine, two cores of a shared host.",
         markdown(["", *ADDED], rows),
     )
 

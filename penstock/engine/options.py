@@ -82,6 +82,8 @@ class Resolved:
     cluster: Cluster | None
     speculation: SpeculativeConfig | None
     layers: tuple[tuple[int, int], ...]
+    devices: tuple[str, ...]
+    """Of torch's, by stage; the drafter's behind them."""
     max_model_len: int
     kv_slots: int
     speculative_slots: int
@@ -99,7 +101,7 @@ class Resolved:
 def resolve_options(options: EngineOptions) -> Resolved:
     """Look at device, checkpoints and cluster. Raises ConfigError for whatever cannot work here or together."""
     from penstock.models.checkpoint import open_checkpoint
-    from penstock.models.devices import check_device
+    from penstock.models.devices import check_device, placed
 
     check_device(options.device)
     speculation = options.speculative_config
@@ -134,6 +136,7 @@ def resolve_options(options: EngineOptions) -> Resolved:
         cluster,
         speculation,
         layers,
+        placed(options.device, len(layers)),
         longest,
         options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
         speculative_slots(len(layers), speculation) if slots is None else slots,

@@ -1,4 +1,4 @@
-"""Which of torch's devices there are on this machine, asked before any stage is started on one."""
+"""Which of torch's devices there are on this machine, and who gets which, before any stage is started on one."""
 
 from __future__ import annotations
 
@@ -22,3 +22,16 @@ def check_device(device: str) -> None:
     if number and int(number) >= found:
         known = "cuda:0" if found == 1 else f"cuda:0 to cuda:{found - 1}"
         raise FieldError("device", f"is {device!r}; torch finds {known} here")
+
+
+def placed(device: str, stages: int) -> tuple[str, ...]:
+    """The device of each stage and, behind them, the drafter's. ``device`` has been checked.
+
+    "cuda" spreads them over all GPUs: each stage gets one of its own while they last, and so does the drafter, else it
+    shares the last stage's; more stages than GPUs share them with their neighbours, as evenly as it goes.
+    """
+    if device != "cuda":
+        return (device,) * (stages + 1)
+    found = torch.cuda.device_count()
+    used = min(stages, found)
+    return *(f"cuda:{stage * used // stages}" for stage in range(stages)), f"cuda:{min(stages, found - 1)}"

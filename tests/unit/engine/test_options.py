@@ -11,7 +11,8 @@ import torch
 
 from penstock import LLM
 from penstock.config import FieldError
-from penstock.engine.options import EngineOptions, resolve_options
+from penstock.engine.build import drafting_plan, stage_plans
+from penstock.engine.options import DEMO, EngineOptions, resolve_options
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:0:1", "CUDA"])
@@ -44,6 +45,32 @@ def test_a_device_that_is_not_there(
 def test_a_device_that_is_there(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_options(EngineOptions(device=device)).options.device == device
+
+
+@pytest.mark.parametrize(
+    ("device", "stages", "gpus", "numbers"),
+    [
+        ("cuda", 2, 4, [0, 1, 2]),  # the drafter gets a GPU of its own
+        ("cuda", 4, 4, [0, 1, 2, 3, 3]),
+        ("cuda", 6, 4, [0, 0, 1, 2, 2, 3, 3]),
+        ("cuda", 3, 1, [0, 0, 0, 0]),
+        ("cuda:1", 3, 4, [1, 1, 1, 1]),
+    ],
+)
+def test_stages_spread_over_all_gpus(
+    monkeypatch: pytest.MonkeyPatch, device: str, stages: int, gpus: int, numbers: list[int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    speculation = {"method": "draft_model", "model": str(DEMO / "draft")}
+    options = EngineOptions(device=device, pipeline_parallel_size=stages, speculative_config=speculation)
+    setup = resolve_options(options)
+    plans = [*stage_plans(setup), drafting_plan(setup, str(DEMO / "draft"), 2)]
+    assert [plan.device for plan in plans] == [f"cuda:{number}" for number in numbers]
+
+
+def test_everything_stays_on_the_cpu() -> None:
+    setup = resolve_options(EngineOptions(pipeline_parallel_size=3))
+    assert {plan.device for plan in [*stage_plans(setup), drafting_plan(setup, str(DEMO / "draft"), 2)]} == {"cpu"}
 
 
 @pytest.mark.parametrize(
