@@ -8,6 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

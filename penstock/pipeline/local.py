@@ -32,7 +32,7 @@ WAITING: Final = 128
 """Connections that may wait to be accepted."""
 ON_ITS_WAY: Final = 1 << 22
 """Bytes that the system is asked to hold for a receiver that is busy; it may grant fewer."""
-GONE: Final = (BrokenPipeError, ConnectionError, FileNotFoundError)
+GONE: Final = (ConnectionError, FileNotFoundError)
 """What a receiver that has left, or has never come, is met with. Its process's end is news that others bring."""
 
 

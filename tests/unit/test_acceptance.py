@@ -96,7 +96,7 @@ def test_a_perfect_draft_is_always_accepted(pair: tuple[np.ndarray, np.ndarray])
     np.testing.assert_allclose(rejection_without_replacement(p, p, MOST, np.random.default_rng(0)), 1.0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(pairs(least=3))
 def test_different_drafts_are_estimated_without_bias(pair: tuple[np.ndarray, np.ndarray]) -> None:
     """The Monte Carlo's mean over many rows against the enumeration of all sequences of drafts."""

@@ -38,7 +38,7 @@ def noting(correct: Callable[..., None], corrected: list[Node]) -> Callable[...,
     return run
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_any_history(rng: random.Random) -> None:
     """Hypothesis chooses every draw itself, so a failure is reported as a short history."""

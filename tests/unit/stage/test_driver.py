@@ -94,7 +94,7 @@ class Chain:
                 self.clock.wait(min(due))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=5), st.integers(1, 12))
 def test_batches_come_out_in_order_and_none_is_lost(timings: list[tuple[float, float, float]], count: int) -> None:
     chain = Chain(timings, slots=count)

@@ -48,7 +48,7 @@ def from_the_start(grammar: str, output: list[int]) -> np.ndarray:
     return np.array([bits[token // 8] >> token % 8 & 1 for token in range(VOCABULARY)], dtype=bool)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_walks_over_trees_of_several_requests_agree_with_reading_from_the_start(rng: random.Random) -> None:
     grammars = make()

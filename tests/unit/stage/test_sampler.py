@@ -91,7 +91,7 @@ distinct_logits = st.lists(st.integers(-60, 60), min_size=1, max_size=30, unique
 tied_logits = st.lists(st.integers(-3, 3), min_size=1, max_size=30).map(lambda values: np.array(values) / 2.0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(logits=distinct_logits, sampling=samplings, position=st.integers(0, 5000))
 def test_allowed_set_and_pick_equal_huggingface(logits, sampling, position):
     assume(boundary_gap(logits, sampling) > 1e-9)
@@ -100,7 +100,7 @@ def test_allowed_set_and_pick_equal_huggingface(logits, sampling, position):
     assert pick(logits, sampling, position) == reference_pick(logits, sampling, position, allowed)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(logits=tied_logits, sampling=samplings, position=st.integers(0, 5000))
 def test_allowed_set_and_pick_equal_a_full_sort_with_ties(logits, sampling, position):
     assume(boundary_gap(logits, sampling) > 1e-9)
@@ -109,7 +109,7 @@ def test_allowed_set_and_pick_equal_a_full_sort_with_ties(logits, sampling, posi
     assert pick(logits, sampling, position) == reference_pick(logits, sampling, position, allowed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), spread=st.sampled_from([0.0, 0.1, 1.0, 4.0]), sampling=samplings)
 def test_large_vocabulary_equals_a_full_sort(seed, spread, sampling):
     # More tokens than ``nucleus`` sorts at first, and with spread 0 all of them tied.
@@ -237,7 +237,7 @@ def test_greedy_candidates_are_the_best_logits():
     assert ranked.scores == pytest.approx(torch.log_softmax(torch.tensor(logits), -1)[ranked.tokens].tolist())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(logits=distinct_logits, sampling=samplings, position=st.integers(0, 99), count=st.integers(1, 40))
 def test_candidates_rank_by_noisy_score_less_the_penalty(logits, sampling, position, count):
     assume(boundary_gap(logits, sampling) > 1e-9)
@@ -249,7 +249,7 @@ def test_candidates_rank_by_noisy_score_less_the_penalty(logits, sampling, posit
     assert ranked.scores == pytest.approx(torch.log_softmax(torch.tensor(noisy), -1)[order].tolist(), abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(logits=distinct_logits, sampling=samplings, position=st.integers(0, 99))
 def test_a_drafter_that_is_the_target_is_right_unless_an_excluded_token_is_far_ahead(logits, sampling, position):
     token = pick(logits, sampling, position)

@@ -105,7 +105,7 @@ class Forest:
         return batch, rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.randoms(use_true_random=False), st.integers(4, 30))
 def test_a_row_sees_its_ancestors_and_itself(rng: random.Random, capacity: int) -> None:
     forest, visibility = Forest(rng, capacity), Visibility(capacity)
