@@ -22,7 +22,7 @@ from penstock.cluster import load_cluster, stage_timings
 
 NAME = "spd_overhead"
 HOW = "Emulated in processes and in virtual time, with the demo target"
-SCALES = {"spd-4": 6.0, "spd-8": 12.0, "spd-16": 24.0}
+SCALES = {"spd-4": 6.0, "spd-8": 10.0, "spd-16": 16.0}
 """Factors on all modelled times, by preset."""
 LOST = {"spd-4": 0.13, "spd-8": 0.27, "spd-16": 0.61}
 """Of its theoretical speed, by SPD's own code."""
