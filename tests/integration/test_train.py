@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -135,6 +136,35 @@ def test_a_killed_run_goes_on_to_the_same_weights(model: Path, texts: Path, tmp_
     assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
     histories = [json.loads(state_of(folder)["history"]) for folder in (whole, resumed)]
     assert histories[0] == histories[1]
+
+
+SHARED = """
+import sys
+from pathlib import Path
+from penstock.trainer.command import run_train
+from tests.training import options
+
+kind, model, data, output = sys.argv[1:]
+run_train(options(kind, Path(model), Path(data), Path(output), max_steps=6))
+"""
+
+
+@pytest.mark.parametrize("kind", ["eagle", "spd"])
+def test_two_processes_share_each_step(model: Path, texts: Path, tmp_path: Path, kind: str) -> None:
+    """Each computes one of two parts; one process computes both, and comes to the same weights."""
+    alone = run_train(options(kind, model, texts, tmp_path / "alone", max_steps=6, accumulate=2)).path
+    script = tmp_path / "shared.py"
+    script.write_text(SHARED)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    arguments = [kind, str(model), str(texts), str(tmp_path / "shared")]
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    launched = subprocess.run([*launch, *arguments], capture_output=True, text=True, check=False, env=environment)
+    assert launched.returncode == 0, launched.stderr
+    assert json.loads(str(state_of(tmp_path / "shared")["settings"]))["processes"] == 2
+    file = KINDS[kind].files.file
+    weights = [load_file(folder / file) for folder in (alone, tmp_path / "shared")]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=1e-5, rtol=1e-4)
 
 
 def state_of(folder: Path) -> dict[str, object]:
