@@ -108,7 +108,9 @@ class Mailbox:
             for owner in self._owners.values():
                 owner(Failed(stage=-1, cause="the engine was interrupted while it took messages in"), [])
             raise
-        return told or not news or any(news)
+        if told or news:
+            return told or any(news)
+        return until is not None and self.now() >= until  # else it was a new connection, or a part of a message
 
     def wake(self) -> None:
         """Have a ``wait`` under way, or else the next one, return at once. May be called from any thread."""

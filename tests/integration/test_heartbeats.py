@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from penstock.cluster import load_cluster, stage_timings
 from penstock.cluster.uniform import uniform_cluster
 from penstock.messages import Alive, Heard, encode
 from penstock.pipeline.base import Pipeline
+from penstock.pipeline.local import FRAME
+from penstock.pipeline.sockets import LOCAL
 from penstock.pipeline.worker import HEARTBEAT
 from tests.integration.test_processes import (
     GREEDY,
@@ -128,6 +131,16 @@ def test_a_heartbeat_does_not_end_the_engines_wait(target: Path) -> None:
         llm.loop.clock.wait(until)
         assert time.monotonic() >= until
         assert all(now > before for now, before in zip(pipeline.heard, heard, strict=True))
+
+
+def test_half_a_message_does_not_end_the_engines_wait(target: Path) -> None:
+    with start(target, 2) as llm, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        mailbox = llm.loop.clock
+        stranger.connect(mailbox.inbox.address.removeprefix(LOCAL))  # type: ignore[attr-defined]
+        stranger.sendall(FRAME.pack(5, False) + b"half")
+        until = time.monotonic() + HEARTBEAT / 2
+        mailbox.wait(until)
+        assert time.monotonic() >= until
 
 
 @pytest.mark.parametrize("message", [Alive(stage=2), Alive(stage=-1), Heard()])
