@@ -15,7 +15,7 @@ from penstock.cluster import (
     stage_timings,
 )
 from penstock.cluster.timing import StageTiming
-from penstock.config import LEARNED, SpeculativeConfig
+from penstock.config import SpeculativeConfig
 from penstock.drafters.base import Drafter
 from penstock.drafters.depths import Depths, levels_after
 from penstock.drafters.emulated import EmulatedDrafter
@@ -108,11 +108,17 @@ def start_drafter(setup: Resolved, config: SpeculativeConfig, host: Host, answer
     drafter = bare_drafter(setup, config, host, answer)
     if setup.cluster is None or config.method == "ngram":
         return drafter
-    timing, link = draft_timing(setup.cluster), draft_link(setup.cluster)
-    if config.method in LEARNED:
-        assert setup.speculator is not None
-        timing = speculator_timing(setup.cluster, setup.speculator.depth)
-    return drafter if timing is None else EmulatedDrafter(drafter, timing, link, host)
+    timing = modelled_pass(setup)
+    return drafter if timing is None else EmulatedDrafter(drafter, timing, draft_link(setup.cluster), host)
+
+
+def modelled_pass(setup: Resolved) -> StageTiming | None:
+    """One pass of the drafter on the cluster's modelled device; None where there is none."""
+    if setup.cluster is None:
+        return None
+    if setup.speculator is not None:
+        return speculator_timing(setup.cluster, setup.speculator.depth)
+    return draft_timing(setup.cluster)
 
 
 def bare_drafter(setup: Resolved, config: SpeculativeConfig, host: Host, answer: Answer) -> Drafter:
@@ -166,7 +172,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         max_model_len=setup.max_model_len,
         target=target,
         tokenizer=str(setup.checkpoint.path),
-        background=setup.cluster is not None and draft_timing(setup.cluster) is not None,
+        background=modelled_pass(setup) is not None,
     )
 
 

@@ -1,8 +1,8 @@
 """Messages between processes of one host, over Unix-domain sockets.
 
 A message leaves with one call of the system, by the thread that sends it, and wakes the receiver and nobody else.
-ZeroMQ hands it to a thread of its own, whose counterpart hands it on at the other end: two more processors' wake-ups,
-each of which costs more here than all else in a hop (`benchmarks/hop_floor.py`, docs/results.md).
+ZeroMQ hands it to a thread of its own, whose counterpart hands it on at the other end: two more wake-ups, which take
+about as long as the rest of a hop (`benchmarks/hop_floor.py`, docs/results.md).
 
 On the wire a frame is its length, whether another one of the same message follows, and its bytes.
 """
@@ -25,6 +25,7 @@ from penstock.pipeline.inbox import MAX_FRAME_BYTES, Inbox
 
 log = logging.getLogger(__name__)
 
+SCHEME: Final = "ipc://"
 FRAME: Final = struct.Struct("<I?")
 CHUNK: Final = 1 << 18
 """Bytes that are read at once, about what the system holds for a receiver."""
@@ -45,7 +46,7 @@ class LocalInbox(Inbox):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self.address = f"ipc://{path}"
+        self.address = f"{SCHEME}{path}"
         self._path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -38,8 +38,9 @@ from penstock.messages import (
 from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Outbox
+from penstock.pipeline.local import SCHEME
 from penstock.pipeline.relay import priced, receiver
-from penstock.pipeline.sockets import LOCAL, Sockets
+from penstock.pipeline.sockets import Sockets
 from penstock.pipeline.worker import StageSpec, TapSpec
 from penstock.stage.driver import Line
 from penstock.stage.visibility import ProtocolError
@@ -86,7 +87,7 @@ class Mailbox:
     def bind_address(self, who: str) -> str:
         if self.transport == "tcp":
             return "tcp://127.0.0.1:*"
-        return f"{LOCAL}{self.server.folder}/{self._name}-{who}"
+        return f"{SCHEME}{self.server.folder}/{self._name}-{who}"
 
     def now(self) -> float:
         return time.monotonic()

@@ -60,6 +60,7 @@ class RemoteOutbox:
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self._socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 1000)  # where nobody closes it
         self._socket.connect(address)
 
     def send(self, *frames: bytes | memoryview) -> None:

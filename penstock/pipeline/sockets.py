@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import zmq
 
 from penstock.pipeline.inbox import Inbox, Outbox
-from penstock.pipeline.local import LocalInbox, LocalOutbox
+from penstock.pipeline.local import SCHEME, LocalInbox, LocalOutbox
 from penstock.pipeline.remote import RemoteInbox, RemoteOutbox
-
-LOCAL: Final = "ipc://"
 
 
 class Sockets:
@@ -23,15 +21,15 @@ class Sockets:
 
     def inbox(self, address: str) -> Inbox:
         """Listen at an address: a path that does not exist, or a tcp port (* lets the system choose)."""
-        if address.startswith(LOCAL):
-            return LocalInbox(address.removeprefix(LOCAL))
+        if address.startswith(SCHEME):
+            return LocalInbox(address.removeprefix(SCHEME))
         return RemoteInbox(self._zeromq(), address)
 
     def connect(self, address: str) -> Outbox:
         """An outbox for somebody's inbox, by its ``address``."""
         outbox: Outbox
-        if address.startswith(LOCAL):
-            outbox = LocalOutbox(address.removeprefix(LOCAL))
+        if address.startswith(SCHEME):
+            outbox = LocalOutbox(address.removeprefix(SCHEME))
         else:
             outbox = RemoteOutbox(self._zeromq(), address)
         self._outboxes.append(outbox)

@@ -18,8 +18,7 @@ from penstock.cluster import load_cluster, stage_timings
 from penstock.cluster.uniform import uniform_cluster
 from penstock.messages import Alive, Heard, encode
 from penstock.pipeline.base import Pipeline
-from penstock.pipeline.local import FRAME
-from penstock.pipeline.sockets import LOCAL
+from penstock.pipeline.local import FRAME, SCHEME
 from penstock.pipeline.worker import HEARTBEAT
 from tests.integration.test_processes import (
     GREEDY,
@@ -136,7 +135,7 @@ def test_a_heartbeat_does_not_end_the_engines_wait(target: Path) -> None:
 def test_half_a_message_does_not_end_the_engines_wait(target: Path) -> None:
     with start(target, 2) as llm, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         mailbox = llm.loop.clock
-        stranger.connect(mailbox.inbox.address.removeprefix(LOCAL))  # type: ignore[attr-defined]
+        stranger.connect(mailbox.inbox.address.removeprefix(SCHEME))  # type: ignore[attr-defined]
         stranger.sendall(FRAME.pack(5, False) + b"half")
         until = time.monotonic() + HEARTBEAT / 2
         mailbox.wait(until)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from penstock.pipeline.inbox import Inbox
+from penstock.pipeline.inbox import MAX_FRAME_BYTES, Inbox
+from penstock.pipeline.remote import RemoteInbox
 from penstock.pipeline.sockets import Sockets
 
 SOON = 10.0
@@ -99,6 +100,13 @@ def test_an_address_in_use_is_refused(sockets: Sockets, bind: str) -> None:
         sockets.inbox(inbox.address)
 
 
+def test_frames_over_tcp_have_a_limit(sockets: Sockets) -> None:
+    """Those on one host have the same: test_local.py."""
+    with sockets.inbox("tcp://127.0.0.1:*") as inbox:
+        assert isinstance(inbox, RemoteInbox)
+        assert inbox._socket.getsockopt(zmq.MAXMSGSIZE) == MAX_FRAME_BYTES
+
+
 def test_what_a_busy_receiver_cannot_hold_arrives_all_the_same_and_keeps_nobody_waiting(
     sockets: Sockets, bind: str
 ) -> None:
@@ -137,7 +145,7 @@ def test_what_is_sent_before_the_sender_closes_arrives(sockets: Sockets, bind: s
 
 def test_a_receiver_that_has_left_is_no_error(sockets: Sockets, bind: str) -> None:
     inbox = sockets.inbox(bind)
-    before, after = sockets.connect(inbox.address), None
+    before = sockets.connect(inbox.address)
     before.send(b"x")
     receive(inbox, 1)
     inbox.close()
