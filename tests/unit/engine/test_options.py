@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from penstock import LLM
+from penstock.cluster import load_cluster
 from penstock.config import FieldError
 from penstock.engine.build import drafting_plan, stage_plans
 from penstock.engine.options import DEMO, EngineOptions, resolve_options
@@ -66,6 +68,15 @@ def test_stages_spread_over_all_gpus(
     setup = resolve_options(options)
     plans = [*stage_plans(setup), drafting_plan(setup, str(DEMO / "draft"), 2)]
     assert [plan.device for plan in plans] == [f"cuda:{number}" for number in numbers]
+
+
+def test_what_is_modelled_computes_in_the_background() -> None:
+    """A learned drafter is modelled by the target's sizes, also where the cluster knows none of a draft model."""
+    cluster = replace(load_cluster("demo"), draft_as_model=None)
+    setup = resolve_options(EngineOptions(cluster=cluster, speculative_config={"method": "medusa"}))
+    assert all(plan.background for plan in [*stage_plans(setup), drafting_plan(setup, "", 1)])
+    setup = resolve_options(EngineOptions(cluster="local-2", speculative_config={"method": "medusa"}))
+    assert not any(plan.background for plan in [*stage_plans(setup), drafting_plan(setup, "", 1)])
 
 
 def test_everything_stays_on_the_cpu() -> None:
