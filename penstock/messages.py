@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -266,7 +267,20 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message, session: str) -> bytes:
-    return _encoder.encode((PROTOCOL, session, message))
+    return opening(session) + _encoder.encode(message)
+
+
+@lru_cache(maxsize=64)
+def opening(session: str) -> bytes:
+    """What every header of a session begins with: an array of three, protocol and secret; the message follows."""
+    whole: bytes = _encoder.encode((PROTOCOL, session, None))
+    return whole[:-1]
+
+
+def belongs(frames: Sequence[bytes], session: str) -> bool:
+    """Whether a message carries the session's secret."""
+    begins = opening(session)
+    return bool(frames) and hmac.compare_digest(frames[0][: len(begins)], begins)
 
 
 def decode(frames: Sequence[bytes], session: str) -> Message:
@@ -279,16 +293,10 @@ def decode(frames: Sequence[bytes], session: str) -> Message:
     """
     if not frames or len(frames[0]) > MAX_HEADER_BYTES:
         raise Stranger("header missing or too large")
+    if not belongs(frames, session):
+        raise Stranger(whose(frames[0]))
     try:
-        protocol, claimed, raw = _envelope.decode(frames[0])
-    except UNDECODABLE as error:
-        raise Stranger(f"header does not decode: {error}") from error
-    if protocol != PROTOCOL:
-        raise Stranger(f"protocol {protocol}, expected {PROTOCOL}: run the same version of penstock everywhere")
-    if not hmac.compare_digest(claimed.encode(), session.encode()):
-        raise Stranger("message of another session")
-    try:
-        message: Message = _decoder.decode(raw)
+        message: Message = _decoder.decode(memoryview(frames[0])[len(opening(session)) :])
     except UNDECODABLE as error:
         raise MalformedMessage(f"message does not decode: {error}") from error
     expected = 0
@@ -302,6 +310,17 @@ def decode(frames: Sequence[bytes], session: str) -> Message:
     if found != expected or len(frames) > 2:
         raise MalformedMessage(f"tensor frame of {found} bytes, header announces {expected}")
     return message
+
+
+def whose(header: bytes) -> str:
+    """What there is to say of a header that is not of the session."""
+    try:
+        protocol, _, _ = _envelope.decode(header)
+    except UNDECODABLE as error:
+        return f"header does not decode: {error}"
+    if protocol != PROTOCOL:
+        return f"protocol {protocol}, expected {PROTOCOL}: run the same version of penstock everywhere"
+    return "message of another session"
 
 
 def check_batch(batch: Batch) -> None:

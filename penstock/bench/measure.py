@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +21,8 @@ from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
+from penstock.pipeline.processes import Mailbox
+from penstock.priority import ENGINE, keeping_time
 from penstock.strategies.experience import Experience
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ def measure_all(
         run_alone(llm, replace(questions[0], params=short(questions[0].params)), config, experiences[name])
     samples: dict[str, list[Sample]] = {name: [] for name, _ in named}
     timelines: dict[str, Timeline] = {}
-    with watching(llm, observer):
+    with watching(llm, observer), on_time(llm):
         for i, question in enumerate(questions):
             for name, config in named:
                 if on_progress is not None:
@@ -185,6 +187,13 @@ def watching(llm: LLM, observer: Observer | None) -> Iterator[None]:
     finally:
         if observer is not None:
             llm.loop.observers.remove(observer)
+
+
+def on_time(llm: LLM) -> AbstractContextManager[bool]:
+    """Where stage processes stand for devices, this thread keeps time as theirs do. Under another clock none has to."""
+    if emulated_cluster(llm) is not None and isinstance(llm.host, Mailbox):
+        return keeping_time(ENGINE)
+    return nullcontext(False)
 
 
 def run_alone(llm: LLM, question: Question, config: SpeculativeConfig | None, experience: Experience) -> RequestOutput:

@@ -14,7 +14,7 @@ from penstock.engine.commit import Advance, advance
 from penstock.engine.inflight import InFlight
 from penstock.engine.pace import Pace
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Batch, Result
+from penstock.messages import Batch, Cancel, Result
 from penstock.pipeline.base import Clock, Pipeline
 from penstock.requests.feed import Feed
 from penstock.requests.request import Nodes, Request
@@ -86,6 +86,8 @@ class EngineLoop:
         back to any that is in a tree."""
         self._asked_at = 0.0
         self._asked_rows = 0
+        self._cancels: list[Cancel] = []
+        """That have yet to be sent."""
         self.pace = Pace(self.experience, pipeline.stages)
         self._changed = False
         """Whether any request or tree is other than when rows and asks were last composed: else none are due."""
@@ -109,6 +111,7 @@ class EngineLoop:
         """End a request now, whatever is in flight for it."""
         if request.finished is None:
             self._finish(request, FinishReason.ABORT)
+            self._send_cancels()
 
     def end(self) -> None:
         """Abort what still runs and take no more requests."""
@@ -137,6 +140,7 @@ class EngineLoop:
                 self._submit()
                 self._ask()  # again: of what has just entered
                 self._free_at_last = self._free
+            self._send_cancels()  # last: every stage gets one, and none is in such haste as what enters
         except BaseException as error:
             self.lose(error)
             raise
@@ -247,6 +251,11 @@ class EngineLoop:
         message = self.inflight.cancel(dead)
         if message is not None:
             request.metrics.rows_dead += len(message.nodes)
+            self._cancels.append(message)
+
+    def _send_cancels(self) -> None:
+        cancels, self._cancels = self._cancels, []
+        for message in cancels:
             self.pipeline.cancel(message)
 
     def _take_drafts(self) -> None:

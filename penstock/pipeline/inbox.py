@@ -1,9 +1,7 @@
-"""Where a process receives all its messages, and waiting for them until a moment less than a millisecond away."""
+"""Where a process receives all its messages, and waiting until a moment less than a millisecond away."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,7 +10,6 @@ from typing import Final, Protocol
 
 from penstock.messages import MAX_HEADER_BYTES
 
-PR_SET_TIMERSLACK: Final = 29
 OVERSLEEP: Final = 60e-6
 """Seconds by which a sleep ends late all the same, roughly: a processor that has slept takes its time to wake."""
 MAX_FRAME_BYTES: Final = 1 << 30
@@ -50,7 +47,8 @@ class Inbox(ABC):
     def wait(self, until: float | None) -> bool:
         """Return when a message may have come, a watched descriptor is readable, or at ``until`` (monotonic seconds).
 
-        Takes nothing in: an interrupt while it waits loses nothing. Returns whether a watched descriptor is readable.
+        It may return a little before: whoever has to keep a moment looks again until it has come. Takes nothing in: an
+        interrupt while it waits loses nothing. Returns whether a watched descriptor is readable.
         """
 
     @abstractmethod
@@ -70,14 +68,13 @@ class Inbox(ABC):
         self.close()
 
 
-def wake_on_time() -> None:
-    """Have this thread's sleeps end within microseconds. Linux lets them run 50 us over, which emulation would feel."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+def left_until(moment: float) -> float:
+    """Seconds for which one may sleep so as to be awake at a moment of the monotonic clock."""
+    return max(0.0, moment - OVERSLEEP - time.monotonic())
 
 
 def sleep_until(moment: float) -> None:
     """Return at a moment of the monotonic clock: just before it this waits without sleeping."""
-    time.sleep(max(0.0, moment - OVERSLEEP - time.monotonic()))
+    time.sleep(left_until(moment))
     while time.monotonic() < moment:
         pass

@@ -16,12 +16,11 @@ import select
 import socket
 import struct
 import threading
-import time
 from collections import deque
 from typing import Final
 
 from penstock.core import PenstockError
-from penstock.pipeline.inbox import MAX_FRAME_BYTES, Inbox
+from penstock.pipeline.inbox import MAX_FRAME_BYTES, Inbox, left_until
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +55,13 @@ class LocalInbox(Inbox):
         except BaseException:
             self._listener.close()
             raise
+        self._chunk = bytearray(CHUNK)
         self._streams: dict[int, Stream] = {}
         self._woken: list[int] = []
         """The descriptors that ended the latest wait, until they have been seen to."""
 
     def wait(self, until: float | None) -> bool:
-        self._woken = self._look(None if until is None else max(0.0, until - time.monotonic()))
+        self._woken = self._look(None if until is None else left_until(until))
         return not self._watched.keys().isdisjoint(self._woken)
 
     def take(self) -> list[list[bytes]]:
@@ -91,7 +91,7 @@ class LocalInbox(Inbox):
 
     def _read(self, stream: Stream) -> list[list[bytes]]:
         try:
-            messages = stream.read()
+            messages = stream.read(self._chunk)
         except Garbled as error:
             log.warning("closed a connection: %s", error)
             stream.ended, messages = True, []
@@ -120,17 +120,17 @@ class Stream:
         """Whether the sender has closed its end, or the connection broke."""
         self._held = bytearray()
 
-    def read(self) -> list[list[bytes]]:
-        """Every message that has come whole. Raises Garbled for what is none."""
-        with contextlib.suppress(BlockingIOError):
+    def read(self, chunk: bytearray) -> list[list[bytes]]:
+        """Every message that has come whole; ``chunk`` is for what is read. Raises Garbled for what is none."""
+        with contextlib.suppress(BlockingIOError), memoryview(chunk) as view:
             while True:
                 try:
-                    chunk = self.connection.recv(CHUNK)
+                    count = self.connection.recv_into(chunk)
                 except ConnectionError:
-                    chunk = b""
-                self._held += chunk
-                self.ended = not chunk
-                if len(chunk) < CHUNK:
+                    count = 0
+                self._held += view[:count]
+                self.ended = not count
+                if count < len(chunk):
                     break
         return self._messages()
 

@@ -32,6 +32,7 @@ from penstock.messages import (
     Stop,
     Stranger,
     Wire,
+    belongs,
     decode,
     encode,
 )
@@ -124,11 +125,11 @@ class Mailbox:
     def _deliver(self, frames: Sequence[bytes]) -> bool:
         """Hand a message to its owner; whether it gives the engine something to do."""
         for session, owner in self._owners.items():
+            if not belongs(frames, session):
+                continue
             try:
                 message = decode(frames, session)
-            except Stranger:
-                continue
-            except MalformedMessage as error:
+            except (Stranger, MalformedMessage) as error:
                 message = Failed(stage=-1, cause=str(error))
             return owner(message, frames)
         self.refused += 1

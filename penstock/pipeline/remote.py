@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import select
-import time
 from typing import Any
 
 import zmq
 
-from penstock.pipeline.inbox import MAX_FRAME_BYTES, Inbox
+from penstock.pipeline.inbox import MAX_FRAME_BYTES, Inbox, left_until
 
 
 class RemoteInbox(Inbox):
@@ -29,7 +28,7 @@ class RemoteInbox(Inbox):
         # once only for all that has come since: the socket has the word on whether a message waits.
         self._readable = []
         while not self._readable and not self._has_some:
-            left = None if until is None else max(0.0, until - time.monotonic())
+            left = None if until is None else left_until(until)
             woken = select.select([self._socket.fileno(), *self._watched], [], [], left)[0]
             self._readable = [fd for fd in woken if fd in self._watched]
             if not woken:

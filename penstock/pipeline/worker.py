@@ -27,8 +27,9 @@ from penstock.messages import (
     decode,
     encode,
 )
-from penstock.pipeline.inbox import Inbox, Outbox, sleep_until, wake_on_time
+from penstock.pipeline.inbox import Inbox, Outbox, sleep_until
 from penstock.pipeline.sockets import Sockets
+from penstock.priority import STAGE, keep_time
 from penstock.stage.background import BackgroundCore
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Core, Outgoing, StageDriver
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 1.0
 """Seconds between a stage's signs of life."""
+LOOK_AHEAD = 5e-4
+"""Seconds before something is due at which a stage takes in what has come: then only the due thing is left to do."""
 LAST_WORDS = 1.0
 """Seconds that a stage which failed waits for the engine to hear of it. One told to stop has nothing to say."""
 
@@ -155,8 +158,8 @@ class Worker:
         self._wired = self._stopped = self._heard = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
         self._model = load(spec)
-        if spec.timing is not None:
-            wake_on_time()
+        if spec.background:
+            keep_time(STAGE)
         self._driver = make_driver(spec, spec.index, spec.stages, self._model, time.monotonic, self._framed)
         if spec.tap is not None:
             self._aside = sockets.connect(spec.tap.address)
@@ -181,8 +184,7 @@ class Worker:
             # What has been computed leaves before anything is looked at that came meanwhile and cannot change it.
             if self._wired and (leaving := self._driver.leave()) is not None:
                 self._send(leaving)
-            for frames in self._inbox.take():
-                self._receive(frames)
+            self._look()
             # A neighbour's first batch may overtake the engine's Wire: it waits in the driver.
             for outgoing in self._driver.step() if self._wired else ():
                 self._send(outgoing)
@@ -197,8 +199,16 @@ class Worker:
         until = self._beat_at if due is None else min(due, self._beat_at)
         if due is None or self._spec.shared:
             self._inbox.wait(until)
-        else:
-            sleep_until(until)
+            return
+        if time.monotonic() < until - LOOK_AHEAD:
+            sleep_until(until - LOOK_AHEAD)
+            self._look()
+        sleep_until(until)
+
+    def _look(self) -> None:
+        """Take in what has come."""
+        for frames in self._inbox.take():
+            self._receive(frames)
 
     def _beat(self) -> None:
         """Tell the engine that this loop goes round, unless it has not even taken in the last time."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from penstock.messages import Batch, Cancel, Candidates, Features, Pick
+from penstock.priority import yield_to_others
 from penstock.stage.driver import Core
 
 
@@ -37,10 +36,3 @@ class BackgroundCore:
 
     def tapped(self) -> tuple[Features, Any] | None:
         return self._core.tapped()
-
-
-def yield_to_others() -> None:
-    """Linux's idle policy for the calling thread; elsewhere nothing."""
-    if hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(PermissionError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -102,6 +102,8 @@ SIZES: Final = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112,
 SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
 """The size as which a number of rows counts."""
 
+EVERY_SIZE: Final = np.arange(SIZES[-1] + 1)
+
 
 class Times:
     """How long a batch takes by its number of rows, as it has been seen.
@@ -117,8 +119,7 @@ class Times:
         self._means: dict[int, tuple[float, float]] = {}
         """By size, rows and seconds of the batches that count as of this size."""
         self._last: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
-        self.table: list[float] = [0.0] * (SIZES[-1] + 1)
-        """Seconds by number of rows, 0 throughout while nothing is known."""
+        self._table: list[float] | None = [0.0] * (SIZES[-1] + 1)
         self._growth: list[float] | None = None
         """``growth`` by number of rows, as long as the table is the same."""
 
@@ -139,11 +140,19 @@ class Times:
         self._means[size] = mean
         if abs(mean[1] - self._between(mean[0])) <= 0.01 * mean[1]:
             return False
-        self.table, self._growth = self._tabulate(), None
+        self._table = self._growth = None
         return True
 
+    @property
+    def table(self) -> list[float]:
+        """Seconds by number of rows, 0 throughout while nothing is known. Reckoned when it is asked for."""
+        if self._table is None:
+            self._table = self._tabulate()
+        return self._table
+
     def seconds(self, rows: int) -> float:
-        return self.table[rows] if rows < len(self.table) else self.table[-1]
+        table = self.table
+        return table[rows] if rows < len(table) else table[-1]
 
     def growth(self, rows: int) -> float:
         """Log of the share by which a further row makes a batch of so many slower; minus infinity for none."""
@@ -155,9 +164,9 @@ class Times:
 
     def _between(self, rows: float) -> float:
         """The table's seconds for a mean number of rows. Asked for every batch of every stage."""
-        below = int(rows)
-        above = min(below + 1, len(self.table) - 1)
-        return self.table[below] + (rows - below) * (self.table[above] - self.table[below])
+        table, below = self.table, int(rows)
+        above = min(below + 1, len(table) - 1)
+        return table[below] + (rows - below) * (table[above] - table[below])
 
     def _tabulate(self) -> list[float]:
         """Straight lines between all sizes, the unknown ones at their lower bound."""
@@ -175,7 +184,7 @@ class Times:
                 least = max(least, seconds * (share if after else (1 + share) / 2))
             sizes.append(rows)
             times.append(least)
-        return [float(seconds) for seconds in np.interp(range(SIZES[-1] + 1), sizes, times)]
+        return list(np.interp(EVERY_SIZE, sizes, times).tolist())
 
 
 class LinkTimes:

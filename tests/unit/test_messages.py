@@ -154,7 +154,6 @@ def test_any_other_content_of_the_session_is_malformed(content: Any) -> None:
         ([msgspec.msgpack.encode({"session": SESSION})], "does not decode"),
         ([b"\x93\x01\xa1x" + b"\x91" * 100_000], "recursion"),
         ([b"\x93\x01\xa2\xff\xfe\xc0"], "utf-8"),
-        ([encode(Stop(), SESSION) + b"tail"], "trailing"),
     ],
 )
 def test_strangers(frames: list[bytes], complaint: str) -> None:
@@ -200,6 +199,11 @@ def simple(**fields: Any) -> Batch:
 def test_malformed(message: Message, tensors: list[bytes], complaint: str) -> None:
     with pytest.raises(MalformedMessage, match=complaint):
         decode([encode(message, SESSION), *tensors], SESSION)
+
+
+def test_a_tail_is_malformed() -> None:
+    with pytest.raises(MalformedMessage, match="trailing"):
+        decode([encode(Stop(), SESSION) + b"tail"], SESSION)
 
 
 def test_content_that_nests_too_deeply_is_malformed() -> None:
