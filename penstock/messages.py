@@ -279,8 +279,11 @@ def opening(session: str) -> bytes:
 
 def belongs(frames: Sequence[bytes], session: str) -> bool:
     """Whether a message carries the session's secret."""
-    begins = opening(session)
-    return bool(frames) and hmac.compare_digest(frames[0][: len(begins)], begins)
+    return bool(frames) and begins(frames[0], opening(session))
+
+
+def begins(header: bytes, start: bytes) -> bool:
+    return hmac.compare_digest(header[: len(start)], start)
 
 
 def decode(frames: Sequence[bytes], session: str) -> Message:
@@ -293,10 +296,11 @@ def decode(frames: Sequence[bytes], session: str) -> Message:
     """
     if not frames or len(frames[0]) > MAX_HEADER_BYTES:
         raise Stranger("header missing or too large")
-    if not belongs(frames, session):
+    start = opening(session)
+    if not begins(frames[0], start):
         raise Stranger(whose(frames[0]))
     try:
-        message: Message = _decoder.decode(memoryview(frames[0])[len(opening(session)) :])
+        message: Message = _decoder.decode(memoryview(frames[0])[len(start) :])
     except UNDECODABLE as error:
         raise MalformedMessage(f"message does not decode: {error}") from error
     expected = 0
@@ -325,13 +329,13 @@ def whose(header: bytes) -> str:
 
 def check_batch(batch: Batch) -> None:
     """Raise MalformedMessage unless the columns agree in length and every index points at a row."""
-    rows, count = batch.rows, len(batch.rows)
+    rows, count = batch.rows, len(batch.rows.nodes)
     columns = (rows.requests, rows.slots, rows.parents, rows.positions, rows.tokens)
-    if any(len(column) != count for column in columns):
+    if {*map(len, columns)} != {count}:
         raise MalformedMessage(f"stream {batch.stream}: row columns differ in length")
-    if any(not 0 <= i < count for i in batch.alive) or any(not 0 <= i < count for i in batch.wanted):
+    if not within(batch.alive, count) or not within(batch.wanted, count):
         raise MalformedMessage(f"stream {batch.stream}: an index points past its {count} rows")
-    if any(a >= b for a, b in zip(batch.alive, batch.alive[1:], strict=False)):
+    if batch.alive != sorted({*batch.alive}):
         raise MalformedMessage(f"stream {batch.stream}: surviving rows are not in ascending order")
     if batch.joins and len(batch.joins) != count:
         raise MalformedMessage(f"stream {batch.stream}: {len(batch.joins)} joins of {count} rows")
@@ -339,6 +343,10 @@ def check_batch(batch: Batch) -> None:
         raise MalformedMessage(f"stream {batch.stream}: {len(batch.levels)} levels of {len(batch.joins)} joins")
     if (batch.dtype and batch.dtype not in DTYPE_BYTES) or batch.width < 0:
         raise MalformedMessage(f"stream {batch.stream}: dtype {batch.dtype!r}, width {batch.width}")
+
+
+def within(indices: list[int], count: int) -> bool:
+    return not indices or (min(indices) >= 0 and max(indices) < count)
 
 
 def check_features(features: Features) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from typing import Final
@@ -44,10 +45,26 @@ def keeping_time(priority: int) -> Iterator[bool]:
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     allowed = keep_time(priority)
     try:
-        yield allowed
+        with processors_awake():
+            yield allowed
     finally:
         if allowed:
             os.sched_setscheduler(0, *before)
+
+
+@contextlib.contextmanager
+def processors_awake() -> Iterator[None]:
+    """Have no processor sleep so deep that it takes long to wake, if the system lets us: as cyclictest asks Linux."""
+    try:
+        file = os.open("/dev/cpu_dma_latency", os.O_WRONLY)
+    except OSError:
+        yield
+        return
+    try:
+        os.write(file, struct.pack("i", 0))  # microseconds, for as long as the file is open
+        yield
+    finally:
+        os.close(file)
 
 
 def yield_to_others() -> None:

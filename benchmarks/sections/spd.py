@@ -180,8 +180,9 @@ def render_overhead(figures: Any) -> str:
     ]
     return paragraphs(
         "A chain drafted by SPD's module at T = 0 on held-out code. What a step takes longer in emulated processes "
-        "than in virtual time, for the same tokens, with all modelled times stretched until this host's own "
-        "arithmetic fits into them; beside the step as the preset has it. The last column but two is what SPD's own "
+        "than in virtual time, for the same tokens, with what the devices compute stretched until this host's own "
+        "arithmetic fits into it, and the links as they are; beside the step as the preset has it. Measured as root, "
+        "so that what keeps time comes before what else runs on the host. The last column but two is what SPD's own "
         "code reaches of its theory.",
         markdown(["", *ADDED, "SPD's repository", "overruns", "identical"], rows),
     )

@@ -47,8 +47,7 @@ class Inbox(ABC):
     def wait(self, until: float | None) -> bool:
         """Return when a message may have come, a watched descriptor is readable, or at ``until`` (monotonic seconds).
 
-        It may return a little before: whoever has to keep a moment looks again until it has come. Takes nothing in: an
-        interrupt while it waits loses nothing. Returns whether a watched descriptor is readable.
+        Takes nothing in: an interrupt while it waits loses nothing. Returns whether a watched descriptor is readable.
         """
 
     @abstractmethod

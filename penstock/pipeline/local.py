@@ -16,6 +16,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from typing import Final
 
@@ -55,13 +56,15 @@ class LocalInbox(Inbox):
         except BaseException:
             self._listener.close()
             raise
-        self._chunk = bytearray(CHUNK)
+        self._chunk = memoryview(bytearray(CHUNK))
         self._streams: dict[int, Stream] = {}
         self._woken: list[int] = []
         """The descriptors that ended the latest wait, until they have been seen to."""
 
     def wait(self, until: float | None) -> bool:
         self._woken = self._look(None if until is None else left_until(until))
+        while not self._woken and until is not None and time.monotonic() < until:
+            self._woken = self._look(0.0)
         return not self._watched.keys().isdisjoint(self._woken)
 
     def take(self) -> list[list[bytes]]:
@@ -120,29 +123,42 @@ class Stream:
         """Whether the sender has closed its end, or the connection broke."""
         self._held = bytearray()
 
-    def read(self, chunk: bytearray) -> list[list[bytes]]:
-        """Every message that has come whole; ``chunk`` is for what is read. Raises Garbled for what is none."""
-        with contextlib.suppress(BlockingIOError), memoryview(chunk) as view:
-            while True:
-                try:
-                    count = self.connection.recv_into(chunk)
-                except ConnectionError:
-                    count = 0
-                self._held += view[:count]
-                self.ended = not count
-                if count < len(chunk):
-                    break
-        return self._messages()
-
-    def _messages(self) -> list[list[bytes]]:
+    def read(self, chunk: memoryview) -> list[list[bytes]]:
+        """Every message that has come whole; ``chunk`` is room for what is read. Raises Garbled for what is none."""
         messages: list[list[bytes]] = []
-        whole = 0
-        with memoryview(self._held) as held:
-            while (message := message_at(held, whole)) is not None:
-                frames, whole = message
-                messages.append(frames)
-        del self._held[:whole]
+        count = len(chunk)
+        while count == len(chunk):
+            try:
+                count = self.connection.recv_into(chunk)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                count = 0
+            self.ended = not count
+            messages += self._whole(chunk[:count])
         return messages
+
+    def _whole(self, came: memoryview) -> list[list[bytes]]:
+        """What is whole now that this has come."""
+        if not self._held:  # as mostly: messages come whole
+            messages, end = messages_in(came)
+            self._held += came[end:]
+            return messages
+        self._held += came
+        with memoryview(self._held) as held:
+            messages, end = messages_in(held)
+        del self._held[:end]
+        return messages
+
+
+def messages_in(held: memoryview) -> tuple[list[list[bytes]], int]:
+    """The messages that are whole, and where the last one ends. Raises Garbled."""
+    messages: list[list[bytes]] = []
+    end = 0
+    while (message := message_at(held, end)) is not None:
+        frames, end = message
+        messages.append(frames)
+    return messages, end
 
 
 def message_at(held: memoryview, start: int) -> tuple[list[bytes], int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 from typing import Any
 
 import zmq
@@ -31,7 +32,7 @@ class RemoteInbox(Inbox):
             left = None if until is None else left_until(until)
             woken = select.select([self._socket.fileno(), *self._watched], [], [], left)[0]
             self._readable = [fd for fd in woken if fd in self._watched]
-            if not woken:
+            if not woken and until is not None and time.monotonic() >= until:
                 break
         return bool(self._readable)
 

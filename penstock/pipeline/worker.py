@@ -27,7 +27,7 @@ from penstock.messages import (
     decode,
     encode,
 )
-from penstock.pipeline.inbox import Inbox, Outbox, sleep_until
+from penstock.pipeline.inbox import Inbox, Outbox, left_until, sleep_until
 from penstock.pipeline.sockets import Sockets
 from penstock.priority import STAGE, keep_time
 from penstock.stage.background import BackgroundCore
@@ -201,7 +201,7 @@ class Worker:
             self._inbox.wait(until)
             return
         if time.monotonic() < until - LOOK_AHEAD:
-            sleep_until(until - LOOK_AHEAD)
+            time.sleep(left_until(until - LOOK_AHEAD))
             self._look()
         sleep_until(until)
 

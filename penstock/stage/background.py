@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
-from penstock.messages import Batch, Cancel, Candidates, Features, Pick
+from penstock.messages import Batch, Cancel, Features
 from penstock.priority import yield_to_others
-from penstock.stage.driver import Core
+from penstock.stage.driver import Core, Processed
+
+
+class Outcome(NamedTuple):
+    value: Any = None
+    error: BaseException | None = None
 
 
 class BackgroundCore:
@@ -20,7 +28,9 @@ class BackgroundCore:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.is_last = core.is_last
-        self._thread = ThreadPoolExecutor(max_workers=1, initializer=yield_to_others)
+        self._tasks: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        threading.Thread(target=self._work, name="penstock background", daemon=True).start()
 
     def cancel(self, message: Cancel) -> None:
         self._core.cancel(message)
@@ -29,10 +39,28 @@ class BackgroundCore:
         return self._core.lacks(batch)
 
     def take(self, features: Features, states: Any) -> None:
-        self._thread.submit(self._core.take, features, states).result()
+        self._do(partial(self._core.take, features, states))
 
-    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
-        return self._thread.submit(self._core.process, batch, hidden).result()
+    def process(self, batch: Batch, hidden: Any) -> Processed:
+        processed: Processed = self._do(partial(self._core.process, batch, hidden))
+        return processed
 
     def tapped(self) -> tuple[Features, Any] | None:
         return self._core.tapped()
+
+    def _do(self, task: Callable[[], Any]) -> Any:
+        """Have the thread do it, and wait. Two queues: an executor's futures take longer than a message does."""
+        self._tasks.put(task)
+        outcome = self._outcomes.get()
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+    def _work(self) -> None:
+        yield_to_others()
+        while True:
+            task = self._tasks.get()
+            try:
+                self._outcomes.put(Outcome(task()))
+            except BaseException as error:
+                self._outcomes.put(Outcome(error=error))

@@ -75,6 +75,10 @@ class Line:
         return self._free_at + self.timing.latency_s
 
 
+Processed = tuple[list[int], Any, list[Pick], list[Candidates]]
+"""Of a batch: its surviving rows, their hidden states, and, behind the last stage, picks or candidates."""
+
+
 class Core(Protocol):
     """What a stage does with its batches: ``StageCore``, or the simulator's."""
 
@@ -86,7 +90,7 @@ class Core(Protocol):
 
     def take(self, features: Features, states: Any) -> None: ...
 
-    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]: ...
+    def process(self, batch: Batch, hidden: Any) -> Processed: ...
 
     def tapped(self) -> tuple[Features, Any] | None: ...
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from penstock.messages import Batch, Cancel, Candidates, Features, Pick
-from penstock.stage.driver import Core
+from penstock.messages import Batch, Cancel, Features
+from penstock.stage.driver import Core, Processed
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -47,7 +47,7 @@ class FramedCore:
             states = states.to(DTYPES[self._dtype])
         self._core.take(features, states)
 
-    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
+    def process(self, batch: Batch, hidden: Any) -> Processed:
         if hidden is not None:
             hidden = from_bytes(hidden, len(batch.alive), batch.width, batch.dtype, self._device)
         rows, hidden, picks, candidates = self._core.process(batch, hidden)

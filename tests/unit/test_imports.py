@@ -18,6 +18,7 @@ LAYERS = [
     "core",
     "config",
     "noise",
+    "priority",
     "tree",
     "messages",
     "cluster",
