@@ -225,7 +225,9 @@ class Worker:
         except Stranger as error:
             log.warning("stage %d refused a frame: %s", self._spec.index, error)
             return
-        if isinstance(message, Stop):
+        if isinstance(message, Batch):
+            self._driver.on_message(message, self._hidden_states(message, frames))
+        elif isinstance(message, Stop):
             self._stopped = True
         elif isinstance(message, Wire):
             self._upstream = self._sockets.connect(message.upstream)
@@ -233,8 +235,6 @@ class Worker:
             self._wired = self._heard = True
         elif isinstance(message, Heard):
             self._heard = True
-        elif isinstance(message, Batch):
-            self._driver.on_message(message, self._hidden_states(message, frames))
         elif isinstance(message, Features):
             self._driver.on_message(message, frames[1] if message.nodes else None)
         else:

@@ -159,8 +159,8 @@ class StageDriver:
 
     @property
     def _pass_is_next(self) -> bool:
-        """Whether a drafter's pass can begin, and came before the batch that could."""
-        if not self._passes or max(self._passes[0].arrives, self._free_at) > self.clock():
+        """Whether the first of the drafter's passes can begin, and came before the batch that could."""
+        if max(self._passes[0].arrives, self._free_at) > self.clock():
             return False
         if self._pending is not None or not self._buffer:
             return True
@@ -181,12 +181,12 @@ class StageDriver:
     def step(self) -> Iterator[Outgoing]:
         """Do everything that is due by now. What is yielded has to be sent at once, and all of it be taken."""
         while (due := self.due) is not None and due <= self.clock():
-            if self._pass_is_next:
+            if self._passes and self._pass_is_next:
                 yield self._occupy(self._passes.popleft())
+            elif self._pending is None:
+                yield from self._compute()
             elif (leaving := self.leave()) is not None:
                 yield leaving
-            else:
-                yield from self._compute()
 
     def leave(self) -> Outgoing | None:
         """The batch or result that can be sent on by now, and has to be at once; None if there is none."""
