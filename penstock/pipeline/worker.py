@@ -18,7 +18,6 @@ from penstock.messages import (
     Features,
     Heard,
     MalformedMessage,
-    Message,
     Occupied,
     Started,
     Stop,
@@ -45,6 +44,9 @@ LOOK_AHEAD = 5e-4
 """Seconds before something is due at which a stage takes in what has come: then only the due thing is left to do."""
 LAST_WORDS = 1.0
 """Seconds that a stage which failed waits for the engine to hear of it. One told to stop has nothing to say."""
+
+
+Frames = tuple[bytes] | tuple[bytes, memoryview]
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +157,8 @@ class Worker:
         self._inbox = inbox
         self._sockets = sockets
         self._engine = self._upstream = self._downstream = engine
+        self._packed: tuple[Outgoing, Frames] | None = None
+        """What leaves next, as it does."""
         self._wired = self._stopped = self._heard = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
         self._model = load(spec)
@@ -200,6 +204,8 @@ class Worker:
         if due is None or self._spec.shared:
             self._inbox.wait(until)
             return
+        if (leaving := self._driver.leaving) is not None and (self._packed is None or self._packed[0] is not leaving):
+            self._packed = leaving, self._frames(leaving)
         if time.monotonic() < until - LOOK_AHEAD:
             time.sleep(left_until(until - LOOK_AHEAD))
             self._look()
@@ -249,16 +255,26 @@ class Worker:
         return frames[1]
 
     def _send(self, outgoing: Outgoing) -> None:
-        message: Message = outgoing.message
-        outbox, session = self._upstream if outgoing.upstream else self._downstream, self._spec.session
-        if isinstance(message, Occupied):
-            outbox = self._engine
+        if self._packed is not None and self._packed[0] is outgoing:
+            frames, self._packed = self._packed[1], None
+        else:
+            frames = self._frames(outgoing)
+        self._outbox(outgoing).send(*frames)
+
+    def _outbox(self, outgoing: Outgoing) -> Outbox:
+        if outgoing.aside:
+            return self._aside
+        if isinstance(outgoing.message, Occupied):
+            return self._engine
+        return self._upstream if outgoing.upstream else self._downstream
+
+    def _frames(self, outgoing: Outgoing) -> Frames:
+        message, session = outgoing.message, self._spec.session
         if outgoing.aside:
             assert self._spec.tap is not None
-            outbox, session = self._aside, self._spec.tap.session
+            session = self._spec.tap.session
         if outgoing.tensor is None or not isinstance(message, Batch | Features):
-            outbox.send(encode(message, session))
-            return
+            return (encode(message, session),)
         message.width = self._model.hidden_size * (len(message.layers) if isinstance(message, Features) else 1)
         message.dtype = self._spec.dtype
-        outbox.send(encode(message, session), outgoing.tensor)
+        return encode(message, session), outgoing.tensor

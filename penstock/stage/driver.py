@@ -116,8 +116,10 @@ class StageDriver:
         self._features: list[tuple[Features, Any]] = []
         self._buffer: deque[tuple[Batch, Any, float]] = deque()
         self._cancels: list[Cancel] = []
-        self._pending: tuple[float, Outgoing, float] | None = None
-        """What can leave when, and how long that keeps the link busy: reckoned before its moment has come."""
+        self._done: tuple[float, Outgoing, float] | None = None
+        """What is computed when, and how long sending it keeps the link busy; the next buffer may still be taken."""
+        self._leaving: tuple[float, Outgoing] | None = None
+        """What leaves when, once that is known; from then on it is not ``_done``."""
         self._credit_at: float | None = 0.0
         self._passes: deque[Occupy] = deque()
         self._free_at = 0.0
@@ -138,6 +140,7 @@ class StageDriver:
             self._passes.append(message)
         elif isinstance(message, Ready):
             self._credit_at = message.arrives
+            self._settle()
         else:
             raise PenstockError(f"stage {self.index}: unexpected {type(message).__name__}")
 
@@ -152,8 +155,10 @@ class StageDriver:
     @property
     def _batch_due(self) -> float | None:
         """When a batch can be sent on or, if none is on its way out, computed."""
-        if self._pending is not None:
-            return None if self._credit_at is None else max(self._pending[0], self._credit_at)
+        if self._leaving is not None:
+            return self._leaving[0]
+        if self._done is not None:
+            return None
         joined = self._joined_at(self._buffer[0][0]) if self._buffer else None
         return None if joined is None else max(joined, self._free_at)
 
@@ -162,7 +167,7 @@ class StageDriver:
         """Whether the first of the drafter's passes can begin, and came before the batch that could."""
         if max(self._passes[0].arrives, self._free_at) > self.clock():
             return False
-        if self._pending is not None or not self._buffer:
+        if self._leaving is not None or self._done is not None or not self._buffer:
             return True
         joined = self._joined_at(self._buffer[0][0])
         return joined is None or self._passes[0].arrives < joined
@@ -183,25 +188,34 @@ class StageDriver:
         while (due := self.due) is not None and due <= self.clock():
             if self._passes and self._pass_is_next:
                 yield self._occupy(self._passes.popleft())
-            elif self._pending is None:
+            elif self._leaving is None:
                 yield from self._compute()
             elif (leaving := self.leave()) is not None:
                 yield leaving
 
+    @property
+    def leaving(self) -> Outgoing | None:
+        """The batch or result that leaves next, complete, so that it can be packed before its moment."""
+        return None if self._leaving is None else self._leaving[1]
+
     def leave(self) -> Outgoing | None:
         """The batch or result that can be sent on by now, and has to be at once; None if there is none."""
-        if self._pending is None or self._credit_at is None:
+        if self._leaving is None or self.clock() < self._leaving[0]:
             return None
-        end, outgoing, sending = self._pending
-        now = self.clock()
-        if now < end or now < self._credit_at:
-            return None
+        outgoing, self._leaving = self._leaving[1], None
+        return outgoing
+
+    def _settle(self) -> None:
+        """What is computed leaves as soon as the next buffer is free: reckon when, if both are known."""
+        if self._done is None or self._credit_at is None:
+            return
+        end, outgoing, sending = self._done
+        moment = max(end, self._credit_at)
         message = outgoing.message
         assert isinstance(message, Batch | Result)
-        self._pending = None
+        message.arrives = self._down.arrival(moment, sending)
+        self._leaving, self._done = (moment, outgoing), None
         self._credit_at = 0.0 if self.core.is_last else None
-        message.arrives = self._down.arrival(now, sending)
-        return outgoing
 
     def _occupy(self, message: Occupy) -> Outgoing:
         start = max(message.arrives, self._free_at)
@@ -233,7 +247,8 @@ class StageDriver:
         else:
             outcome = msgspec.structs.replace(batch, alive=rows, spans=spans, arrives=0.0)
         sending = self._down.sending(outcome, 0 if self.core.is_last else len(rows))
-        self._pending = (end, Outgoing(outcome, hidden), sending)
+        self._done = (end, Outgoing(outcome, hidden), sending)
+        self._settle()
 
     def _apply_features(self, now: float) -> None:
         for features, states in self._features:

@@ -108,7 +108,7 @@ def test_batches_come_out_in_order_and_none_is_lost(timings: list[tuple[float, f
     for stage in range(len(timings)):
         spans = [result.spans[stage] for result in chain.results]
         assert all(one.end <= other.start for one, other in pairwise(spans)), "one at a time"
-    assert not any(one._buffer or one._pending for one in chain.drivers)
+    assert not any(one._buffer or one._done or one._leaving for one in chain.drivers)
 
 
 def test_a_full_pipeline_works_on_as_many_batches_as_it_has_stages() -> None:
@@ -161,6 +161,27 @@ def test_nothing_is_sent_on_before_the_next_buffer_is_free() -> None:
     (sent,) = one.step()
     assert isinstance(sent.message, Batch)
     assert sent.message.stream == 1
+
+
+def test_what_leaves_is_complete_before_its_moment() -> None:
+    """Its time of arrival too, as soon as the next buffer's is known: so it can be packed ahead."""
+    clock = VirtualClock()
+    first = driver(0, 2, clock, timing=stage_timing(1.0), down=link(0.25))
+    for stream, credit in enumerate((None, 0.5, 5.0)):  # known from the start, in time, too late
+        if credit is not None:
+            first.on_message(Ready(stage=1, arrives=credit))
+        started = clock.now()
+        first.on_message(batch(stream))
+        assert [type(sent.message) for sent in first.step()] == [Ready]
+        leaving = first.leaving
+        assert leaving is not None
+        assert isinstance(leaving.message, Batch)
+        moment = max(started + 1.0, credit or 0.0)
+        assert leaving.message.arrives == pytest.approx(moment + 0.25, abs=1e-3)
+        assert first.leave() is None
+        clock.wait(moment)
+        assert first.leave() is leaving
+        assert first.leaving is None
 
 
 def test_a_cancel_counts_from_its_arrival() -> None:
