@@ -129,7 +129,9 @@ class Mailbox:
                 continue
             try:
                 message = decode(frames, session)
-            except (Stranger, MalformedMessage) as error:
+            except Stranger:  # too large, which nobody of ours would send
+                continue
+            except MalformedMessage as error:
                 message = Failed(stage=-1, cause=str(error))
             return owner(message, frames)
         self.refused += 1

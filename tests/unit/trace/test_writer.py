@@ -111,6 +111,8 @@ def test_a_batch_says_what_the_engine_had_heard_last() -> None:
 def test_a_miss_names_the_new_root_which_enters_unless_it_is_the_last_token(run: Run) -> None:
     entered = {node for event in run.events(ENGINE, "enter") for node in event["args"]["nodes"]}
     for request in run.history.requests:
+        if request.number in run.history.preempted:
+            continue  # it began anew: what was its root entered as a part of its text
         nodes = [e["args"]["node"] for e in run.events(ENGINE, "miss") if e["args"]["request"] == request.number]
         assert entered.issuperset(nodes[:-1])
 
