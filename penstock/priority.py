@@ -28,7 +28,7 @@ def keep_time(priority: int) -> bool:
     """
     if sys.platform != "linux":
         return False
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    set_timer_slack(1)
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
     except PermissionError:
@@ -50,6 +50,12 @@ def keeping_time(priority: int) -> Iterator[bool]:
     finally:
         if allowed:
             os.sched_setscheduler(0, *before)
+        set_timer_slack(0)
+
+
+def set_timer_slack(nanoseconds: int) -> None:
+    """How late the calling thread's sleeps may end; 0 for what it was born with."""
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
 
 @contextlib.contextmanager
