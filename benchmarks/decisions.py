@@ -144,6 +144,9 @@ class Deaf:
     def append(self, pick: Pick, at: float) -> FinishReason | None:
         return None
 
+    def catch_up(self) -> None:
+        pass
+
     def finish(self, reason: FinishReason, at: float) -> None:
         pass
 

@@ -48,6 +48,9 @@ class Picks:
         self.picks.append(pick)
         return None
 
+    def catch_up(self) -> None:
+        pass
+
     def finish(self, reason: FinishReason, at: float) -> None:
         pass
 

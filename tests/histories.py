@@ -108,6 +108,9 @@ class Collected:
         self.tokens.append(pick.token)
         return None
 
+    def catch_up(self) -> None:
+        pass
+
     def finish(self, reason: FinishReason, at: float) -> None:
         self.reasons.append(reason)
 

@@ -152,7 +152,9 @@ class Race(Observer):
         self._boards.died([node.id for node in done.dead])
         run = self._current
         assert run is not None
-        text = cast("Completion", request.output).output.text
+        completion = cast("Completion", request.output)
+        completion.catch_up()
+        text = completion.output.text
         self._tree.advanced(done, printable(text[len(run.text) :]), at)
         if not done.committed:
             return

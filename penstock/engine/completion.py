@@ -48,6 +48,7 @@ class Completion:
         self.output.logprobs = [] if params.logprobs is not None else None
         self._params = params
         self._text = text
+        self._undecoded: list[int] = []
         self._started = started
         self._taken_tokens = self._taken_text = 0
         self._taken_end = False
@@ -58,15 +59,23 @@ class Completion:
         self.output.token_ids.append(pick.token)
         if self.output.logprobs is not None:
             self.output.logprobs.append(logprobs_of(pick))
-        if self._text is None:
+        self._undecoded.append(pick.token)
+        if self._text is None or not self._params.stop:
             return None
-        self.output.text += self._text.append(pick.token)
+        self.catch_up()
         if self._text.stopped is None:
             return None
         self.output.stop_reason = self._text.stopped
         return FinishReason.STOP
 
+    def catch_up(self) -> None:
+        """Decode the tokens so far: for a reader, or because their text may hold a stop string."""
+        tokens, self._undecoded = self._undecoded, []
+        if self._text is not None:
+            self.output.text += "".join([self._text.append(token) for token in tokens])
+
     def finish(self, reason: FinishReason, at: float) -> None:
+        self.catch_up()
         self.output.finish_reason = reason
         self.output.seconds = at - self._started
         ids = self.output.token_ids

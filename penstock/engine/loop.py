@@ -88,6 +88,9 @@ class EngineLoop:
         self._asked_rows = 0
         self._cancels: list[Cancel] = []
         """That have yet to be sent."""
+        self._unlearned: list[Result] = []
+        self._behind: list[Request] = []
+        """Requests whose readers have yet to be given the newest tokens."""
         self.pace = Pace(self.experience, pipeline.stages)
         self._changed = False
         """Whether any request or tree is other than when rows and asks were last composed: else none are due."""
@@ -136,11 +139,13 @@ class EngineLoop:
                 self._changed = False
                 self.experience.look_again = math.inf
                 self._start_requests()
-                self._ask()  # first: what enters may better wait for the answer
+                if not self._hasty:
+                    self._ask()  # first: what enters may better wait for the answer
                 self._submit()
                 self._ask()  # again: of what has just entered
                 self._free_at_last = self._free
-            self._send_cancels()  # last: every stage gets one, and none is in such haste as what enters
+            self._send_cancels()  # every stage gets one, and none is in such haste as what enters
+            self._catch_up()
         except BaseException as error:
             self.lose(error)
             raise
@@ -150,6 +155,14 @@ class EngineLoop:
         """Whether the first stage can take a batch, the slowest one a further batch, and the drafter a question."""
         idle = self.drafter is not None and not self.drafter.busy
         return self.pipeline.ready and not self._full, not self._held, idle
+
+    @property
+    def _hasty(self) -> bool:
+        """Whether all that can enter are new roots, which do so at once: to miss is dear enough without any delay."""
+        return all(
+            request.strategy.hasty and not request.prefilling and not request.tree.root.entered
+            for request in self.scheduler.running
+        )
 
     @property
     def _held(self) -> bool:
@@ -200,7 +213,7 @@ class EngineLoop:
         for result in self.pipeline.poll():
             self._changed = True
             out = self.inflight.out(result.stream)
-            self.experience.arrived(result)
+            self._unlearned.append(result)
             touched: dict[int, Request] = {}
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
@@ -212,6 +225,7 @@ class EngineLoop:
                 del self._owner[node_id]
             for observer in self.observers:
                 observer.arrived(result, self.clock.now())
+            self._behind += touched.values()
             for request in touched.values():
                 while request.started and self._advance(request):
                     if not self.scheduler.grow(request):
@@ -257,6 +271,15 @@ class EngineLoop:
         cancels, self._cancels = self._cancels, []
         for message in cancels:
             self.pipeline.cancel(message)
+
+    def _catch_up(self) -> None:
+        """Do what neither stages nor drafter wait for: learn from what has come, and have its text decoded."""
+        results, self._unlearned = self._unlearned, []
+        for result in results:
+            self.experience.arrived(result)
+        requests, self._behind = self._behind, []
+        for request in requests:
+            request.output.catch_up()
 
     def _take_drafts(self) -> None:
         if self.drafter is None:

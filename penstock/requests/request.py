@@ -17,9 +17,17 @@ from penstock.tree import Node, TokenTree
 class Output(Protocol):
     """Receives a request's tokens one by one and may end it (a stop string)."""
 
-    def append(self, pick: Pick, at: float) -> FinishReason | None: ...
+    def append(self, pick: Pick, at: float) -> FinishReason | None:
+        """Take a token. Stages wait meanwhile for what enters next: whatever decides nothing is for ``catch_up``."""
+        ...
 
-    def finish(self, reason: FinishReason, at: float) -> None: ...
+    def catch_up(self) -> None:
+        """Do the rest of what the tokens so far call for."""
+        ...
+
+    def finish(self, reason: FinishReason, at: float) -> None:
+        """No token follows. Catches up first."""
+        ...
 
 
 class Nodes:

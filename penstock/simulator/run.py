@@ -58,6 +58,9 @@ class Timed:
         self.moments.append(at)
         return None
 
+    def catch_up(self) -> None:
+        pass
+
     def finish(self, reason: FinishReason, at: float) -> None:
         pass
 

@@ -9,6 +9,7 @@ class Autoregressive:
     candidates = 0
 
     paced = False
+    hasty = True
     corrects = False
 
     def ask(self, tree: TokenTree) -> list[Node]:

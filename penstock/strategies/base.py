@@ -17,6 +17,9 @@ class Strategy(Protocol):
     """Whether batches follow each other no faster than the slowest stage takes them: none then waits inside the
     pipeline, and each is composed as late as it can be."""
 
+    hasty: bool
+    """Whether a new root enters alone and as soon as it can, whatever the drafter may say: before that is asked."""
+
     @property
     def corrects(self) -> bool:
         """Whether the drafter may answer again for nodes that it has answered for: ``tree.corrected``."""

@@ -33,6 +33,7 @@ class Continuous:
     """
 
     paced = True
+    hasty = False
 
     def __init__(self, experience: Experience, width: int, children: int, in_flight_correction: bool = True) -> None:
         self.width = width

@@ -44,6 +44,7 @@ class FlowSpec:
     """
 
     paced = False
+    hasty = False
     corrects = False
 
     def __init__(

@@ -18,6 +18,7 @@ class PipeDec:
     """
 
     paced = False
+    hasty = True
     corrects = False
 
     def __init__(self, depth: int, width: int, children: int) -> None:

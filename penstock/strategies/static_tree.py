@@ -14,6 +14,7 @@ class StaticTree:
     """
 
     paced = False
+    hasty = False
     corrects = False
 
     def __init__(self, tree_size: int, tree_depth: int, children: int) -> None:

@@ -27,6 +27,7 @@ class Willing:
 
     def __init__(self, paced: bool) -> None:
         self.paced = paced
+        self.hasty = False
 
     def ask(self, tree: TokenTree) -> list[Node]:
         return []
