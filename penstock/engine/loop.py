@@ -88,9 +88,8 @@ class EngineLoop:
         self._asked_rows = 0
         self._cancels: list[Cancel] = []
         """That have yet to be sent."""
-        self._unlearned: list[Result] = []
-        self._behind: list[Request] = []
-        """Requests whose readers have yet to be given the newest tokens."""
+        self._later: list[Callable[[], object]] = []
+        """What neither stages nor drafter wait for: learning from what has come, and its text."""
         self.pace = Pace(self.experience, pipeline.stages)
         self._changed = False
         """Whether any request or tree is other than when rows and asks were last composed: else none are due."""
@@ -213,7 +212,7 @@ class EngineLoop:
         for result in self.pipeline.poll():
             self._changed = True
             out = self.inflight.out(result.stream)
-            self._unlearned.append(result)
+            self._later.append(partial(self.experience.arrived, result))
             touched: dict[int, Request] = {}
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
@@ -225,7 +224,7 @@ class EngineLoop:
                 del self._owner[node_id]
             for observer in self.observers:
                 observer.arrived(result, self.clock.now())
-            self._behind += touched.values()
+            self._later += [request.output.catch_up for request in touched.values()]
             for request in touched.values():
                 while request.started and self._advance(request):
                     if not self.scheduler.grow(request):
@@ -273,13 +272,9 @@ class EngineLoop:
             self.pipeline.cancel(message)
 
     def _catch_up(self) -> None:
-        """Do what neither stages nor drafter wait for: learn from what has come, and have its text decoded."""
-        results, self._unlearned = self._unlearned, []
-        for result in results:
-            self.experience.arrived(result)
-        requests, self._behind = self._behind, []
-        for request in requests:
-            request.output.catch_up()
+        later, self._later = self._later, []
+        for do in later:
+            do()
 
     def _take_drafts(self) -> None:
         if self.drafter is None:
@@ -289,9 +284,10 @@ class EngineLoop:
             self._take_draft(draft)
         if not self.drafter.busy:
             if self._asked_rows:
-                self.experience.drafter.learn(self._asked_rows, self.clock.now() - self._asked_at)
+                seconds = self.clock.now() - self._asked_at
+                self._later.append(partial(self.experience.drafter.learn, self._asked_rows, seconds))
                 if (turn := self.drafter.spent.turn) is not None:
-                    self.experience.pipeline.yielded(turn)
+                    self._later.append(partial(self.experience.pipeline.yielded, turn))
             self.experience.draft_due = math.inf
             self._asked_rows = 0
         if drafts:
