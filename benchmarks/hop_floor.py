@@ -23,7 +23,7 @@ from typing import Any
 from penstock.cluster import load_cluster, stage_timings
 from penstock.pipeline.inbox import Inbox, Outbox, sleep_until
 from penstock.pipeline.sockets import Sockets
-from penstock.priority import keep_time, keeping_time
+from penstock.priority import ENGINE, STAGE, keep_time, keeping_time
 
 PRESETS = ("spd-4", "spd-8", "spd-16")
 TRANSPORTS = ("ipc", "tcp")
@@ -52,7 +52,7 @@ def added(stages: int, seconds: float, transport: str) -> float:
         places = [f"ipc://{folder}/{i}" if transport == "ipc" else "tcp://127.0.0.1:*" for i in range(stages + 1)]
         children = [fork(place, seconds) for place in places[1:]]
         try:
-            with sockets.inbox(places[0]) as inbox, keeping_time():
+            with sockets.inbox(places[0]) as inbox, keeping_time(ENGINE):
                 addresses = [*(pipe.recv_bytes().decode() for _, pipe in children), inbox.address]
                 for (_, pipe), following in zip(children, addresses[1:], strict=True):
                     pipe.send_bytes(following.encode())
@@ -70,7 +70,7 @@ def fork(place: str, seconds: float) -> tuple[int, Connection]:
         its.close()
         return pid, ours
     try:
-        keep_time()
+        keep_time(STAGE)
         with Sockets() as sockets, sockets.inbox(place) as inbox:
             its.send_bytes(inbox.address.encode())
             following = sockets.connect(its.recv_bytes().decode())

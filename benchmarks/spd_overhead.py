@@ -24,7 +24,7 @@ from penstock.cluster import Cluster, load_cluster, stage_timings
 
 NAME = "spd_overhead"
 HOW = "Emulated in processes and in virtual time, with the demo target"
-SCALES = {"spd-4": 5.0, "spd-8": 5.0, "spd-16": 10.0}
+SCALES = {"spd-4": 5.0, "spd-8": 10.0, "spd-16": 10.0}
 """Factors on all computing, by preset."""
 LOST = {"spd-4": 0.13, "spd-8": 0.27, "spd-16": 0.61}
 """Of its theoretical speed, by SPD's own code."""

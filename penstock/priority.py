@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from typing import Final
 
 PR_SET_TIMERSLACK: Final = 29
-PRIORITY: Final = 1
-"""Of real time, the same for all: whom the engine wakes must not take its processor from it, but look for another."""
+ENGINE: Final = 1
+STAGE: Final = 2
+"""Real-time priorities. A stage's hand-over is short, and may wait for the engine's deciding no more than at home."""
 
 
-def keep_time() -> bool:
+def keep_time(priority: int) -> bool:
     """Have the calling thread run as soon as it wakes, and wake within microseconds of its moment.
 
     Returns whether it comes before all ordinary threads: Linux lets root, and whoever has a limit for ``rtprio``. The
@@ -29,20 +30,20 @@ def keep_time() -> bool:
         return False
     set_timer_slack(1)
     try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
     except PermissionError:
         return False
     return True
 
 
 @contextlib.contextmanager
-def keeping_time() -> Iterator[bool]:
+def keeping_time(priority: int) -> Iterator[bool]:
     """``keep_time`` for a while, then what was before."""
     if sys.platform != "linux":
         yield False
         return
     before = os.sched_getscheduler(0), os.sched_getparam(0)
-    allowed = keep_time()
+    allowed = keep_time(priority)
     try:
         with processors_awake():
             yield allowed

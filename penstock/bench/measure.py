@@ -22,7 +22,7 @@ from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
 from penstock.pipeline.processes import Mailbox
-from penstock.priority import keeping_time
+from penstock.priority import ENGINE, keeping_time
 from penstock.strategies.experience import Experience
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def watching(llm: LLM, observer: Observer | None) -> Iterator[None]:
 def on_time(llm: LLM) -> AbstractContextManager[bool]:
     """Where stage processes stand for devices, this thread keeps time as theirs do. Under another clock none has to."""
     if emulated_cluster(llm) is not None and isinstance(llm.host, Mailbox):
-        return keeping_time()
+        return keeping_time(ENGINE)
     return nullcontext(False)
 
 

@@ -30,7 +30,7 @@ from penstock.messages import (
 )
 from penstock.pipeline.inbox import Inbox, Outbox, left_until, sleep_until
 from penstock.pipeline.sockets import Sockets
-from penstock.priority import keep_time
+from penstock.priority import STAGE, keep_time
 from penstock.stage.background import BackgroundCore
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Core, Outgoing, StageDriver
@@ -175,7 +175,7 @@ class Worker:
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
         self._model = load(spec)
         if spec.background:
-            keep_time()
+            keep_time(STAGE)
         self._driver = make_driver(spec, spec.index, spec.stages, self._model, time.monotonic, self._framed)
         if spec.tap is not None:
             self._aside = sockets.connect(spec.tap.address)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.priority import PRIORITY, keep_time, keeping_time, yield_to_others
+from penstock.priority import ENGINE, STAGE, keep_time, keeping_time, yield_to_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduling policies")
 
@@ -29,8 +29,8 @@ def policy() -> tuple[int, int]:
 
 
 def test_a_stage_keeps_time_if_it_may() -> None:
-    allowed, found = in_a_thread(lambda: (keep_time(), policy()))
-    assert found == ((os.SCHED_RR, PRIORITY) if allowed else (os.SCHED_OTHER, 0))
+    allowed, found = in_a_thread(lambda: (keep_time(STAGE), policy()))
+    assert found == ((os.SCHED_RR, STAGE) if allowed else (os.SCHED_OTHER, 0))
 
 
 def test_who_may_not_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,8 +39,8 @@ def test_who_may_not_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "sched_setscheduler", refused)
     before = policy()
-    assert keep_time() is False
-    with keeping_time() as allowed:
+    assert keep_time(STAGE) is False
+    with keeping_time(ENGINE) as allowed:
         assert allowed is False
     yield_to_others()
     assert policy() == before
@@ -48,8 +48,8 @@ def test_who_may_not_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_keeping_time_ends() -> None:
     def fail() -> None:
-        with keeping_time() as allowed:
-            assert policy() == ((os.SCHED_RR, PRIORITY) if allowed else before)
+        with keeping_time(ENGINE) as allowed:
+            assert policy() == ((os.SCHED_RR, ENGINE) if allowed else before)
             raise KeyError
 
     def do() -> tuple[int, int]:
@@ -63,7 +63,7 @@ def test_keeping_time_ends() -> None:
 
 def test_what_computes_yields_whatever_its_thread_was_born_as() -> None:
     def do() -> tuple[int, int]:
-        keep_time()
+        keep_time(STAGE)
         return in_a_thread(lambda: (yield_to_others(), policy())[1])  # type: ignore[no-any-return]
 
     assert in_a_thread(do) == (os.SCHED_IDLE, 0)
