@@ -174,6 +174,7 @@ class Worker:
         self._wired = self._stopped = self._heard = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
         self._model = load(spec)
+        self._width = self._model.hidden_size  # looked up once: a checkpoint's configuration takes as long as a message
         if spec.background:
             keep_time(STAGE)
         self._driver = make_driver(spec, spec.index, spec.stages, self._model, time.monotonic, self._framed)
@@ -270,7 +271,7 @@ class Worker:
         """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
         if self._spec.index == 0 or not batch.alive:
             return None
-        if (batch.dtype, batch.width) != (self._spec.dtype, self._model.hidden_size):
+        if (batch.dtype, batch.width) != (self._spec.dtype, self._width):
             raise MalformedMessage(f"batch {batch.stream} brings {batch.dtype or 'no'} states of width {batch.width}")
         return frames[1]
 
@@ -295,6 +296,6 @@ class Worker:
             session = self._spec.tap.session
         if outgoing.tensor is None or not isinstance(message, Batch | Features):
             return (encode(message, session),)
-        message.width = self._model.hidden_size * (len(message.layers) if isinstance(message, Features) else 1)
+        message.width = self._width * (len(message.layers) if isinstance(message, Features) else 1)
         message.dtype = self._spec.dtype
         return encode(message, session), outgoing.tensor

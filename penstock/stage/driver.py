@@ -113,6 +113,7 @@ class StageDriver:
         self.clock = clock
         self.timing = timing
         self._down, self._up, self._aside = Line(down), Line(up), Line(aside)
+        self._sending_ready = self._up.sending(Ready(stage=index))
         self._features: list[tuple[Features, Any]] = []
         self._buffer: deque[tuple[Batch, Any, float]] = deque()
         self._cancels: list[Cancel] = []
@@ -226,7 +227,7 @@ class StageDriver:
         batch, hidden, received = self._buffer.popleft()
         start = self.clock()
         ready = Ready(stage=self.index)
-        ready.arrives = self._up.arrival(start, self._up.sending(ready))
+        ready.arrives = self._up.arrival(start, self._sending_ready)
         yield Outgoing(ready, upstream=True)  # the next batch travels while this one is computed
         joined = self._joined_at(batch) if batch.joins else None
         self._apply_cancels(start)
