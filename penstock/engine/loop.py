@@ -93,7 +93,8 @@ class EngineLoop:
         self.pace = Pace(self.experience, pipeline.stages)
         self._changed = False
         """Whether any request or tree is other than when rows and asks were last composed: else none are due."""
-        self._free_at_last: tuple[bool, bool, bool] | None = None
+        self._free_at_last: tuple[bool, ...] | None = None
+        """What was ``_free`` when rows and asks were last composed, and still was afterwards."""
 
     @property
     def busy(self) -> bool:
@@ -134,7 +135,8 @@ class EngineLoop:
         try:
             self._take_results()
             self._take_drafts()
-            if self._changed or self._free != self._free_at_last or self.clock.now() >= self.experience.look_again:
+            free = self._free
+            if self._changed or free != self._free_at_last or self.clock.now() >= self.experience.look_again:
                 self._changed = False
                 self.experience.look_again = math.inf
                 self._start_requests()
@@ -142,7 +144,8 @@ class EngineLoop:
                     self._ask()  # first: what enters may better wait for the answer
                 self._submit()
                 self._ask()  # again: of what has just entered
-                self._free_at_last = self._free
+                # What became free meanwhile has not been made use of: for that there is another step.
+                self._free_at_last = tuple(then and now for then, now in zip(free, self._free, strict=True))
             self._send_cancels()  # every stage gets one, and none is in such haste as what enters
             self._catch_up()
         except BaseException as error:
@@ -150,7 +153,7 @@ class EngineLoop:
             raise
 
     @property
-    def _free(self) -> tuple[bool, bool, bool]:
+    def _free(self) -> tuple[bool, ...]:
         """Whether the first stage can take a batch, the slowest one a further batch, and the drafter a question."""
         idle = self.drafter is not None and not self.drafter.busy
         return self.pipeline.ready and not self._full, not self._held, idle
@@ -196,7 +199,8 @@ class EngineLoop:
         self.pace = Pace(experience, self.pipeline.stages)
 
     def _due(self) -> float | None:
-        if self._changed:  # by a request that came or was aborted between two steps
+        # By a request that came or was aborted between two steps; by the time that the last step took.
+        if self._changed or self._free != self._free_at_last:
             return self.clock.now()
         moments = [self.experience.look_again]
         if (due := self.pipeline.due) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from penstock.cluster.timing import DeviceTiming, StageTiming
+from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.core import FinishReason, PenstockError
 from penstock.drafters.base import Ask, Draft
 from penstock.drafters.instant import InstantDrafter
@@ -244,3 +244,45 @@ def test_a_request_that_comes_between_two_steps_enters_at_once() -> None:
     loop.step()
     assert second.certain
     assert clock.now() < 100.0
+
+
+class CreepingClock(VirtualClock):
+    """Time passes while the engine works, too: at every look at the clock."""
+
+    def now(self) -> float:
+        self._now += 1e-3
+        return self._now
+
+
+class Watchful(EngineLoop):
+    """Checks before every wait that nothing has become free since rows were last composed."""
+
+    free_then: tuple[bool, ...] = (False, False, False)
+    missed = 0
+
+    def _submit(self) -> None:
+        self.free_then = self._free
+        super()._submit()
+
+    def _due(self) -> float | None:
+        due = super()._due()
+        became_free = any(now and not then for then, now in zip(self.free_then, self._free, strict=True))
+        self.missed += became_free and (due is None or due > self.clock.now())
+        return due
+
+
+class Paced(PipeDec):
+    paced = True
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.01, 0.03])
+def test_what_becomes_free_while_the_engine_decides_is_made_use_of(latency: float) -> None:
+    """The first stage's buffer, or the moment until which a batch is held: nothing else would wake the engine."""
+    clock, pool = CreepingClock(), SlotPool(160, 40)
+    timing, link = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)), LinkTiming(latency, 1e12, 0.0)
+    cores = [StageCore(HashLayers(i, pool.total, 4), pool.total, is_last=i == 2) for i in range(3)]
+    drivers = [StageDriver(i, core, clock.now, timing, link, link) for i, core in enumerate(cores)]
+    loop = Watchful(InProcessPipeline(drivers, clock), Repeating(None), Scheduler(pool, 8, 1, 160), clock)
+    loop.add(Request(0, [1, 2, 3], Sampling(), 100, frozenset(), Paced(100, 1, 1), Collected()))
+    run(loop)
+    assert loop.missed == 0
