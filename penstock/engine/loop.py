@@ -199,9 +199,6 @@ class EngineLoop:
         self.pace = Pace(experience, self.pipeline.stages)
 
     def _due(self) -> float | None:
-        # By a request that came or was aborted between two steps; by the time that the last step took.
-        if self._changed or self._free != self._free_at_last:
-            return self.clock.now()
         moments = [self.experience.look_again]
         if (due := self.pipeline.due) is not None:
             moments.append(due)
@@ -209,6 +206,9 @@ class EngineLoop:
             moments.append(due)
         if self.pace.until > self.clock.now():
             moments.append(self.pace.until)
+        # A request may have come or been aborted between two steps; a moment that has just passed is none of the above.
+        if self._changed or self._free != self._free_at_last:
+            return self.clock.now()
         first = min(moments)
         return first if first < math.inf else None
 
