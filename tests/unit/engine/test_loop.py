@@ -13,7 +13,7 @@ from penstock.drafters.base import Ask, Draft
 from penstock.drafters.instant import InstantDrafter
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Pick, Sampling
+from penstock.messages import Batch, Pick, Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
@@ -244,6 +244,45 @@ def test_a_request_that_comes_between_two_steps_enters_at_once() -> None:
     loop.step()
     assert second.certain
     assert clock.now() < 100.0
+
+
+class Ordered(Observer):
+    """Writes down the order in which a drafter is asked, batches are sent and readers served."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def waits(self) -> None:
+        self.done.append("|")
+
+    def submitted(self, batch: Batch, at: float) -> None:
+        self.done.append("send")
+
+
+def test_what_follows_a_miss_leaves_first() -> None:
+    """Before the drafter is asked, where the strategy would not wait for it; readers come last."""
+    order = Ordered()
+
+    class Drafts(Rowless):
+        def ask(self, asks: Sequence[Ask]) -> int:
+            order.done.append("ask")
+            return super().ask(asks)
+
+    class Reads(Collected):
+        def catch_up(self) -> None:
+            order.done.append("read")
+
+    clock, pool = VirtualClock(), SlotPool(40, 20)
+    core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
+    second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
+    pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
+    loop = EngineLoop(pipeline, Drafts(), Scheduler(pool, 8, 1, 40), clock, [order])
+    loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 1, 1), Reads()))
+    run(loop)
+    steps = [step.strip() for step in " ".join(order.done).split("|")]
+    misses = [step for step in steps if "send" in step and "read" in step]
+    assert len(misses) >= 8
+    assert set(misses) == {"send ask read"}
 
 
 class CreepingClock(VirtualClock):

@@ -76,6 +76,15 @@ def check_flying(loop: EngineLoop, picture: Picture, preemptions: Preemptions) -
 
 @pytest.mark.parametrize("seed", range(40))
 def test_trees_are_drawn_as_they_are(seed: int) -> None:
+    drawn_and_checked(seed)
+
+
+def test_trees_are_drawn_at_all() -> None:
+    assert any(drawn_and_checked(seed) for seed in range(3))
+
+
+def drawn_and_checked(seed: int) -> int:
+    """How many trees of a history were drawn with more than their root; every drawing is checked."""
     history, picture, _ = watched(seed)
     start(history)
     seen = 0
@@ -88,7 +97,7 @@ def test_trees_are_drawn_as_they_are(seed: int) -> None:
                 check_sketch(sketch, history.loop.requests[number])
                 seen += bool(sketch.twigs)
             history.loop.step()
-    assert seen or all(request.metrics.drafts == 0 for request in history.requests)
+    return seen
 
 
 def check_sketch(sketch: Sketch, request: Request) -> None:
@@ -160,7 +169,8 @@ def test_a_watcher_may_come_and_go_in_the_middle() -> None:
     while history.loop.busy:
         with picture.watch():
             for _ in range(3):
-                history.loop.step()
+                if history.loop.busy:
+                    history.loop.step()
         assert picture.view(history.clock.now()).passed == []
     assert picture.watchers == 0
 
