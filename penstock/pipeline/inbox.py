@@ -72,8 +72,16 @@ def left_until(moment: float) -> float:
     return max(0.0, moment - OVERSLEEP - time.monotonic())
 
 
+def slept_until(moment: float) -> bool:
+    """Sleep until just before a moment of the monotonic clock. Returns whether there was time for that."""
+    left = left_until(moment)
+    if left > 0:
+        time.sleep(left)
+    return left > 0
+
+
 def sleep_until(moment: float) -> None:
     """Return at a moment of the monotonic clock: just before it this waits without sleeping."""
-    time.sleep(left_until(moment))
+    slept_until(moment)
     while time.monotonic() < moment:
         pass

@@ -28,7 +28,7 @@ from penstock.messages import (
     decode,
     encode,
 )
-from penstock.pipeline.inbox import Inbox, Outbox, left_until, sleep_until
+from penstock.pipeline.inbox import Inbox, Outbox, sleep_until, slept_until
 from penstock.pipeline.sockets import Sockets
 from penstock.priority import STAGE, keep_time
 from penstock.stage.background import BackgroundCore
@@ -51,14 +51,6 @@ LAST_WORDS = 1.0
 
 
 Frames = tuple[bytes] | tuple[bytes, memoryview]
-
-
-def slept_until(moment: float) -> bool:
-    """Sleep until about then. Returns whether it had not passed before."""
-    left = left_until(moment)
-    if left > 0:
-        time.sleep(left)
-    return left > 0
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
