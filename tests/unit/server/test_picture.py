@@ -8,6 +8,7 @@ import pytest
 
 from penstock.core import FinishReason
 from penstock.engine.async_llm import PROBE_PRIORITY
+from penstock.engine.commit import Advance
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.messages import Sampling
 from penstock.requests.request import Request
@@ -83,9 +84,25 @@ def test_trees_are_drawn_at_all() -> None:
     assert any(drawn_and_checked(seed) for seed in range(3))
 
 
+class Decoding(Observer):
+    """Which requests have trees to be drawn: those that have come to a token and not to their last."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Request] = {}
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        if done.finished is None:
+            self.requests[request.number] = request
+
+    def finished(self, request: Request, reason: FinishReason, at: float) -> None:
+        self.requests.pop(request.number, None)
+
+
 def drawn_and_checked(seed: int) -> int:
-    """How many trees of a history were drawn with more than their root; every drawing is checked."""
+    """How many of a history's drawings held more than a root. All are checked, and none may be left out."""
     history, picture, _ = watched(seed)
+    decoding = Decoding()
+    history.loop.observers.append(decoding)
     start(history)
     seen = 0
     with picture.watch() as watcher:
@@ -93,7 +110,9 @@ def drawn_and_checked(seed: int) -> int:
         while history.loop.busy:
             picture._drawn_at = -1.0  # draw in every step
             picture.waits()
-            for number, sketch in picture.view(history.clock.now()).sketches.items():
+            sketches = picture.view(history.clock.now()).sketches
+            assert sketches.keys() == {n for n, request in decoding.requests.items() if not request.prefilling}
+            for number, sketch in sketches.items():
                 check_sketch(sketch, history.loop.requests[number])
                 seen += bool(sketch.twigs)
             history.loop.step()
