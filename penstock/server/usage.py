@@ -32,7 +32,7 @@ def metrics_of(generation: Generation) -> Metrics:
         time_to_first_token=None if first is None else round(first - generation.began, 6),
         seconds=round((last or generation.began) - generation.began, 6),
         tokens_per_second=round((tokens - 1) / decoding, 3) if decoding > 0 else None,
-        mean_acceptance_length=round(speculation.mean_acceptance_length, 3),
+        mean_acceptance_length=speculation.mean_acceptance_length,
         num_drafts=speculation.drafts,
         num_draft_tokens=speculation.drafted_nodes,
         num_accepted_tokens=speculation.accepted,
