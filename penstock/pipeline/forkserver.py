@@ -7,7 +7,7 @@ reads start commands from its standard input and reports starts and exits on its
              <-stdout: {"exited": 3, ...}--
 
 Nothing outlives the engine: server and stages hold the reading end of a pipe whose writing end only the engine has,
-and leave when it closes, however the engine came to its end.
+and leave when it closes, however the engine came to its end. The server, last to leave, removes the sockets' folder.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class ForkServer:
 
     def __init__(self) -> None:
         lifeline_read, self._lifeline = os.pipe()
+        self.folder = socket_folder()
         # Modules are found where this process finds them, neither more (the working directory) nor less.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from penstock.pipeline.forkserver import serve; serve({lifeline_read})"
+            f"from penstock.pipeline.forkserver import serve; serve({lifeline_read}, {self.folder!r})"
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
@@ -56,7 +57,6 @@ class ForkServer:
         self._listeners: dict[str, int] = {}
         self._lock = threading.Lock()
         self._disowned = False
-        self.folder = socket_folder()
         threading.Thread(target=self._pass_on, name="penstock fork server", daemon=True).start()
 
     @property
@@ -99,7 +99,7 @@ class ForkServer:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)  # the server has, unless it was killed
 
     def disown(self) -> None:
         """Called in a child that the user's process forks: the server and its folder are the parent's.
@@ -148,8 +148,8 @@ def shared_fork_server() -> ForkServer:
 # ------------------------------------------------------------------------------------------------ in the server
 
 
-def serve(lifeline: int) -> None:
-    """The server's main: fork on command, report exits, end with the lifeline."""
+def serve(lifeline: int, folder: str) -> None:
+    """The server's main: fork on command, report exits, end with the lifeline and take the sockets' folder along."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in PRELOADED:
         importlib.import_module(module)
@@ -176,6 +176,10 @@ def serve(lifeline: int) -> None:
                 obey(json.loads(line), children, lifeline)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, 0):
+            pass  # who is still there may still make a socket
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # tearing down torch's interpreter would take a second
 
 

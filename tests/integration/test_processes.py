@@ -339,6 +339,10 @@ def say(**facts):
 def stages():
     return [p.pid for c in psutil.Process().children() for p in c.children()]
 
+def sockets():
+    from penstock.pipeline.forkserver import shared_fork_server
+    return shared_fork_server().folder
+
 greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 endless = SamplingParams(temperature=0, max_tokens=490, ignore_eos=True)
 prompt = {"prompt_token_ids": [40, 50, 60, 70]}
@@ -354,13 +358,13 @@ except KeyboardInterrupt:
 if sys.argv[3] == "leave":
     llm = LLM(target, pipeline_parallel_size=2, **options)
     it = llm.generate(prompt, greedy)
-    say(left=stages(), children=[p.pid for p in psutil.Process().children(recursive=True)])
+    say(left=stages(), children=[p.pid for p in psutil.Process().children(recursive=True)], sockets=sockets())
     sys.exit(0)
 llm = LLM(target, pipeline_parallel_size=2, **options)
 children = [p.pid for p in psutil.Process().children(recursive=True)]
 if (own := os.fork()) == 0:  # a child that outlives the engine keeps nothing alive
     signal.pause()
-say(children=children, own=own)
+say(children=children, own=own, sockets=sockets())
 while True:
     llm.generate([prompt] * 4, endless)
 """
@@ -418,8 +422,10 @@ def test_ctrl_c_reaches_the_user_and_a_killed_engine_leaves_nothing(target: Path
         assert script.interrupt() == {"interrupted": True, "left": []}
         facts = script.hear()
         assert len(facts["children"]) == 4
+        assert os.listdir(facts["sockets"])
         script.process.kill()
         assert eventually(lambda: gone(facts["children"]))
+        assert not Path(facts["sockets"]).exists()
         os.kill(facts["own"], signal.SIGKILL)
 
 
@@ -431,6 +437,7 @@ def test_an_engine_that_nobody_closed_ends_with_its_process(target: Path, draft:
         assert len(facts["left"]) == 3
         assert script.process.wait(timeout=30) == 0
         assert eventually(lambda: gone(facts["children"]))
+        assert not Path(facts["sockets"]).exists()
 
 
 def test_emulated_stages_rehearse_what_they_send(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
