@@ -46,6 +46,8 @@ class OpenAIServer:
         self.active = self.most_active = 0
         self.left = threading.Event()
         """A client went before its answer had ended."""
+        self.held = threading.Event()
+        """An answer has begun that is held back."""
         self.metrics = ""
         self.url = ""
         self.app = FastAPI()
@@ -108,6 +110,7 @@ class OpenAIServer:
             yield event({"error": {"message": "the engine was lost", "type": "server_error"}})
             return
         if reply.end == "hold":
+            self.held.set()
             await asyncio.sleep(PATIENCE)
         yield event({"choices": [{"index": 0, **choice(""), "finish_reason": "length"}]})
         if reply.usage and body["stream_options"]["include_usage"]:

@@ -106,8 +106,13 @@ class Soak:
             time.sleep(0.1)
 
     def _busy(self) -> dict[str, float]:
+        """Also connections, that of the question itself among them: clients close first, the server a moment later."""
         gauges = self._server.gauges(Authorization=f"Bearer {KEY}")
-        return {name: value for name in IDLE if (value := gauges[f"penstock:{name}"])}
+        busy = {name: value for name in IDLE if (value := gauges[f"penstock:{name}"])}
+        sockets = psutil.Process(self._server.process.pid).net_connections("tcp")
+        if open_ := sum(one.status != psutil.CONN_LISTEN for one in sockets):
+            busy["connections"] = open_
+        return busy
 
     def _check_resources(self) -> None:
         warm, end = self.found.warm, self.found.end

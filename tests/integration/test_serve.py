@@ -228,9 +228,9 @@ def test_usage_tells_of_speculation_and_of_the_prefix_cache(client: openai.OpenA
         metrics = reply.model_dump()["metrics"]
         assert metrics["num_accepted_tokens"] == details.accepted_prediction_tokens
         assert metrics["mean_acceptance_length"] == pytest.approx(
-            1 + metrics["num_accepted_tokens"] / metrics["num_drafts"]
+            1 + metrics["num_accepted_tokens"] / max(metrics["num_drafts"], 1)
         )
-        assert 0 < metrics["time_to_first_token"] < metrics["seconds"]
+        assert 0 < metrics["time_to_first_token"] <= metrics["seconds"]
     assert again.usage is not None
     assert again.usage.prompt_tokens_details is not None
     assert again.usage.prompt_tokens_details.cached_tokens
@@ -440,18 +440,18 @@ def test_models_version_and_tokens(server: ServedProcess, client: openai.OpenAI,
     assert client.models.retrieve("demo") == model
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt")
-    assert httpx.get(f"{server.url}/version").json()["version"]
+    assert httpx.get(f"{server.url}/version", timeout=PATIENCE).json()["version"]
     tokenizer = plain.get_tokenizer()
     asked = {"prompt": CODE, "return_token_strs": True}
-    found = httpx.post(f"{server.url}/tokenize", json=asked).json()
+    found = httpx.post(f"{server.url}/tokenize", json=asked, timeout=PATIENCE).json()
     assert found["tokens"] == tokenizer.encode(CODE)
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
-    talk = httpx.post(f"{server.url}/tokenize", json={"messages": TALK}).json()
+    talk = httpx.post(f"{server.url}/tokenize", json={"messages": TALK}, timeout=PATIENCE).json()
     assert talk["tokens"] == tokenizer.apply_chat_template(TALK)
-    text = httpx.post(f"{server.url}/detokenize", json={"tokens": found["tokens"]}).json()["prompt"]
+    text = httpx.post(f"{server.url}/detokenize", json={"tokens": found["tokens"]}, timeout=PATIENCE).json()["prompt"]
     assert text == tokenizer.decode(found["tokens"], skip_special_tokens=False)
     for bad in ({}, {"prompt": "a", "messages": TALK}):
-        assert httpx.post(f"{server.url}/tokenize", json=bad).json()["error"]["param"] == "prompt"
+        assert httpx.post(f"{server.url}/tokenize", json=bad, timeout=PATIENCE).json()["error"]["param"] == "prompt"
 
 
 def test_health_metrics_and_the_log(server: ServedProcess, client: openai.OpenAI) -> None:
@@ -467,7 +467,7 @@ def test_health_metrics_and_the_log(server: ServedProcess, client: openai.OpenAI
     assert line["finish_reasons"] == ["length"]
     assert 0 < line["time_to_first_token"] <= line["seconds"]
     assert CODE.strip() not in json.dumps(server.log), "prompts are not logged unless asked"
-    health = httpx.get(f"{server.url}/health")
+    health = httpx.get(f"{server.url}/health", timeout=PATIENCE)
     assert health.status_code == 200
     assert health.json()["status"] == "ok"
     assert len(health.json()["stages"]) == 2
