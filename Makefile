@@ -30,9 +30,9 @@ $(VENV)/.installed: $(BIN)/python $(SOURCES)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: $(BIN)/python $(SOURCES)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) '.[dev]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
