@@ -12,7 +12,8 @@ demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
 test: $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not processes" --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m processes
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

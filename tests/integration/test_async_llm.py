@@ -23,6 +23,8 @@ from penstock.requests.request import Request
 from penstock.text.grammar import compile_grammar
 from tests.serving import until
 
+pytestmark = pytest.mark.processes
+
 PROMPTS = ["def add(a, b):\n", "class Tree:\n    def __init__(self", "import os\nimport sys\n\n", "for i in range("]
 SPECULATION = {"method": "draft_model", "model": "demo"}
 

@@ -16,6 +16,8 @@ from penstock.cli import INTERRUPTED, app
 from tests.openai_server import ADDED, PER_WORD, OpenAIServer, Reply, prompt_of, running
 from tests.unit.bench.png import png_size
 
+pytestmark = pytest.mark.processes
+
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 ALL_AT_ONCE = 6
 

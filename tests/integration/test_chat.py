@@ -20,6 +20,8 @@ import pytest
 from penstock.cli import INTERRUPTED
 from tests.openai_server import OpenAIServer, Reply, prompt_of, running
 
+pytestmark = pytest.mark.processes
+
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PATIENCE = 60.0

@@ -18,6 +18,8 @@ from penstock.engine import options
 from tests.checkpoints import make_checkpoint
 from tests.unit.bench.png import png_size
 
+pytestmark = pytest.mark.processes
+
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 PROMPT = "def main():\n    "
 SAMPLED = ["--temperature", "1", "--seed", "5", "--max-tokens", "40", "--ignore-eos"]

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from penstock.cli import app
 from tests.serving import PATIENCE, PENSTOCK, ServedProcess, served
 
+pytestmark = pytest.mark.processes
+
 KEY = "sesame"
 
 

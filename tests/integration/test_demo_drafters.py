@@ -8,6 +8,8 @@ from penstock import LLM, SamplingParams
 from penstock.config import FieldError
 from penstock.engine.options import DEMO_DRAFTERS, EngineOptions, resolve_options
 
+pytestmark = pytest.mark.processes
+
 METHODS = ("eagle3", "early_exit", "medusa", "spd")
 PROMPTS = ["def fibonacci(n):\n    if n < 2:\n", "class Stack:\n    def __init__(self):\n"]
 TOKENS = 24

@@ -30,6 +30,8 @@ from tests.integration.test_processes import (
     start,
 )
 
+pytestmark = pytest.mark.processes
+
 PATIENCE = 20.0
 """Seconds: a deadline for some heartbeats, on a machine that does other things too."""
 

@@ -64,6 +64,7 @@ def test_every_strategy_gives_plain_decodings_tokens(target: Path, kind: str, st
             assert which == NONE or request.metrics.drafted_nodes > 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "spd", "early_exit"])
 def test_stage_processes_send_their_states_to_the_drafters(target: Path, kind: str, tmp_path: Path) -> None:
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)

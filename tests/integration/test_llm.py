@@ -21,6 +21,8 @@ from penstock.engine.loop import Observer
 from penstock.noise import gumbel
 from tests.checkpoints import EOS, make_checkpoint
 
+pytestmark = pytest.mark.processes
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 SHORT = "def f(x):"
 LONG = "The quick brown fox jumps over the lazy dog, and then it rests. " * 2

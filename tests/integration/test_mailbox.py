@@ -9,6 +9,8 @@ import pytest
 
 from penstock.pipeline.processes import Mailbox
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def mailbox() -> Iterator[Mailbox]:

@@ -27,6 +27,7 @@ expect = playwright.expect
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in Chromium: install Debian's chromium"),
 ]

@@ -24,6 +24,8 @@ from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.integration.test_exactness import PROMPTS, TOKENS
 
+pytestmark = pytest.mark.processes
+
 STAGES = 3
 CLUSTER = """
 name = "boards"

@@ -42,6 +42,8 @@ from penstock.pipeline.processes import ProcessPipeline
 from penstock.pipeline.sockets import Sockets
 from tests import speculators
 
+pytestmark = pytest.mark.processes
+
 PROMPT = {"prompt_token_ids": [40, 50, 60, 70]}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=490, ignore_eos=True)

@@ -34,6 +34,8 @@ from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.pipedec import PipeDec
 from tests.engines import InProcessEngine, Picks
 
+pytestmark = pytest.mark.processes
+
 PROMPTS = [[72, 101, 108, 108, 111], [100 + i % 90 for i in range(140)], [50, 60, 70]]
 """The second is longer than what enters a stage together."""
 TOKENS = 20

@@ -13,6 +13,8 @@ from penstock.pipeline.processes import Mailbox
 from penstock.pipeline.relay import receiver
 from tests.integration.test_processes import batch, pipeline_of, start
 
+pytestmark = pytest.mark.processes
+
 PROMPTS = [{"prompt_token_ids": [40, 50, 60, 70]}, {"prompt_token_ids": list(range(100, 130))}]
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),

@@ -17,6 +17,8 @@ from pydantic import BaseModel, Field
 from penstock import LLM, SamplingParams
 from tests.serving import PATIENCE, ServedProcess, served, until
 
+pytestmark = pytest.mark.processes
+
 CODE = "def fibonacci(n):\n"
 TEMPLATE = Path(__file__).parent.parent / "hermes.jinja"
 ASKED: Any = [{"role": "user", "content": "What is the weather?"}]

@@ -14,6 +14,8 @@ import pytest
 from penstock import LLM, SamplingParams
 from tests.serving import PATIENCE, PENSTOCK, ServedProcess, served
 
+pytestmark = pytest.mark.processes
+
 CODE = "def fibonacci(n):\n"
 SEED = 7
 

@@ -18,6 +18,8 @@ import pytest
 
 from tests.serving import PATIENCE, ServedProcess, http, read_all, served, until
 
+pytestmark = pytest.mark.processes
+
 KEY = {"Authorization": "Bearer first-key"}
 LONG: dict[str, Any] = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": True}
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.serving import PATIENCE, ServedProcess, served, until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServedProcess]:

@@ -20,6 +20,8 @@ from penstock.pipeline.base import Pipeline
 from penstock.pipeline.processes import Mailbox, StagePlan
 from penstock.requests.prefix_cache import BLOCK
 
+pytestmark = pytest.mark.processes
+
 REQUESTS, RATE, WARM = 150, 15.0, 50
 TEMPLATE = (
     "{% for turn in messages %}# {{ turn.role }}:{{ turn.content }}{% endfor %}"
