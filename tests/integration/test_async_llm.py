@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from penstock.engine.stream import RequestStream
 from penstock.messages import Batch
 from penstock.requests.request import Request
 from penstock.text.grammar import compile_grammar
+from tests.processes import descendants
 from tests.serving import until
 
 pytestmark = pytest.mark.processes
@@ -332,7 +334,7 @@ def test_a_lost_stage_ends_every_request_and_says_why() -> None:
         try:
             streams = [llm.submit(prompt, params(0, tokens=1000)) for prompt in PROMPTS]
             await anext(streams[0])
-            kill_a_stage(llm)
+            descendants(os.getpid())[-1].kill()  # a stage: nothing has been started after it
             for stream in streams:
                 with pytest.raises(PipelineError, match="lost"):
                     async for _ in stream:
@@ -346,14 +348,3 @@ def test_a_lost_stage_ends_every_request_and_says_why() -> None:
             llm.close()
 
     asyncio.run(run())
-
-
-def kill_a_stage(llm: AsyncLLM) -> None:
-    import os
-    import signal
-
-    import psutil
-
-    children = psutil.Process(os.getpid()).children(recursive=True)
-    stages = [child for child in children if not child.children()]
-    os.kill(max(stages, key=lambda stage: (stage.create_time(), stage.pid)).pid, signal.SIGKILL)

@@ -28,9 +28,9 @@ from tests.engines import InProcessEngine, Picks
 from tests.integration.test_exactness import PROMPTS, TOKENS, check_same, generate, strategies
 from tests.unit.models import speculators_reference as reference
 
-CASES = [(kind, stages) for kind in ("eagle3", "medusa") for stages in (1, 3, 5)]
-CASES += [(kind, 3) for kind in ("eagle", "speculators_eagle3", "vllm_medusa", "spd_paper")]
-CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 8)]
+CASES = [(kind, stages) for kind in ("eagle", "eagle3", "medusa") for stages in (1, 3, 5)]
+CASES += [("speculators_eagle3", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
+CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
 NONE = 0
 """Of ``strategies``: plain decoding."""

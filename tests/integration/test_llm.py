@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock import LLM, CompletionOutput, ConfigError, FinishReason, PipelineError, RequestError, SamplingParams
 from penstock.config import SpeculativeConfig, parse_speculative
+from penstock.core import SpeculationMetrics
 from penstock.engine.loop import Observer
 from penstock.noise import gumbel
 from tests.checkpoints import EOS, make_checkpoint
@@ -148,11 +149,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-def speculates(strategy: str, stages: int) -> bool:
-    """Whatever comes late: one stage leaves nobody time to draft, and pipedec takes what has come by each step."""
-    return strategy == "static_tree" or (stages > 1 and strategy != "pipedec")
-
-
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("stages", [1, 3, 5])
 def test_same_tokens_from_every_stage_count_strategy_and_drafter(
@@ -160,7 +156,6 @@ def test_same_tokens_from_every_stage_count_strategy_and_drafter(
 ) -> None:
     table = dict(DRAFTERS[drafter], **({"model": str(draft)} if drafter == "draft_model" else {}))
     configs = [parse_speculative({**table, "strategy": name, **options}) for name, options in STRATEGIES.items()]
-    prompts, params = [prompt for prompt, _ in CASES], [one for _, one in CASES]
     speculation: list[SpeculativeConfig | None] = [None, *configs]
     transport = "tcp" if stages == 3 else "ipc"
     with LLM(
@@ -173,14 +168,24 @@ def test_same_tokens_from_every_stage_count_strategy_and_drafter(
         transport=transport,
     ) as llm:
         for config in speculation:
-            outputs = llm.run(prompts, params, config)
-            for output, expected in zip(outputs, alone, strict=True):
-                assert_same(output.outputs, expected)
-            assert_idle(llm)
-            metrics = [completion.metrics for output in outputs for completion in output.outputs]
+            metrics = checked_run(llm, config, alone)
             assert (sum(m.drafted_nodes for m in metrics) > 0) == (config is not None)
-            if drafter == "synthetic" and config is not None and speculates(config.strategy, stages):
-                assert sum(m.accepted for m in metrics) > 0, "nothing was speculated"
+            if drafter == "synthetic" and config is not None and (stages > 1 or config.strategy == "static_tree"):
+                # What pipedec has drafted by each step depends on who wakes first: now and then it is nothing.
+                more = (checked_run(llm, config, alone) for _ in range(20))
+                runs = itertools.chain([metrics], more if config.strategy == "pipedec" else [])
+                assert any(m.accepted > 0 for run in runs for m in run), "nothing was speculated"
+
+
+def checked_run(
+    llm: LLM, config: SpeculativeConfig | None, alone: list[list[CompletionOutput]]
+) -> list[SpeculationMetrics]:
+    """All cases at once: each has the tokens that it has alone, and nothing is left of them."""
+    outputs = llm.run([prompt for prompt, _ in CASES], [params for _, params in CASES], config)
+    for output, expected in zip(outputs, alone, strict=True):
+        assert_same(output.outputs, expected)
+    assert_idle(llm)
+    return [completion.metrics for output in outputs for completion in output.outputs]
 
 
 def test_more_stages_than_layers(target: Path, alone: list[list[CompletionOutput]]) -> None:

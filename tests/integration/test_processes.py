@@ -41,14 +41,14 @@ from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import ProcessPipeline
 from penstock.pipeline.sockets import Sockets
 from tests import speculators
+from tests.processes import descendants
+from tests.serving import until
 
 pytestmark = pytest.mark.processes
 
 PROMPT = {"prompt_token_ids": [40, 50, 60, 70]}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=490, ignore_eos=True)
-PATIENCE = 60.0
-"""Seconds until whoever waits for what has to come gives up."""
 
 
 def start(model: Path, stages: int = 3, **options: Any) -> LLM:
@@ -57,8 +57,7 @@ def start(model: Path, stages: int = 3, **options: Any) -> LLM:
 
 def stage_processes() -> list[psutil.Process]:
     """Children of this process's fork server, in the order of their start."""
-    server = shared_fork_server()._process.pid
-    return sorted((p for p in psutil.Process(server).children() if alive(p)), key=lambda p: (p.create_time(), p.pid))
+    return [process for process in descendants(shared_fork_server()._process.pid) if alive(process)]
 
 
 def alive(process: psutil.Process) -> bool:
@@ -66,15 +65,6 @@ def alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:  # between the two questions
         return False
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def pipeline_of(llm: LLM) -> ProcessPipeline:
@@ -151,7 +141,7 @@ def test_a_killed_fork_server_ends_the_requests_and_the_next_engine_has_its_own(
         llm.observe(KillAfter(server, results=3))
         with pytest.raises(PipelineError, match="the fork server died"):
             llm.generate(PROMPT, ENDLESS)
-    assert eventually(lambda: not any(alive(stage) for stage in stages))
+    until(lambda: not any(alive(stage) for stage in stages))
     with start(target, 2) as llm:
         assert len(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids) == 16
 
@@ -232,7 +222,7 @@ def test_strangers_are_refused_and_change_nothing(target: Path, transport: str) 
                 for frame in frames:
                     outbox.send(*frame)
             assert llm.generate(PROMPT, ENDLESS)[0].outputs[0].token_ids[:16] == expected
-            assert eventually(lambda: refused_by_now(mailbox) == len(frames))
+            until(lambda: refused_by_now(mailbox) == len(frames))
 
 
 # -------------------------------------------------------------------------------------- malformed inside the session
@@ -280,7 +270,7 @@ def test_a_malformed_message_to_a_stage_ends_the_pipeline_with_its_name(target: 
         llm.loop.drain()
         pipeline = pipeline_of(llm)
         pipeline._inboxes[stage].send(encode(make(llm.loop.feed.next_stream), pipeline._session), *tensors)
-        assert eventually(lambda: lost_by_now(pipeline))
+        until(lambda: lost_by_now(pipeline))
         with pytest.raises(PipelineError, match=rf"stage {stage} \(layers .*{complaint}"):
             llm.generate(PROMPT, ENDLESS)
 
@@ -426,7 +416,7 @@ def test_ctrl_c_reaches_the_user_and_a_killed_engine_leaves_nothing(target: Path
         assert len(facts["children"]) == 4
         assert os.listdir(facts["sockets"])
         script.process.kill()
-        assert eventually(lambda: gone(facts["children"]))
+        until(lambda: gone(facts["children"]))
         assert not Path(facts["sockets"]).exists()
         os.kill(facts["own"], signal.SIGKILL)
 
@@ -438,7 +428,7 @@ def test_an_engine_that_nobody_closed_ends_with_its_process(target: Path, draft:
         facts = script.hear()
         assert len(facts["left"]) == 3
         assert script.process.wait(timeout=30) == 0
-        assert eventually(lambda: gone(facts["children"]))
+        until(lambda: gone(facts["children"]))
         assert not Path(facts["sockets"]).exists()
 
 

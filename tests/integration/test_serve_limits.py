@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.processes import descendants
 from tests.serving import PATIENCE, ServedProcess, http, read_all, served, until
 
 pytestmark = pytest.mark.processes
@@ -254,10 +255,7 @@ def test_a_lost_stage_ends_every_request_and_health_says_so() -> None:
         ) as long:
             lines = long.iter_lines()
             next(lines)
-            children = psutil.Process(server.process.pid).children(recursive=True)
-            max(
-                children, key=lambda child: (child.create_time(), child.pid)
-            ).kill()  # a stage, the fork server is older
+            descendants(server.process.pid)[-1].kill()  # a stage: the fork server is older
             *_, error, done = [line for line in lines if line]
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_lost"
         assert done == "data: [DONE]"
