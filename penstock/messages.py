@@ -216,16 +216,6 @@ class Occupied(msgspec.Struct, tag="occupied", kw_only=True):
     end: float
 
 
-class Rehearsal(msgspec.Struct, tag="rehearsal", kw_only=True):
-    """Emulation: what comes in a moment looks like this. It is read as that will be, and forgotten.
-
-    Devices that share this host's processors share their caches, too: after each other's arithmetic Python takes ten
-    times as long for a message as it does where a stage has a processor to itself.
-    """
-
-    of: Batch | Result
-
-
 class Started(msgspec.Struct, tag="started", kw_only=True):
     """A stage has loaded its layers and listens at ``address``. Sizes of its arenas and its tensors in bytes."""
 
@@ -265,20 +255,7 @@ class Stop(msgspec.Struct, tag="stop", kw_only=True):
 
 
 Message = (
-    Batch
-    | Features
-    | Result
-    | Cancel
-    | Ready
-    | Occupy
-    | Occupied
-    | Rehearsal
-    | Started
-    | Wire
-    | Alive
-    | Heard
-    | Failed
-    | Stop
+    Batch | Features | Result | Cancel | Ready | Occupy | Occupied | Started | Wire | Alive | Heard | Failed | Stop
 )
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

@@ -184,8 +184,9 @@ def render_overhead(figures: Any) -> str:
         "than in virtual time, for the same tokens, with what the devices compute stretched until this host's own "
         "arithmetic fits into it, and the links as they are; beside the step as the preset has it: the "
         f"median of {spd_overhead.REPEATS} runs, and what was added in each. Measured as root, so that what keeps "
-        "time comes before what else runs on the host; a millisecond before they hand something on stages rehearse it "
-        "(docs/architecture.md). SPD's repository is what its own code reaches of its theory.",
+        "time comes before what else runs on the host (docs/architecture.md), and while stages sent everything twice, "
+        "the first time to warm caches: to be measured anew without that. SPD's repository is what its own code "
+        "reaches of its theory.",
         markdown(["", *ADDED, "each, ms", "SPD's repository", "overruns", "identical"], rows),
     )
 
@@ -198,8 +199,7 @@ def render_hop_floor(figures: Any) -> str:
     rows = [[f"`{row['cluster']}`, {SOCKETS[row['transport']]}", *added_cells(row)] for row in figures]
     return paragraphs(
         "The same with stages that do nothing but wait and hand a frame of 1 kB on, in a ring that is as full as a "
-        "pipeline can be, with our inboxes and sockets: no model, no tree, no drafter, and no rehearsals. Two "
-        "cores of a shared host.",
+        "pipeline can be, with our inboxes and sockets: no model, no tree and no drafter. Two cores of a shared host.",
         markdown(["", *ADDED], rows),
     )
 

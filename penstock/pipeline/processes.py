@@ -27,7 +27,6 @@ from penstock.messages import (
     Occupied,
     Occupy,
     Ready,
-    Rehearsal,
     Result,
     Started,
     Stop,
@@ -339,8 +338,6 @@ class ProcessPipeline:
         if isinstance(message, Alive) and 0 <= message.stage < len(self._inboxes):
             self._hear(message.stage)
             self._inboxes[message.stage].send(encode(Heard(), self._session))
-            return False
-        if isinstance(message, Rehearsal):
             return False
         if isinstance(message, Result | Ready | Occupied):
             self._hear(self.stages - 1 if isinstance(message, Result) else message.stage)

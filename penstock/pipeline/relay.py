@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cluster.timing import LinkTiming
-from penstock.messages import Batch, Message, Ready, Rehearsal
+from penstock.messages import Batch, Message, Ready
 
 if TYPE_CHECKING:
     from penstock.pipeline.processes import StagePlan
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 def receiver(message: Message, stages: int) -> int | None:
     """Which of so many stages a message is for; None where it is the engine's own."""
-    if isinstance(message, Rehearsal):  # goes the way of what it rehearses
-        return receiver(message.of, stages)
     if isinstance(message, Batch):
         stage = len(message.spans)  # each stage that it has passed has added one
     elif isinstance(message, Ready):

@@ -19,8 +19,6 @@ from penstock.messages import (
     Heard,
     MalformedMessage,
     Occupied,
-    Rehearsal,
-    Result,
     Started,
     Stop,
     Stranger,
@@ -44,8 +42,6 @@ HEARTBEAT = 1.0
 """Seconds between a stage's signs of life."""
 LOOK_AHEAD = 5e-4
 """Seconds before something is due at which a stage takes in what has come: then only the due thing is left to do."""
-REHEARSAL = 1e-3
-"""Seconds before what it leaves at which an emulated stage rehearses it: time for the receiver to look ahead."""
 LAST_WORDS = 1.0
 """Seconds that a stage which failed waits for the engine to hear of it. One told to stop has nothing to say."""
 
@@ -211,16 +207,9 @@ class Worker:
             return
         if (leaving := self._driver.leaving) is not None and (self._packed is None or self._packed[0] is not leaving):
             self._packed = leaving, self._frames(leaving)
-        if leaving is not None and until == due and self._spec.background and slept_until(until - REHEARSAL):
-            self._rehearse(leaving)
         if slept_until(until - LOOK_AHEAD):
             self._look()
         sleep_until(until)
-
-    def _rehearse(self, leaving: Outgoing) -> None:
-        """Send what is about to leave as it will, to be read as it will be: then both ends have it in their caches."""
-        assert isinstance(leaving.message, Batch | Result)
-        self._outbox(leaving).send(encode(Rehearsal(of=leaving.message), self._spec.session))
 
     def _look(self) -> None:
         """Take in what has come."""
@@ -252,8 +241,6 @@ class Worker:
             self._wired = self._heard = True
         elif isinstance(message, Heard):
             self._heard = True
-        elif isinstance(message, Rehearsal):
-            pass
         elif isinstance(message, Features):
             self._driver.on_message(message, frames[1] if message.nodes else None)
         else:

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from penstock.messages import (
     Message,
     Opened,
     Pick,
-    Rehearsal,
     Result,
     Rows,
     Sampling,
@@ -430,25 +428,3 @@ def test_an_engine_that_nobody_closed_ends_with_its_process(target: Path, draft:
         assert script.process.wait(timeout=30) == 0
         until(lambda: gone(facts["children"]))
         assert not Path(facts["sockets"]).exists()
-
-
-def test_emulated_stages_rehearse_what_they_send(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine sees the last stage's: what comes next, word for word, which changes nothing."""
-    heard: list[Message] = []
-    on_message = ProcessPipeline._on_message
-
-    def listen(self: ProcessPipeline, message: Message, frames: Sequence[bytes]) -> bool:
-        heard.append(message)
-        return on_message(self, message, frames)
-
-    monkeypatch.setattr(ProcessPipeline, "_on_message", listen)
-    with start(target) as llm:
-        (expected,) = llm.generate([PROMPT], GREEDY)
-    assert not any(isinstance(message, Rehearsal) for message in heard), "real stages have nothing to rehearse"
-    with start(target, 4, cluster="demo") as llm:
-        (output,) = llm.generate([PROMPT], GREEDY)
-    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
-    spoken = [message for message in heard if isinstance(message, Rehearsal | Result)]
-    pairs = [(one, other) for one, other in pairwise(spoken) if isinstance(one, Rehearsal)]
-    assert pairs
-    assert all(one.of == other for one, other in pairs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.cluster.timing import LinkTiming
-from penstock.messages import Batch, Cancel, Message, Ready, Rehearsal, Result, Rows, Span
+from penstock.messages import Batch, Cancel, Message, Ready, Rows, Span
 from penstock.pipeline.processes import StagePlan
 from penstock.pipeline.relay import priced, receiver
 
@@ -21,8 +21,6 @@ def passed(stages: int) -> Batch:
         (passed(1), 1),
         (passed(2), 2),
         (passed(3), None),
-        (Rehearsal(of=passed(1)), 1),
-        (Rehearsal(of=Result(stream=0)), None),
         (Ready(stage=2), 1),
         (Ready(stage=0), None),
         (Ready(stage=99), None),
