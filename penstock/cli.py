@@ -424,7 +424,7 @@ def serve(
             speculative_config=parse_speculative(speculation(model, draft_model, speculative_config, strategy)),
         )
         from penstock.server.command import run_serve
-        from penstock.server.listen import Listening
+        from penstock.server.http.listen import Listening
         from penstock.server.settings import ServerSettings
 
         settings = ServerSettings(

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 import penstock
 from penstock.core import PenstockError
-from penstock.server.protocol import error_responses
-from penstock.server.service import Service
+from penstock.server.openai.protocol import error_responses
+from penstock.server.openai.service import Service
 
 
 class ModelCard(BaseModel):

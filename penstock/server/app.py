@@ -8,17 +8,17 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import penstock
-from penstock.server import errors
 from penstock.server.about import about_router
-from penstock.server.auth import Auth
-from penstock.server.bodies import BodyLimits
-from penstock.server.chat import chat_router
-from penstock.server.completions import completion_router
-from penstock.server.logs import log_request
-from penstock.server.records import Records
-from penstock.server.service import Service
+from penstock.server.http import errors
+from penstock.server.http.auth import Auth
+from penstock.server.http.bodies import BodyLimits
+from penstock.server.http.logs import log_request
+from penstock.server.http.records import Records
+from penstock.server.openai.chat import chat_router
+from penstock.server.openai.completions import completion_router
+from penstock.server.openai.service import Service
+from penstock.server.openai.tokens import token_router
 from penstock.server.settings import ServerSettings
-from penstock.server.tokens import token_router
 
 if TYPE_CHECKING:
     from penstock.engine.async_llm import AsyncLLM
@@ -36,7 +36,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     for routes in (chat_router, completion_router, token_router, about_router):
         app.include_router(routes(service))
     if settings.web:
-        from penstock.server.live import router
+        from penstock.server.live.routes import router
 
         app.include_router(router(llm), include_in_schema=False)
     add_middleware(app, service)

@@ -18,8 +18,8 @@ from penstock.config import FieldError, check
 from penstock.engine.async_llm import AsyncLLM
 from penstock.generate import checked
 from penstock.server.app import make_app
-from penstock.server.listen import BACKLOG, Listening, Server
-from penstock.server.logs import LEVELS, configure_logs
+from penstock.server.http.listen import BACKLOG, Listening, Server
+from penstock.server.http.logs import LEVELS, configure_logs
 from penstock.server.settings import ServerSettings
 
 log = logging.getLogger("penstock.server")

@@ -16,7 +16,7 @@ from penstock import cli
 from penstock.config import FieldError, SpeculativeConfig
 from penstock.engine.options import EngineOptions
 from penstock.server import command
-from penstock.server.listen import Listening
+from penstock.server.http.listen import Listening
 from penstock.server.settings import ServerSettings
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.server.http.records import Record
 from penstock.server.metrics import ServerMetrics
-from penstock.server.records import Record
-from tests.unit.server.test_live import Engine
+from tests.unit.server.live.test_routes import Engine
 
 
 def test_methods_that_clients_make_up_are_one_series() -> None:

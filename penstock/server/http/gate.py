@@ -1,0 +1,62 @@
+"""Which requests are under way, and how the last of them end when the server is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from penstock.server.http.errors import ApiError, busy
+
+if TYPE_CHECKING:
+    from penstock.server.openai.generation import Generation
+
+log = logging.getLogger("penstock.server")
+
+LAST_WORDS: Final = 5.0
+"""Seconds for replies to leave once their requests have been ended."""
+
+
+class Gate:
+    """Counts generations in and out. Used on the event loop's thread, but for ``hurry``."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self._inside: set[Generation] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._hurried = asyncio.Event()
+
+    def enter(self, generation: Generation) -> None:
+        self._inside.add(generation)
+        self._empty.clear()
+
+    def leave(self, generation: Generation) -> None:
+        self._inside.discard(generation)
+        if not self._inside:
+            self._empty.set()
+
+    def check_open(self) -> None:
+        """Raise ApiError (503) once the server is being stopped."""
+        if self.draining:
+            raise stopping()
+
+    def hurry(self) -> None:
+        """Wait for no request any longer."""
+        self._hurried.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Let no request in, wait so long for those inside, then end each of them with an error."""
+        self.draining = True
+        log.info("draining", extra={"fields": {"requests": len(self._inside), "seconds": seconds}})
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, self._hurried)]
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for generation in list(self._inside):
+            generation.fail(stopping())
+        await asyncio.wait(waits[:1], timeout=LAST_WORDS)
+        for wait in waits:
+            wait.cancel()
+
+
+def stopping() -> ApiError:
+    return busy("the server is shutting down", "shutting_down")

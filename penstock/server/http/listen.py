@@ -1,0 +1,139 @@
+"""uvicorn over an application, with an end in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from penstock.config import FieldError, check, check_positive
+from penstock.server.http.connections import limited_protocol
+from penstock.server.openai.service import Service
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+LINGER: Final = 2
+"""Seconds for connections to close once no request is left."""
+BACKLOG: Final = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where to listen, and to how many. Raises FieldError naming the field."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free one."""
+    max_connections: int = 512
+    header_timeout: float = 10.0
+    """Seconds in which a request's head has to arrive."""
+    root_path: str = ""
+    """What a proxy takes off the front of every path."""
+    ssl_certfile: Path | None = None
+    """The certificate, with those that vouch for it behind it; without one the server speaks HTTP."""
+    ssl_keyfile: Path | None = None
+    """Its key, where that is not in the same file."""
+
+    def __post_init__(self) -> None:
+        root = self.root_path
+        known = not root or (root.startswith("/") and not root.endswith("/") and root.isascii())
+        check(known, "root_path", root, "empty, or begin with a slash and not end with one, for example '/llm'")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise FieldError("ssl_certfile", "is missing: name the certificate that ssl_keyfile is the key of")
+        check(0 <= self.port < 65536, "port", self.port, "between 0 and 65535")
+        check_positive(self, "max_connections", "header_timeout")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.ssl_certfile is None else "https"
+
+    def check_certificate(self) -> None:
+        """Raise FieldError unless uvicorn will be able to use certificate and key."""
+        if self.ssl_certfile is None:
+            return
+        try:
+            # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password="")
+        except OSError as error:
+            key = "the key in it" if self.ssl_keyfile is None else f"key {str(self.ssl_keyfile)!r}"
+            problem = f"is {str(self.ssl_certfile)!r}, which cannot be used with {key}: {error.strerror}"
+            raise FieldError("ssl_certfile", f"{problem}; both have to be PEM, the key without a password") from None
+
+    def bind(self) -> socket.socket:
+        """Take the port, not yet listening. Raises FieldError where that cannot be."""
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            # asyncio switches Nagle's delay off only where the socket says that it is TCP.
+            bound = socket.socket(family, kind, protocol)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except socket.gaierror as error:
+            raise FieldError("host", f"is {self.host!r}, which cannot be resolved: {error.strerror}") from None
+        except OSError as error:
+            problem = f"is {self.port}, which cannot be had on {self.host}: {error.strerror}; choose another"
+            raise FieldError("port", problem) from None
+        return bound
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but for its end: requests under way are waited for, and end with a reply in any case.
+
+    The first SIGTERM or SIGINT begins that, a second one ends the wait.
+    """
+
+    def __init__(self, app: FastAPI, listening: Listening) -> None:
+        protocol = limited_protocol(listening.max_connections, listening.header_timeout)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # a client could call itself another, in the log and in the queue
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=LINGER,
+                root_path=listening.root_path,
+                ssl_certfile=listening.ssl_certfile,
+                ssl_keyfile=listening.ssl_keyfile,
+            )
+        )
+        self._service: Service = app.state.service
+        self._events = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On a signal. uvicorn would raise it again in the end, before the stages have been stopped."""
+        if self.should_exit:
+            self._events.call_soon_threadsafe(self._service.gate.hurry)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """Take no more connections, drain, stop the engine, and then what uvicorn does."""
+        for server in self.servers:
+            server.close()
+        await self._service.gate.drain(self._service.settings.drain_timeout)
+        self._service.llm.close()  # also ends the live views
+        await super().shutdown(list(sockets or []))

@@ -1,0 +1,93 @@
+"""What is remembered of one HTTP request, for its line in the log and for the metrics."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.server.http.errors import ApiError, bad
+
+REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclass
+class Record:
+    """``route`` is the path's template, "other" where there is none. ``details`` go into the log as they are."""
+
+    request_id: str
+    method: str
+    path: str
+    client: str
+    status: int = 0
+    route: str = "other"
+    seconds: float = 0.0
+    error: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def note(self, error: ApiError) -> None:
+        """Keep an error's code and field, not its message: that may quote the request."""
+        self.error = " ".join(filter(None, (error.code or str(error.status_code), error.param)))
+
+
+def record_of(request: Request) -> Record:
+    record: Record = request.state.record
+    return record
+
+
+async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """A middleware's reply in place of the application's."""
+    scope["state"]["record"].note(error)
+    await error.response(scope, receive, send)
+
+
+class Records:
+    """ASGI middleware around all others: gives each request its record and, when it is over, tells who asks.
+
+    A client names its request by ``X-Request-Id``; the reply names it in any case.
+    """
+
+    def __init__(self, app: ASGIApp, tell: Sequence[Callable[[Record], None]]) -> None:
+        self._app = app
+        self._tell = tell
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        given = Headers(scope=scope).get("x-request-id")
+        known = given is None or REQUEST_ID.fullmatch(given)
+        client = scope.get("client")
+        record = Record(
+            given if given and known else uuid.uuid4().hex, scope["method"], scope["path"], client[0] if client else ""
+        )
+        scope.setdefault("state", {})["record"] = record
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            await send(message)
+
+        try:
+            if known:
+                await self._app(scope, receive, note)
+            else:
+                wanted = "has to be 1 to 128 visible ASCII characters; change it, or leave it out"
+                await refuse(bad("X-Request-Id", wanted), scope, receive, note)
+        except Exception:
+            record.status = 500
+            raise
+        finally:
+            record.seconds = time.monotonic() - began
+            record.route = getattr(scope.get("route"), "path", "other")
+            for told in self._tell:
+                told(record)

@@ -1,0 +1,187 @@
+"""The live view's memory: an observer that the engine's thread tells, and that the event loop's thread reads.
+
+While nobody watches it keeps the requests' timelines and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.core import FinishReason
+from penstock.engine.async_llm import PROBE_PRIORITY
+from penstock.engine.commit import Advance
+from penstock.engine.loop import Observer
+from penstock.messages import Batch, Result
+from penstock.requests.request import Request
+from penstock.server.live.batches import Flow, Flying, Passed
+from penstock.server.live.timelines import Timeline, Timelines
+from penstock.server.live.tree_view import Hits, Sketch, sketch
+
+REDRAW: Final = 0.05
+"""Seconds between two drawings of a tree: drawing is the only part that costs."""
+
+
+@dataclass(eq=False)
+class Watcher:
+    """One viewer: the requests whose trees it may read, by their numbers."""
+
+    own: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class View:
+    """What there is to see now. ``sketches``: the watched requests' trees and that of the one that has run longest."""
+
+    version: int
+    flying: list[Flying]
+    passed: list[Passed]
+    sketches: dict[int, Sketch]
+    timelines: list[Timeline]
+
+
+class Picture(Observer):
+    """A bounded picture of what the engine does. ``watch`` and ``view`` are for another thread than the engine's."""
+
+    def __init__(self, stages: int) -> None:
+        self._lock = threading.Lock()
+        self._timelines = Timelines()
+        self._flow = Flow(stages)
+        self._roots: dict[int, int] = {}
+        """By request the position of the last token that is certain."""
+        self._running: dict[int, Request] = {}
+        """Those with a tree, the one that has run longest first."""
+        self._hits: defaultdict[int, Hits] = defaultdict(Hits)
+        self._sketches: dict[int, Sketch] = {}
+        self._watchers: set[Watcher] = set()
+        self._version = 0
+        self._at = self._drawn_at = 0.0
+
+    # ------------------------------------------------------------------------------------- on another thread
+
+    @contextmanager
+    def watch(self) -> Iterator[Watcher]:
+        """Have batches and trees followed until the block is left."""
+        watcher = Watcher()
+        with self._lock:
+            self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            with self._lock:
+                self._watchers.discard(watcher)
+                if not self._watchers:
+                    self._flow.clear()
+                    self._hits.clear()
+                    self._sketches.clear()
+
+    @property
+    def watchers(self) -> int:
+        return len(self._watchers)
+
+    @property
+    def version(self) -> int:
+        """Another one whenever something has happened."""
+        return self._version
+
+    def own(self, watcher: Watcher, numbers: Iterable[int]) -> None:
+        """These requests are the watcher's."""
+        with self._lock:
+            self._version += not watcher.own.issuperset(numbers)
+            watcher.own.update(numbers)
+
+    def view(self, now: float) -> View:
+        """A copy of the picture at this moment of the engine's clock."""
+        with self._lock:
+            return View(
+                self._version,
+                self._flow.flying(now),
+                list(self._flow.passed),
+                dict(self._sketches),
+                self._timelines.newest(),
+            )
+
+    # ------------------------------------------------------------------------------------ on the engine's thread
+
+    def waits(self) -> None:
+        if not self._watchers:
+            return
+        with self._lock:
+            news = self._flow.settle()
+            if self._at - self._drawn_at >= REDRAW:
+                self._draw()
+                news = True
+            self._version += news
+
+    def queued(self, request: Request, at: float) -> None:
+        if request.priority == PROBE_PRIORITY:
+            return  # the server's own question whether a token can be had
+        with self._lock:
+            self._note(at)
+            self._roots[request.number] = len(request.prompt) - 1
+            self._timelines.queued(request.number, len(request.prompt), at)
+
+    def admitted(self, request: Request, at: float) -> None:
+        with self._lock:
+            self._note(at)
+            self._timelines.started(request.number, at)
+
+    def preempted(self, request: Request, at: float) -> None:
+        with self._lock:
+            self._note(at)
+            self._flow.gave_up(request.number)
+
+    def submitted(self, batch: Batch, at: float) -> None:
+        if self._watchers:
+            with self._lock:
+                self._note(at)
+                self._flow.submitted(batch, self._roots, at)
+
+    def arrived(self, result: Result, at: float) -> None:
+        if self._watchers:
+            with self._lock:
+                self._note(at)
+                self._flow.arrived(result)
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        with self._lock:
+            self._note(at)
+            if (line := self._timelines.get(request.number)) is None:
+                return
+            if line.first_token_at is None and request.produced:
+                line.first_token_at = at
+            line.tokens, line.cached = request.produced, request.cached
+            line.accepted, line.drafts = request.metrics.accepted, request.metrics.drafts
+            self._roots[request.number] = request.tree.root.position
+            self._running[request.number] = request
+            if self._watchers:
+                self._flow.advanced(done)
+                self._hits[request.number].advanced(done)
+
+    def finished(self, request: Request, reason: FinishReason, at: float) -> None:
+        with self._lock:
+            self._note(at)
+            self._timelines.ended(request.number, reason, at)
+            self._flow.gave_up(request.number)
+            for kept in (self._roots, self._running, self._hits, self._sketches):
+                kept.pop(request.number, None)
+
+    def _note(self, at: float) -> None:
+        self._version += 1
+        self._at = at
+
+    def _draw(self) -> None:
+        """The trees that somebody looks at. One that is computed anew after a preemption has none for now."""
+        self._drawn_at = self._at
+        wanted = {number for watcher in self._watchers for number in watcher.own}
+        wanted.update(list(self._running)[:1])
+        requests = [self._running[number] for number in wanted & self._running.keys()]
+        self._sketches = {
+            request.number: sketch(request, self._hits[request.number])
+            for request in requests
+            if not request.prefilling
+        }

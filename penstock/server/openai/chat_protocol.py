@@ -1,0 +1,202 @@
+"""The bodies of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from penstock.server.openai.protocol import FinishWord, GenerationFields, ListOf, Metrics, Reply, Usage, Wire
+
+NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+"""Of functions and schemas, as OpenAI allows it."""
+
+# ------------------------------------------------------------------------------------------------------------ request
+
+
+class TextPart(Wire):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Wire):
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+
+
+class ToolCall(Wire):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Wire):
+    """One turn. The fields that can only be null are those of OpenAI's own replies, so that one can be sent back."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | ListOf[TextPart] | None = None
+    name: str | None = None
+    tool_calls: ListOf[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def says_something(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("needs content, or tool_calls")
+        return self
+
+
+class FunctionDefinition(Wire):
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema. None takes no arguments."""
+    strict: bool | None = None
+    """Arguments always follow the schema where the call is forced by tool_choice, strict or not."""
+
+
+class Tool(Wire):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Wire):
+    name: str
+
+
+class NamedTool(Wire):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextFormat(Wire):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    type: Literal["json_object"]
+
+
+class JsonSchema(Wire):
+    name: str = Field(pattern=NAME)
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+    """The text follows the schema, strict or not."""
+
+
+class JsonSchemaFormat(Wire):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class ChatCompletionRequest(GenerationFields):
+    messages: ListOf[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """OpenAI's newer name of max_tokens."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: ListOf[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template (vLLM's), for example {"enable_thinking": false}."""
+
+
+# -------------------------------------------------------------------------------------------------------------- reply
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """Null where the token is a part of a character."""
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class FunctionReply(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCallReply(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: FunctionReply
+
+
+class MessageReply(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ToolCallReply] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: MessageReply
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishWord
+    stop_reason: int | str | None
+    """Which stop string or stop token ended it (vLLM's)."""
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Reply):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    metrics: Metrics
+    prompt_token_ids: list[int] | None = None
+
+
+class FunctionPart(BaseModel):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallPart(BaseModel):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionPart
+
+
+class MessagePart(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: MessagePart
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishWord | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(Reply):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    metrics: Metrics | None = None
+    prompt_token_ids: list[int] | None = None

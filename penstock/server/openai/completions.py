@@ -1,0 +1,48 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from penstock.server.http.errors import bad
+from penstock.server.openai.completion_protocol import Completion, CompletionRequest
+from penstock.server.openai.completion_writer import CompletionWriter
+from penstock.server.openai.params import completion_params
+from penstock.server.openai.prompts import Prompt, Prompts
+from penstock.server.openai.protocol import MOST_CHOICES, generation_responses
+from penstock.server.openai.reply import reply_of
+from penstock.server.openai.service import Service, named
+
+
+def completion_router(service: Service) -> APIRouter:
+    routes = APIRouter(tags=["generation"])
+
+    @routes.post("/v1/completions", response_model=Completion, responses=generation_responses("Completion"))
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text, or several."""
+        service.check_model(body.model)
+        with named(body):
+            prompts = await prompts_of(body, service.prompts)
+            defaults = service.defaults()
+            asked = [completion_params(body, defaults, service.prompts.room(prompt, "prompt")) for prompt in prompts]
+        with named(body, asked[0].names):
+            generation = await service.generate(request, body, prompts, asked)
+        writer = CompletionWriter(body, prompts, generation, service.model, service.prompts.tokenizer)
+        return await reply_of(request, generation, writer, body)
+
+    return routes
+
+
+async def prompts_of(body: CompletionRequest, prompts: Prompts) -> list[Prompt]:
+    """Raises RequestError for text that is not Unicode, ApiError for unknown token ids and too many choices."""
+    given, special = body.prompt, body.add_special_tokens is not False
+    if isinstance(given, list) and not isinstance(given[0], int) and len(given) * (body.n or 1) > MOST_CHOICES:
+        raise bad(
+            "n", f"is {body.n}, which makes more than {MOST_CHOICES} choices of {len(given)} prompts; ask for fewer"
+        )
+    if isinstance(given, str):
+        return [await prompts.of_text(given, special)]
+    if isinstance(given[0], int):
+        return [await prompts.of_ids(given)]
+    return [await (prompts.of_text(one, special) if isinstance(one, str) else prompts.of_ids(one)) for one in given]

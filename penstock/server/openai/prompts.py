@@ -1,0 +1,107 @@
+"""From a request's text or messages to token ids: on a thread of its own, since a long text takes a while."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.server.http.errors import bad
+from penstock.server.openai.chat_protocol import Message, Tool
+from penstock.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass
+class Prompt:
+    text: str
+    token_ids: list[int]
+
+
+class Prompts:
+    """Encodes prompts one after another; the tokenizer is not made for several threads at once."""
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self._thread = ThreadPoolExecutor(1, "penstock-prompts")
+
+    async def of_text(self, text: str, add_special_tokens: bool = True) -> Prompt:
+        """Raises RequestError for text that is not Unicode."""
+        return await self._aside(lambda: Prompt(text, self.tokenizer.encode(text, add_special_tokens)))
+
+    async def of_ids(self, ids: Sequence[int], field: str = "prompt") -> Prompt:
+        """Token ids with their text. Raises ApiError naming ``field`` for ids that the model does not have."""
+
+        def decode() -> Prompt:
+            last = len(self.tokenizer) - 1
+            for token in ids:
+                if not 0 <= token <= last:
+                    raise bad(field, f"holds {token}; the model's token ids are 0 to {last}")
+            return Prompt(self.tokenizer.decode(ids, skip_special_tokens=False), list(ids))
+
+        return await self._aside(decode)
+
+    async def names(self, ids: Sequence[int]) -> list[str]:
+        """Each token's text by itself."""
+        return await self._aside(lambda: [self.tokenizer.decode([one], skip_special_tokens=False) for one in ids])
+
+    async def of_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """Raises RequestError when the template refuses the messages, ApiError naming the field for all else."""
+        if self.tokenizer.tool_template is None:
+            problem = "need a chat template, and this model has none: give the server one with --chat-template"
+            raise bad("messages", f"{problem}, or use /v1/completions")
+        turns = [turn_of(f"messages[{number}]", message) for number, message in enumerate(messages)]
+        described = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
+
+        def encode() -> Prompt:
+            text = self.tokenizer.render(turns, True, tools=described, options=options)
+            return Prompt(text, self.tokenizer.encode(text, add_special_tokens=False))
+
+        return await self._aside(encode)
+
+    def room(self, prompt: Prompt, field: str) -> int:
+        """How many tokens may follow a prompt. Raises ApiError naming ``field`` if none may."""
+        room = self.max_model_len - len(prompt.token_ids)
+        if not prompt.token_ids:
+            raise bad(field, "holds no token; there has to be at least one")
+        if room < 1:
+            raise bad(
+                field,
+                f"is {len(prompt.token_ids)} tokens long; the model takes {self.max_model_len}, at least one of them "
+                "generated: shorten it",
+            )
+        return room
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def turn_of(where: str, message: Message) -> dict[str, Any]:
+    """A message as chat templates read it: content as one text, a call's arguments as an object."""
+    turn = message.model_dump(exclude_none=True)
+    content = message.content
+    turn["content"] = content if isinstance(content, str) else "".join(part.text for part in content or ())
+    for number, call in enumerate(message.tool_calls or ()):
+        field = f"{where}.tool_calls[{number}].function.arguments"
+        turn["tool_calls"][number]["function"]["arguments"] = arguments_of(field, call.function.arguments)
+    return turn
+
+
+def arguments_of(field: str, text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise bad(field, f"is not JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise bad(field, "has to be a JSON object")
+    return arguments

@@ -1,0 +1,218 @@
+"""The live view's picture beside the engine that it is of, in random histories and in small ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.core import FinishReason
+from penstock.engine.async_llm import PROBE_PRIORITY
+from penstock.engine.commit import Advance
+from penstock.engine.loop import EngineLoop, Observer
+from penstock.messages import Sampling
+from penstock.requests.request import Request
+from penstock.server.live.batches import CELLS, PASSED
+from penstock.server.live.state import Picture
+from penstock.server.live.timelines import RECENT, SHOWN
+from penstock.server.live.tree_view import DRAWN, Sketch
+from penstock.strategies.autoregressive import Autoregressive
+from penstock.tree import descendants
+from tests.histories import Collected, History
+
+
+class Preemptions(Observer):
+    """Who has been preempted: what is in flight of such a request is dead, also where others share its tokens."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+
+    def preempted(self, request: Request, at: float) -> None:
+        self.numbers.add(request.number)
+
+
+def watched(seed: int) -> tuple[History, Picture, Preemptions]:
+    history = History(random.Random(seed))
+    picture, preemptions = Picture(history.stages), Preemptions()
+    history.loop.observers += [picture, preemptions]
+    return history, picture, preemptions
+
+
+def start(history: History) -> None:
+    for request in history.requests:
+        history.loop.add(request)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_flies_is_what_the_engine_has_in_flight(seed: int) -> None:
+    history, picture, preemptions = watched(seed)
+    start(history)
+    with picture.watch():
+        while history.loop.busy:
+            history.loop.step()
+            check_flying(history.loop, picture, preemptions)
+        history.loop.drain()
+        history.loop.observers[0].waits()
+        view = picture.view(history.clock.now())
+        assert view.flying == []
+        assert view.sketches == {}
+
+
+def check_flying(loop: EngineLoop, picture: Picture, preemptions: Preemptions) -> None:
+    flying = picture.view(loop.clock.now()).flying
+    in_flight = loop.inflight._batches
+    assert [batch.stream for batch in flying] == list(in_flight)
+    stages = [batch.stage for batch in flying if batch.stage >= 0]
+    assert stages == sorted(set(stages), reverse=True), "one batch a stage, in order"
+    for batch, nodes in zip(flying, in_flight.values(), strict=True):
+        assert batch.rows == len(nodes)
+        for node, letter in zip(nodes[:CELLS], batch.cells, strict=True):
+            owner = loop._owner[node.id]
+            if owner.finished is not None:
+                assert letter == "d"
+            elif owner.number not in preemptions.numbers:
+                root = len(owner.text) - 1 if owner.prefilling else owner.tree.root.position
+                assert letter == ("d" if not node.alive else "c" if node.position <= root else "s")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_trees_are_drawn_as_they_are(seed: int) -> None:
+    drawn_and_checked(seed)
+
+
+def test_trees_are_drawn_at_all() -> None:
+    assert any(drawn_and_checked(seed) for seed in range(3))
+
+
+class Decoding(Observer):
+    """Which requests have trees to be drawn: those that have come to a token and not to their last."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Request] = {}
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        if done.finished is None:
+            self.requests[request.number] = request
+
+    def finished(self, request: Request, reason: FinishReason, at: float) -> None:
+        self.requests.pop(request.number, None)
+
+
+def drawn_and_checked(seed: int) -> int:
+    """How many of a history's drawings held more than a root. All are checked, and none may be left out."""
+    history, picture, _ = watched(seed)
+    decoding = Decoding()
+    history.loop.observers.append(decoding)
+    start(history)
+    seen = 0
+    with picture.watch() as watcher:
+        picture.own(watcher, [request.number for request in history.requests])
+        while history.loop.busy:
+            picture._drawn_at = -1.0  # draw in every step
+            picture.waits()
+            sketches = picture.view(history.clock.now()).sketches
+            assert sketches.keys() == {n for n, request in decoding.requests.items() if not request.prefilling}
+            for number, sketch in sketches.items():
+                check_sketch(sketch, history.loop.requests[number])
+                seen += bool(sketch.twigs)
+            history.loop.step()
+    return seen
+
+
+def check_sketch(sketch: Sketch, request: Request) -> None:
+    live = {node.id: node for node in descendants(request.tree.root)}
+    assert (sketch.root, sketch.size) == (request.tree.root.id, len(live) - 1)
+    assert len(sketch.twigs) == min(len(live) - 1, DRAWN)
+    drawn = {sketch.root}
+    for twig in sketch.twigs:
+        node = live[twig.node]
+        assert (twig.token, twig.depth) == (node.token, node.position - request.tree.root.position)
+        assert twig.parent in drawn, "parents come first"
+        drawn.add(twig.node)
+    path = [(node.id, node.token) for node in request.certain[-len(sketch.path) :]]
+    assert [(step.node, step.token) for step in sketch.path] == path
+    assert sketch.path[-1].node == sketch.root
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_that_passed_are_told_with_what_became_of_their_rows(seed: int) -> None:
+    history, picture, _ = watched(seed)
+    start(history)
+    entered: dict[int, int] = {}
+    told: dict[int, int] = {}
+    with picture.watch():
+        while history.loop.busy:
+            history.loop.step()
+            view = picture.view(history.clock.now())
+            entered |= {batch.stream: batch.rows for batch in view.flying}
+            for batch in view.passed:
+                told[batch.stream] = batch.certain + batch.speculated + batch.dead
+                assert [span.stage for span in batch.spans] == list(range(history.stages))
+            assert len(view.passed) <= PASSED
+    assert told
+    assert told.items() <= entered.items()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_request_has_its_timeline(seed: int) -> None:
+    history, picture, _ = watched(seed)
+    history.run()
+    lines = {line.number: line for line in picture.view(0.0).timelines}
+    assert lines.keys() == {request.number for request in history.requests}
+    for request in history.requests:
+        line, output = lines[request.number], request.output
+        assert isinstance(output, Collected)
+        assert [line.finish_reason] == output.reasons
+        assert (line.tokens, line.prompt_tokens) == (len(output.tokens), len(request.prompt))
+        assert (line.accepted, line.drafts) == (request.metrics.accepted, request.metrics.drafts)
+        moments = [line.queued_at, line.started_at, line.first_token_at, line.ended_at]
+        known = [moment for moment in moments if moment is not None]
+        assert known == sorted(known)
+        assert (line.first_token_at is not None) == bool(output.tokens)
+
+
+def test_while_nobody_watches_only_the_timelines_are_kept() -> None:
+    history, picture, _ = watched(3)
+    start(history)
+    while history.loop.busy:
+        history.loop.step()
+        view = picture.view(history.clock.now())
+        assert (view.flying, view.passed, view.sketches) == ([], [], {})
+    assert len(view.timelines) == len(history.requests)
+
+
+def test_a_watcher_may_come_and_go_in_the_middle() -> None:
+    """What had entered before it came is not its to see, and nothing of it is left when it has gone."""
+    history, picture, _ = watched(5)
+    start(history)
+    while history.loop.busy:
+        with picture.watch():
+            for _ in range(3):
+                if history.loop.busy:
+                    history.loop.step()
+        assert picture.view(history.clock.now()).passed == []
+    assert picture.watchers == 0
+
+
+def request(number: int, priority: int = 0) -> Request:
+    return Request(number, [1, 2], Sampling(), 4, frozenset(), Autoregressive(), Collected(), priority)
+
+
+def test_only_the_newest_requests_are_shown() -> None:
+    picture = Picture(stages=1)
+    for number in range(100):
+        picture.queued(request(number), at=number)
+        if number < 90:
+            picture.finished(request(number), FinishReason.ABORT, at=number + 0.5)
+    lines = picture.view(0.0).timelines
+    assert [line.number for line in lines] == list(range(99, 99 - 10 - RECENT, -1))
+    assert len(lines) <= SHOWN
+
+
+def test_the_servers_own_question_is_not_shown() -> None:
+    picture = Picture(stages=1)
+    probe = request(0, PROBE_PRIORITY)
+    picture.queued(probe, at=0.0)
+    picture.admitted(probe, at=0.0)
+    picture.finished(probe, FinishReason.LENGTH, at=1.0)
+    assert picture.view(1.0).timelines == []

@@ -1,0 +1,89 @@
+"""What would keep the event loop busy is done elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import Request
+
+from penstock.core import RequestError, SamplingParams, StructuredOutputsParams
+from penstock.server.openai.completion_protocol import CompletionRequest
+from penstock.server.openai.params import Asked
+from penstock.server.openai.prompts import Prompt, Prompts
+from penstock.server.openai.service import Service
+from penstock.server.settings import ServerSettings
+from tests.unit.server.live.test_routes import stats
+
+
+class Engine:
+    """Notes what it is asked, in order. A grammar is refused while it is prepared."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def prepare(self, params: SamplingParams) -> None:
+        self.asked.append("prepare")
+        if params.structured_outputs is not None:
+            raise RequestError("structured_outputs.regex: bad")
+
+    def submit(self, *_: Any, **__: Any) -> None:
+        self.asked.append("submit")
+        raise RequestError("enough")
+
+
+@pytest.mark.parametrize(("structure", "asked"), [(None, ["prepare", "submit"]), ("(", ["prepare"])])
+def test_a_grammar_is_compiled_before_the_request_is_submitted(structure: str | None, asked: list[str]) -> None:
+    given = None if structure is None else StructuredOutputsParams(regex=structure)
+    engine = Engine()
+    service: Any = SimpleNamespace(llm=engine, gate=SimpleNamespace(check_open=lambda: None))
+    record = SimpleNamespace(request_id="x", client="me")
+    request = Request({"type": "http", "headers": [], "state": {"record": record}})
+    begun = Service.generate(
+        service,
+        request,
+        CompletionRequest(prompt="a"),
+        [Prompt("a", [1])],
+        [Asked(SamplingParams(structured_outputs=given))],
+    )
+    with pytest.raises(RequestError):
+        asyncio.run(begun)
+    assert engine.asked == asked
+
+
+def test_a_chat_may_fill_what_the_slots_hold() -> None:
+    """Where that is less than the model takes: a request for more could never run."""
+    llm: Any = SimpleNamespace(
+        get_tokenizer=lambda: None, setup=SimpleNamespace(max_model_len=100, kv_slots=60), stats=lambda: stats()
+    )
+
+    async def room() -> int:
+        return Service(llm, ServerSettings()).prompts.room(Prompt("a", [1] * 20), "messages")
+
+    assert asyncio.run(room()) == 40
+
+
+class Tokenizer:
+    """Notes on which threads it works."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def __len__(self) -> int:
+        self.threads.add(threading.get_ident())
+        return 5
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        self.threads.add(threading.get_ident())
+        return str(ids)
+
+
+def test_tokens_become_text_on_another_thread() -> None:
+    tokenizer: Any = Tokenizer()
+    prompts = Prompts(tokenizer, 10)
+    assert asyncio.run(prompts.names([1, 2])) == ["[1]", "[2]"]
+    assert asyncio.run(prompts.of_ids([1, 2])).token_ids == [1, 2]
+    assert threading.get_ident() not in tokenizer.threads

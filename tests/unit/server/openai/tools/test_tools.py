@@ -1,0 +1,146 @@
+"""Tool calls: which templates state a format, and how calls are found in a text that comes in pieces."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from penstock.server.http.errors import ApiError
+from penstock.server.openai.chat_protocol import Tool
+from penstock.server.openai.prompts import arguments_of
+from penstock.server.openai.tools.choice import list_of_calls
+from penstock.server.openai.tools.formats import HERMES, LLAMA, MISTRAL, Call, calls_in, format_of
+from penstock.server.openai.tools.readers import ArgumentsReader, FormatReader, ListReader, Reader, Said
+
+QWEN = r"""{%- if tools %}{{- "<tools>" }}{{- "\n{\"name\": <function-name>, \"arguments\": <args-json-object>}
+within <tool_call></tool_call> XML tags" }}{%- endif %}"""
+QWEN_CODER = "{%- if tools %}<tool_call>\n<function=name>\n<parameter=a> arguments </tool_call>{%- endif %}"
+LLAMA_31 = """{%- if tools %}{{- 'Respond in the format
+{"name": function name, "parameters": dictionary of argument name and its value}.' }}
+{{- "<|python_tag|>" }}{%- endif %}"""
+NEMO = '{%- if tools %}{{- "[AVAILABLE_TOOLS][" }}{%- endif %}{{- "[TOOL_CALLS][" }}'
+NEWER_MISTRAL = NEMO + '{{- name + "[ARGS]" }}'
+
+
+@pytest.mark.parametrize(
+    ("template", "known"),
+    [
+        (QWEN, HERMES),
+        (LLAMA_31, LLAMA),
+        (NEMO, MISTRAL),
+        (QWEN_CODER, None),
+        (NEWER_MISTRAL, None),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", None),
+        (None, None),
+    ],
+)
+def test_the_template_states_the_format(template: str | None, known: Any) -> None:
+    assert format_of(template) is known
+
+
+def test_ids_are_as_the_templates_take_them() -> None:
+    assert len(MISTRAL.new_id()) == 9
+    assert HERMES.new_id().startswith("call_")
+    assert HERMES.new_id() != HERMES.new_id()
+
+
+def read(reader: Reader, text: str, seed: int) -> Said:
+    """Everything that ``reader`` says of ``text``, which comes in random pieces."""
+    dice, said, at = random.Random(seed), Said(), 0
+    while at < len(text):
+        size = dice.randint(1, 9)
+        piece = reader.push(text[at : at + size])
+        said = Said(said.content + piece.content, said.calls + piece.calls)
+        at += size
+    rest = reader.finish()
+    return Said(said.content + rest.content, said.calls + rest.calls)
+
+
+A = '{"name": "a", "arguments": {"x": 1}}'
+B = '{"name": "b", "arguments": {"y": "<tool_call>"}}'
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    ("format", "text", "content", "names"),
+    [
+        (HERMES, "hello < world <tool", "hello < world <tool", []),
+        (HERMES, f"Well.\n<tool_call>\n{A}\n</tool_call>\n<tool_call>{B}</tool_call>", "Well.\n", ["a", "b"]),
+        (HERMES, "<tool_call>no json</tool_call> then", "<tool_call>no json</tool_call> then", []),
+        (HERMES, f"<tool_call>\n{A[:20]}", f"<tool_call>\n{A[:20]}", []),
+        (HERMES, f"<tool_call>[1]</tool_call><tool_call>{A}</tool_call>", "<tool_call>[1]</tool_call>", ["a"]),
+        (LLAMA, '{"name": "a", "parameters": {"x": 1}}', "", ["a"]),
+        (LLAMA, f'<|python_tag|>{A}; {{"name": "b", "parameters": {{}}}}', "", ["a", "b"]),
+        (LLAMA, f"so: {A}", f"so: {A}", []),
+        (LLAMA, '{"neither": 1}', '{"neither": 1}', []),
+        (MISTRAL, f"[TOOL_CALLS] [{A}, {B}]", "", ["a", "b"]),
+        (MISTRAL, "[TOOL", "[TOOL", []),
+    ],
+)
+def test_calls_between_marks(format: Any, text: str, content: str, names: list[str], seed: int) -> None:
+    said = read(FormatReader(format), text, seed)
+    assert said.content == content
+    assert [call.name for call in said.calls] == names
+    assert all(isinstance(json.loads(call.arguments), dict) for call in said.calls)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_list_of_calls(seed: int) -> None:
+    text = ' [ {"name": "a", "parameters": {"x": 1}} , {"name": "b", "parameters": {}} ] '
+    said = read(ListReader(), text, seed)
+    assert said == Said("", [Call("a", '{"x": 1}'), Call("b", "{}")])
+    cut = read(ListReader(), '[{"name": "a", "parameters": {}}, {"name": "b", "par', seed)
+    assert cut == Said('{"name": "b", "par', [Call("a", "{}")])
+
+
+def test_a_call_is_passed_on_as_soon_as_it_is_complete() -> None:
+    reader = ListReader()
+    assert reader.push('[{"name": "a", "parameters": {}').calls == []
+    assert reader.push("}, ").calls == [Call("a", "{}")]
+    hermes = FormatReader(HERMES)
+    assert hermes.push("text <").content == "text "
+    assert hermes.push(f"tool_call>{A}</tool_cal").calls == []
+    assert [call.name for call in hermes.push("l>").calls] == ["a"]
+
+
+def test_the_named_functions_arguments_are_the_reply() -> None:
+    reader = ArgumentsReader("f")
+    assert reader.push('{"x"').calls == [Call("f", '{"x"')]
+    assert reader.push(": 1}").calls == [Call("", ": 1}")]
+    assert reader.finish() == Said()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"name": 1}', '{"name": "a", "arguments": 3}', "a", f"{A} and so"])
+def test_what_is_no_call(text: str) -> None:
+    assert calls_in(text) is None
+
+
+def tool(name: str, parameters: dict[str, Any] | None = None) -> Tool:
+    return Tool.model_validate({"type": "function", "function": {"name": name, "parameters": parameters}})
+
+
+def test_what_nests_too_deep_is_no_call() -> None:
+    """Python's own reader of JSON gives up at some depth, and not with a ValueError."""
+    deep = '{"name": ' + "[" * 100_000
+    assert calls_in(deep) is None
+    assert ListReader().push("[" + deep) == Said()
+    with pytest.raises(ApiError, match="x is not JSON"):
+        arguments_of("x", "[" * 100_000)
+
+
+def test_definitions_of_the_tools_schemas_move_to_the_root() -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    uses = {"type": "object", "properties": {"p": {"$ref": "#/$defs/Point"}}, "$defs": {"Point": point}}
+    schema = list_of_calls([tool("a", uses), tool("b", uses), tool("c")], single=True)
+    assert schema["$defs"] == {"Point": point}
+    assert schema["maxItems"] == 1
+    names = [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]]
+    assert names == ["a", "b", "c"]
+    assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
+    with pytest.raises(ApiError, match=r"tools\[0\]\.function\.parameters has \$defs \[1\]"):
+        list_of_calls([tool("a", {"$defs": [1]})], single=False)
+    with pytest.raises(ApiError, match=r"tools\[1\]\.function\.parameters"):
+        list_of_calls([tool("a", uses), tool("b", {**uses, "$defs": {"Point": {"type": "string"}}})], single=False)
