@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 SMALLEST: Final = 1 << 17
-PACKABLE: Final = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(nn.Module):
@@ -40,6 +39,14 @@ def pack_linears(module: nn.Module) -> None:
             pack_linears(child)
 
 
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes packed layers of this type on this processor; bfloat16 takes AVX512."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else dtype == torch.float32
+    return bool(supported)
+
+
 def weight_bytes(module: nn.Module) -> int:
     """Size of the weights under ``module``, packed or not, each counted once."""
     packed = sum(m.weight_bytes for m in module.modules() if isinstance(m, PackedLinear))
@@ -52,8 +59,6 @@ def _gains(module: nn.Module) -> bool:
     return (
         type(module) is nn.Linear
         and module.weight.device.type == "cpu"
-        and module.weight.dtype in PACKABLE
         and module.weight.numel() >= SMALLEST
-        and torch.backends.mkldnn.is_available()
-        and (module.weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        and can_pack(module.weight.dtype)
     )
