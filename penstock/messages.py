@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 
 from penstock.core import PenstockError
+from penstock.dtypes import DTYPE_BYTES
 
 PROTOCOL: Final = 1
 MAX_HEADER_BYTES: Final = 16 << 20
-DTYPE_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 NO_SLOT: Final = -1
 """The parent slot of a request's very first row."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.dtypes import DTYPE_BYTES
 from penstock.engine.build import tapped_layers
 from penstock.engine.options import Resolved
-from penstock.messages import DTYPE_BYTES
 
 
 def feature_bytes(setup: Resolved) -> list[float]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.cluster import Cluster, feature_links, load_cluster
 from penstock.config import LEARNED, FieldError, SpeculativeConfig, check, parse_speculative
 from penstock.core import ConfigError
+from penstock.dtypes import DTYPE_BYTES
 from penstock.requests.slots import speculative_slots
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DTYPES: Final = ("float32", "bfloat16", "float16")
 DEVICES: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 DEMO: Final = Path(__file__).parent.parent / "demo"
 DEMO_DRAFTERS: Final = DEMO / "drafters"
@@ -57,7 +57,7 @@ class EngineOptions:
     skip_tokenizer_init: bool = False
 
     def __post_init__(self) -> None:
-        check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
         positive = ("pipeline_parallel_size", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")

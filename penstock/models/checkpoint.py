@@ -15,7 +15,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from penstock.core import ConfigError
-from penstock.messages import DTYPE_BYTES
+from penstock.dtypes import DTYPE_BYTES
 from penstock.models.gate import Parts, check_supported
 
 INDEX_FILE: Final = "model.safetensors.index.json"

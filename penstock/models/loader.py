@@ -12,11 +12,11 @@ from torch import nn
 from transformers import logging as transformers_logging
 
 from penstock.core import ConfigError
+from penstock.dtypes import torch_dtype
 from penstock.models.attention import ATTENTION
 from penstock.models.checkpoint import Checkpoint, layer_of, open_shard, shards
 from penstock.models.gate import model_class
 
-DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
 
 
@@ -35,8 +35,7 @@ def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, devic
     """
     if not 0 <= first <= last <= checkpoint.num_layers:
         raise ConfigError(f"layers {first} to {last} of a model with {checkpoint.num_layers} layers")
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; it has to be one of {', '.join(DTYPES)}")
+    torch_format = torch_dtype(dtype)
     target = _checked_device(device)
     with contextlib.ExitStack() as files, quiet():
         state = _own_slices(checkpoint, first, last, files)
@@ -44,7 +43,7 @@ def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, devic
             None,
             config=checkpoint.config,
             state_dict=state,
-            dtype=DTYPES[dtype],
+            dtype=torch_format,
             attn_implementation=ATTENTION,
             ignore_mismatched_sizes=True,
             output_loading_info=True,

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from penstock.core import ConfigError
+from penstock.dtypes import torch_dtype
 from penstock.messages import Candidates, Pick, Sampling
 from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, folded_kernel, plain_kernel
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
-from penstock.models.loader import DTYPES, load_module
+from penstock.models.loader import load_module
 from penstock.models.packing import pack_linears, weight_bytes
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
 from penstock.models.rope import pin_rope
@@ -171,7 +172,7 @@ class StageModel:
         if hidden is None:
             inputs = {"input_ids": torch.from_numpy(view.tokens)[None].to(self.device)}
         else:
-            inputs = {"inputs_embeds": hidden[None].to(self.device, DTYPES[self.dtype])}
+            inputs = {"inputs_embeds": hidden[None].to(self.device, torch_dtype(self.dtype))}
         with attending(attend):
             output = self._base(**inputs, position_ids=positions_1N, use_cache=False)
         return output.last_hidden_state[0]
@@ -182,7 +183,7 @@ class StageModel:
         if self.first == self.last:
             return
         config, view = self.checkpoint.config, _one_row()
-        given = None if self.is_first else torch.full((1, self.hidden_size), 0.5, dtype=DTYPES[self.dtype])
+        given = None if self.is_first else torch.full((1, self.hidden_size), 0.5, dtype=torch_dtype(self.dtype))
         entered: list[Tensor] = []
         layer = getattr(self._base, self.checkpoint.parts.layers)[self.first]
         hook = layer.register_forward_pre_hook(lambda _, args: entered.extend(args[:1]))

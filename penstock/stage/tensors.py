@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
+from penstock.dtypes import torch_dtype
 from penstock.messages import Batch, Cancel, Features
 from penstock.stage.driver import Core, Processed
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def to_bytes(hidden_ND: Any) -> memoryview:
@@ -20,7 +19,7 @@ def to_bytes(hidden_ND: Any) -> memoryview:
 
 def from_bytes(frame: bytes, rows: int, width: int, dtype: str, device: str) -> Any:
     """The hidden states [rows, width] that ``frame`` holds; its size has been checked."""
-    return torch.frombuffer(bytearray(frame), dtype=DTYPES[dtype]).view(rows, width).to(device)
+    return torch.frombuffer(bytearray(frame), dtype=torch_dtype(dtype)).view(rows, width).to(device)
 
 
 class FramedCore:
@@ -44,7 +43,7 @@ class FramedCore:
         """What a stage of the target sends comes in that stage's type."""
         if states is not None:
             states = from_bytes(states, len(features.nodes), features.width, features.dtype, self._device)
-            states = states.to(DTYPES[self._dtype])
+            states = states.to(torch_dtype(self._dtype))
         self._core.take(features, states)
 
     def process(self, batch: Batch, hidden: Any) -> Processed:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from penstock.bench.record import view_of
 from penstock.core import ConfigError
-from penstock.messages import DTYPE_BYTES
+from penstock.dtypes import DTYPE_BYTES
 from penstock.models.checkpoint import INDEX_FILE, Checkpoint, shards
 from penstock.models.stage_model import load_stage
 from penstock.trainer.data import Corpus, Sample

@@ -17,6 +17,7 @@ BENCHMARKS = ROOT.parent / "benchmarks"
 
 LAYERS = [
     "core",
+    "dtypes",
     "config",
     "noise",
     "priority",
@@ -47,7 +48,7 @@ LAYERS = [
 
 HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
 MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler", "trainer")
-HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer", "recording"}
+HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer", "recording", "dtypes"}
 
 DECISIONS = ("core", "tree", "strategies", "requests", "stage.visibility", "stage.core", "stage.driver", "drafters")
 DECISIONS += tuple(f"engine.{name}" for name in ("inflight", "commit", "scheduler", "loop"))

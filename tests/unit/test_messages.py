@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.dtypes import DTYPE_BYTES
 from penstock.messages import (
-    DTYPE_BYTES,
     MAX_HEADER_BYTES,
     PROTOCOL,
     Alive,

@@ -8,9 +8,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from penstock.core import ConfigError
+from penstock.dtypes import torch_dtype
 from penstock.models.checkpoint import Checkpoint
-from penstock.models.loader import DTYPES, load_module
+from penstock.models.loader import load_module
 from penstock.models.speculators.base import SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle import Eagle
 from penstock.models.speculators.eagle3 import Eagle3
@@ -46,11 +46,10 @@ def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype:
 
     Raises ConfigError for a dtype that is unknown, or ids of tokens that the target does not have.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; it has to be one of {', '.join(DTYPES)}")
+    torch_format = torch_dtype(dtype)
     stored = read_tensors(checkpoint.tensors)
     vocabulary = DraftVocabulary(_target_ids(checkpoint, target, stored), target.vocab_size)
-    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in stored.items() if name not in MAPS}
+    weights = {name: tensor.to(torch_format) for name, tensor in stored.items() if name not in MAPS}
     if checkpoint.kind == "medusa":
         module: Module = _medusa(checkpoint, weights, vocabulary)
     else:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from penstock.core import ConfigError
+from penstock.dtypes import torch_dtype
 from penstock.messages import Candidates, Features, Pick, Sampling
 from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
-from penstock.models.loader import DTYPES
 from penstock.models.packing import weight_bytes
 from penstock.models.speculators.features import FeatureStore
 from penstock.stage.grammar import Grammars
@@ -30,7 +30,7 @@ class FeatureReader:
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
         self.module = module
         self.device = torch.device(device)
-        self.dtype = DTYPES[dtype]
+        self.dtype = torch_dtype(dtype)
         self.store = FeatureStore(reads, capacity, width, self.dtype, device)
         self._node_at = np.zeros(capacity, dtype=np.int64)
 

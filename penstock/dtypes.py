@@ -1,0 +1,19 @@
+"""The number formats of weights and hidden states, under the names that options, messages and checkpoints use."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock.core import ConfigError
+
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Each format that a model can compute in, with the size of one number."""
+
+
+def torch_dtype(name: str) -> Any:
+    """torch's own object for a format. Raises ConfigError for an unknown one."""
+    import torch
+
+    if name not in DTYPE_BYTES:
+        raise ConfigError(f"dtype is {name!r}; it has to be one of {', '.join(DTYPE_BYTES)}")
+    return getattr(torch, name)
