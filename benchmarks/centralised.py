@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 import virtual
+from relay import RelayHost, priced
 
 from penstock import LLM
 from penstock.bench.entries import PLAIN, Named, parse_entries
@@ -34,7 +35,6 @@ from penstock.pipeline.base import Host
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
 from penstock.pipeline.processes import Mailbox, StagePlan
-from penstock.pipeline.relay import priced
 from penstock.strategies.experience import Experience
 
 NAME, HOW = "centralised", "Measured, in virtual time and emulated, with the demo pair"
@@ -55,7 +55,7 @@ Samples = dict[str, dict[str, list[Sample]]]
 """By strategy and design, a sample per question."""
 
 
-class RelayingHost(InProcessHost):
+class RelayInProcessHost(InProcessHost):
     """Where time is virtual, nothing has to be relayed: what it would take is enough."""
 
     def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
@@ -75,9 +75,9 @@ def compared(case: str, sizes: virtual.Sizes) -> dict[str, Any]:
 @contextmanager
 def executors(named: list[Named], case: str) -> Iterator[Executors]:
     hosts: tuple[Host, Host] = (
-        (InProcessHost(VirtualClock()), RelayingHost(VirtualClock()))
+        (InProcessHost(VirtualClock()), RelayInProcessHost(VirtualClock()))
         if VIRTUAL in case
-        else (Mailbox(), Mailbox(relay=True))
+        else (Mailbox(), RelayHost())
     )
     options = {**CASES[case], "speculative_config": next(config for name, config in named if name != PLAIN)}
     with LLM(host=hosts[0], **options) as direct, LLM(host=hosts[1], **options) as relayed:

@@ -40,7 +40,6 @@ from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Outbox
 from penstock.pipeline.local import SCHEME
-from penstock.pipeline.relay import priced, receiver
 from penstock.pipeline.sockets import Sockets
 from penstock.pipeline.worker import StageSpec, TapSpec
 from penstock.stage.driver import Line
@@ -64,14 +63,12 @@ class Mailbox:
     """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
 
     ``transport`` is "ipc" or "tcp" (loopback). A frame that names no session of ours is refused and counted.
-    ``relay`` has every hop between stages pass through here: see relay.py.
     """
 
-    def __init__(self, transport: str = "ipc", *, relay: bool = False) -> None:
+    def __init__(self, transport: str = "ipc") -> None:
         self.sockets = Sockets()
         self.server: ForkServer = shared_fork_server()
         self.transport = transport
-        self.relay = relay
         self.refused = 0
         self._closed = False
         self._name = secrets.token_hex(4)
@@ -157,7 +154,7 @@ class Mailbox:
         self._on_exit.pop(session, None)
 
     def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
-        return ProcessPipeline(priced(plans) if self.relay else plans, self, name)
+        return ProcessPipeline(plans, self, name)
 
     def close(self) -> None:
         if self._closed:
@@ -302,10 +299,15 @@ class ProcessPipeline:
                 raise PipelineError(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
         addresses = [self.started[index].address for index in range(self.stages)]
         self._inboxes = [self._mailbox.sockets.connect(address) for address in addresses]
-        engine = self._mailbox.inbox.address
-        around = [engine, *([engine] * self.stages if self._mailbox.relay else addresses), engine]
         for index, inbox in enumerate(self._inboxes):
-            inbox.send(encode(Wire(upstream=around[index], downstream=around[index + 2]), self._session))
+            upstream, downstream = self._neighbours(index)
+            inbox.send(encode(Wire(upstream=upstream, downstream=downstream), self._session))
+
+    def _neighbours(self, index: int) -> tuple[str, str]:
+        """Addresses of whoever is before a stage and after it: the engine is at both ends."""
+        engine = self._mailbox.inbox.address
+        around = [engine, *(self.started[stage].address for stage in range(self.stages)), engine]
+        return around[index], around[index + 2]
 
     def _spec(self, index: int, plan: StagePlan) -> StageSpec:
         return StageSpec(
@@ -332,9 +334,6 @@ class ProcessPipeline:
         )
 
     def _on_message(self, message: Message, frames: Sequence[bytes]) -> bool:
-        if self._mailbox.relay and (stage := receiver(message, self.stages)) is not None:
-            self._inboxes[stage].send(*frames)
-            return False
         if isinstance(message, Alive) and 0 <= message.stage < len(self._inboxes):
             self._hear(message.stage)
             self._inboxes[message.stage].send(encode(Heard(), self._session))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import relay
+from relay import RelayHost, receiver
 
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.messages import Batch, Message, Ready, Span
-from penstock.pipeline import processes
-from penstock.pipeline.processes import Mailbox
-from penstock.pipeline.relay import receiver
 from tests.integration.test_processes import batch, pipeline_of, start
 
 pytestmark = pytest.mark.processes
@@ -42,9 +41,9 @@ def test_relayed_hops_give_the_tokens_of_plain_decoding(
             passed.append((type(message), stage))
         return stage
 
-    monkeypatch.setattr(processes, "receiver", watched)
+    monkeypatch.setattr(relay, "receiver", watched)
     speculation = {"method": "draft_model", "model": str(draft), "strategy": strategy} if strategy else None
-    with start(target, STAGES, host=Mailbox(relay=True), speculative_config=speculation) as llm:
+    with start(target, STAGES, host=RelayHost(), speculative_config=speculation) as llm:
         assert tokens(llm) == expected
         llm.loop.drain()
         batches = llm.loop.feed.next_stream
@@ -54,7 +53,7 @@ def test_relayed_hops_give_the_tokens_of_plain_decoding(
 
 
 def test_a_batch_past_the_last_stage_ends_the_pipeline(target: Path) -> None:
-    with start(target, 2, host=Mailbox(relay=True)) as llm:
+    with start(target, 2, host=RelayHost()) as llm:
         pipeline = pipeline_of(llm)
         assert pipeline._on_message(batch(0, spans=[span(0), span(1)]), [])
         with pytest.raises(PipelineError, match="unexpected Batch"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from relay import priced, receiver
 
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Cancel, Message, Ready, Rows, Span
 from penstock.pipeline.processes import StagePlan
-from penstock.pipeline.relay import priced, receiver
 
 
 def passed(stages: int) -> Batch:

@@ -3,22 +3,39 @@
       engine --batch--> stage 0 --batch--> engine --batch--> stage 1 --batch--> engine ...
              <-ready---         <-ready---        <-ready---         <-ready---
 
-Only benchmarks ask for it, to show what direct links between the stages buy. A stage knows nothing of it: both its
-neighbours have the engine's address. A message goes on as the bytes that came; only its header is read. What stages
-send aside to a drafter stays direct.
+It shows what direct links between the stages buy. A stage knows nothing of it: both its neighbours have the engine's
+address. A message goes on as the bytes that came; only its header is read. What stages send aside to a drafter stays
+direct.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Message, Ready
+from penstock.pipeline.processes import Mailbox, ProcessPipeline, StagePlan
 
-if TYPE_CHECKING:
-    from penstock.pipeline.processes import StagePlan
+
+class RelayHost(Mailbox):
+    """Stages in processes, as ever; every hop between two of them passes through the engine's."""
+
+    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> RelayPipeline:
+        return RelayPipeline(priced(plans), self, name)
+
+
+class RelayPipeline(ProcessPipeline):
+    def _neighbours(self, index: int) -> tuple[str, str]:
+        engine = self._mailbox.inbox.address
+        return engine, engine
+
+    def _on_message(self, message: Message, frames: Sequence[bytes]) -> bool:
+        stage = receiver(message, self.stages)
+        if stage is None:
+            return super()._on_message(message, frames)
+        self._inboxes[stage].send(*frames)
+        return False
 
 
 def receiver(message: Message, stages: int) -> int | None:
@@ -33,7 +50,7 @@ def receiver(message: Message, stages: int) -> int | None:
 
 
 def priced(plans: Sequence[StagePlan]) -> list[StagePlan]:
-    """Emulation: a hop between two stages takes the time of two, one to the engine and one from it."""
+    """The plans with modelled links: a hop between two stages takes the time of two, to the engine and from it."""
     last = len(plans) - 1
     return [
         replace(
