@@ -21,7 +21,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 figures: $(VENV)/.installed-dev
-	$(BIN)/python benchmarks/figures.py
+	$(BIN)/python -m benchmarks.figures
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Penstock needs Python 3.11 or newer; set PYTHON=" if sys.version_info < (3, 11) else 0)'

@@ -1,4 +1,4 @@
-"""Draws the figures of the README and the docs from real runs: ``python benchmarks/figures.py`` (half a minute).
+"""Draws the figures of the README and the docs from real runs: ``python -m benchmarks.figures`` (half a minute).
 
 docs/pipeline.png: what every stage of the emulated cluster ``demo`` does over two and a half seconds, decoding plainly
 and with PipeDec.
@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from penstock import LLM, SamplingParams
-from penstock.bench.command import DEFAULT_PROMPTS
-from penstock.bench.meter import Meter
+from penstock.bench.measure.command import DEFAULT_PROMPTS
+from penstock.bench.measure.meter import Meter
+from penstock.bench.measure.timeline import Timeline, timeline_of
 from penstock.bench.plots import draw_timeline
 from penstock.bench.prompts import read_prompts
-from penstock.bench.timeline import Timeline, timeline_of
 from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput
 

@@ -1,8 +1,8 @@
 """Writes docs/results.md from the figures in benchmarks/measured.
 
-    python benchmarks/results.py                        # only writes the page
-    python benchmarks/results.py --measure NAME ...     # measures these sections anew first
-    python benchmarks/results.py --list                 # their names
+    python -m benchmarks.results                        # only writes the page
+    python -m benchmarks.results --measure NAME ...     # measures these sections anew first
+    python -m benchmarks.results --list                 # their names
 
 A section is a pair of functions in benchmarks/sections: one takes the figures, which are stored with their commands,
 day and versions, the other turns them into Markdown. Simulations draw on recordings of the demo pair, which are made
@@ -16,14 +16,13 @@ import re
 import sys
 from collections.abc import Sequence
 
-from sections import comparisons, engine, flowspec, pipedec, pipedec_processes, serving, spd, vllm
-from sections.base import ROOT, Section, page_part, path_of, store, stored
-from sections.simulations import recording_commands
-
+from benchmarks.sections import comparisons, engine, flowspec, pipedec, pipedec_processes, serving, spd, vllm
+from benchmarks.sections.base import ROOT, Section, page_part, path_of, store, stored
+from benchmarks.shared.simulations import recording_commands
 from penstock.config import nearest
 from penstock.core import ConfigError
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE, SCRIPTS = ROOT / "docs" / "results.md", ROOT / "benchmarks"
 ORDER = (
     *("exactness", "overhead", "decisions", "demo"),
     *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "same_texts"),
@@ -48,7 +47,7 @@ SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for 
 
 HEAD = """# Results
 
-*Written by `python benchmarks/results.py` from [benchmarks/measured](../benchmarks/measured); do not edit.*
+*Written by `python -m benchmarks.results` from [benchmarks/measured](../benchmarks/measured); do not edit.*
 
 No figure here comes from the GPUs or boards that it speaks of: we do not have them. Every section says what it is:
 
@@ -97,12 +96,18 @@ def measure(names: Sequence[str]) -> None:
             raise ConfigError(f"--measure: {name!r} is no section; {nearest(name, SECTIONS)}")
         if SECTIONS[name].take is None:
             if name not in shown():
-                raise ConfigError(f"--measure: {name} is not measured from here but by benchmarks/{name}.py")
+                raise ConfigError(f"--measure: {name} is not measured from here but by {script_of(name)}")
             commands = "\n".join(stored(name).commands)
             raise ConfigError(f"--measure: {name} is not measured from here but by:\n{commands}")
     for name in names:
         if (take := SECTIONS[name].take) is not None:
             store(name, SECTIONS[name].how, take())
+
+
+def script_of(name: str) -> str:
+    """The command of the script that measures a section part by part."""
+    found = next(path for path in sorted(SCRIPTS.glob(f"*/{name}.py")) if path.parent.name != "sections")
+    return f"python -m benchmarks.{found.parent.name}.{name}"
 
 
 def main(arguments: list[str]) -> None:

@@ -536,9 +536,9 @@ def bench(
         refuse_options(context)
         return
     with reported():
-        from penstock.bench.command import BenchOptions, run_bench
         from penstock.bench.entries import split_entries
         from penstock.bench.grid import parse_temperatures
+        from penstock.bench.measure.command import BenchOptions, run_bench
 
         names = split_entries(strategies)
         table = {} if set(names) == {"autoregressive"} else drafting(model, draft_model, speculative_config)
@@ -746,8 +746,8 @@ def simulate(
     """Compare strategies on modelled devices in virtual time: no model needed, thousands of tokens in seconds."""
     with reported():
         from penstock.bench.entries import split_entries
-        from penstock.bench.simulate import SimulateOptions, parse_accuracy, run_simulate
-        from penstock.bench.sweep import parse_sweep
+        from penstock.bench.simulate.command import SimulateOptions, parse_accuracy, run_simulate
+        from penstock.bench.simulate.sweep import parse_sweep
 
         options = SimulateOptions(
             clusters=tuple(cluster),
@@ -791,7 +791,7 @@ def acceptance(
 ) -> None:
     """How often Penstock's rule and the papers' accept one of k candidates, from recorded distributions."""
     with reported():
-        from penstock.bench.rules import run_acceptance
+        from penstock.bench.recordings.rules import run_acceptance
 
         run_acceptance(files, as_json, model=model, draft_model=draft_model)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.bench.record import row_of
+from penstock.bench.recordings.record import row_of
 from penstock.messages import Sampling
 from penstock.recording import FORMAT, SHAPES, Fingerprint, Header, Recording
 from penstock.stage.sampler import pick_one

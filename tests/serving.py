@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from served import PATIENCE, PENSTOCK, ServedProcess, served, until
+from benchmarks.shared.served import PATIENCE, PENSTOCK, ServedProcess, served, until
 
 __all__ = ["PATIENCE", "PENSTOCK", "ServedProcess", "http", "read_all", "served", "until"]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.speculators.formats import open_speculator
 from penstock.models.speculators.loader import load_speculator
-from penstock.trainer.batches import Batch
-from penstock.trainer.data import Corpus, Sample
+from penstock.trainer.data.batches import Batch
+from penstock.trainer.data.corpus import Corpus, Sample
 from penstock.trainer.options import TrainOptions
 from tests.speculators import Draft
 

@@ -92,7 +92,7 @@ def path_of(name: str) -> Path:
 
 
 def remedy(name: str) -> str:
-    return f"restore it from the repository, or run: python benchmarks/results.py --measure {name}"
+    return f"restore it from the repository, or run: python -m benchmarks.results --measure {name}"
 
 
 def versions() -> dict[str, str]:

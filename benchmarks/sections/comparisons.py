@@ -6,16 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import always_wrong
-import auto_against
-import parts
-import same_texts
-import virtual
-from sections.base import ROOT, Section, Taken, command_line, paragraphs, penstock, with_json_file, with_json_output
-from sections.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
-
-from penstock.bench.rules import LABELS as RULES
-from penstock.bench.tables import markdown
+from benchmarks.sections.base import (
+    ROOT,
+    Section,
+    Taken,
+    command_line,
+    paragraphs,
+    penstock,
+    with_json_file,
+    with_json_output,
+)
+from benchmarks.shared import virtual
+from benchmarks.shared.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
+from benchmarks.strategies import always_wrong, auto_against, parts, same_texts
+from penstock.bench.measure.tables import markdown
+from penstock.bench.recordings.rules import LABELS as RULES
 from penstock.cluster import load_cluster
 
 # ------------------------------------------------------------------------------------------------ acceptance, figure 3
@@ -96,7 +101,7 @@ def render_auto_against(figures: Any) -> str:
 
 def take_same_texts() -> Taken:
     (figures,) = same_texts.measured([str(ROOT / recording("T1"))]).values()
-    return ["python benchmarks/same_texts.py"], figures
+    return ["python -m benchmarks.strategies.same_texts"], figures
 
 
 def render_same_texts(figures: Any) -> str:
@@ -128,7 +133,7 @@ def interval(ratio: Sequence[float]) -> str:
 
 
 def take_always_wrong() -> Taken:
-    return ["python benchmarks/always_wrong.py"], always_wrong.measured()
+    return ["python -m benchmarks.strategies.always_wrong"], always_wrong.measured()
 
 
 def render_always_wrong(figures: Any) -> str:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import decisions
-import overhead
-import two_processes
-from sections.base import Section, Taken, command_line, paragraphs, penstock, prose, with_json_output
-
-from penstock.bench.tables import markdown
+from benchmarks.costs import decisions, overhead, two_processes
+from benchmarks.sections.base import Section, Taken, command_line, paragraphs, penstock, prose, with_json_output
+from penstock.bench.measure.tables import markdown
 
 
 def render_exactness(figures: Any) -> str:
@@ -18,7 +15,7 @@ def render_exactness(figures: Any) -> str:
 
 
 def take_overhead() -> Taken:
-    return ["python benchmarks/overhead.py"], overhead.measured()
+    return ["python -m benchmarks.costs.overhead"], overhead.measured()
 
 
 def render_overhead(figures: Any) -> str:
@@ -52,7 +49,7 @@ def take_decisions() -> Taken:
     runs = decisions.measured()
     started = time.perf_counter()
     penstock(SIMULATE)
-    return ["python benchmarks/decisions.py", command_line(SIMULATE)], {
+    return ["python -m benchmarks.costs.decisions", command_line(SIMULATE)], {
         "runs": runs,
         "simulate_seconds": time.perf_counter() - started,
     }
@@ -95,7 +92,7 @@ def render_demo(figures: Any) -> str:
 
 
 def take_two_processes() -> Taken:
-    return ["python benchmarks/two_processes.py"], two_processes.measured()
+    return ["python -m benchmarks.costs.two_processes"], two_processes.measured()
 
 
 def render_two_processes(figures: Any) -> str:

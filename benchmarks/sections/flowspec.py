@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import flowspec_eagle
-import virtual
-from sections.base import Section, Taken, paragraphs
-from sections.simulations import LABELS, Figures, find, simulated, source
-
-from penstock.bench.tables import markdown, times
+from benchmarks.papers import flowspec_eagle
+from benchmarks.sections.base import Section, Taken, paragraphs
+from benchmarks.shared import virtual
+from benchmarks.shared.simulations import LABELS, Figures, find, simulated, source
+from penstock.bench.measure.tables import markdown, times
 from penstock.cluster import load_cluster, stage_timings
 
 CLUSTERS = {"7B": "flowspec-7b", "13B": "flowspec-13b"}

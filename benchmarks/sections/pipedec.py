@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sections.base import Section, Taken, paragraphs
-from sections.simulations import (
+from benchmarks.sections.base import Section, Taken, paragraphs
+from benchmarks.shared.simulations import (
     LABELS,
     SAMPLINGS,
     Figures,
@@ -19,8 +19,7 @@ from sections.simulations import (
     simulated,
     source,
 )
-
-from penstock.bench.tables import markdown, times
+from penstock.bench.measure.tables import markdown, times
 from penstock.cluster import draft_timing, load_cluster
 from penstock.cluster.prices import llama
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pipedec_bound
-import pipedec_setting
-from sections.base import Section, Taken, paragraphs, with_json_file
-from sections.pipedec import CLUSTER, PLAIN, STATIC
-from sections.simulations import SAMPLING
 
-from penstock.bench.tables import markdown
+from benchmarks.papers import pipedec_bound, pipedec_setting
+from benchmarks.sections.base import Section, Taken, paragraphs, with_json_file
+from benchmarks.sections.pipedec import CLUSTER, PLAIN, STATIC
+from benchmarks.shared.simulations import SAMPLING
+from penstock.bench.measure.tables import markdown
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 
 
@@ -28,8 +27,8 @@ def take_emulated() -> Taken:
         "static_tree": {"tokens": static["tokens"], "speedup": static["wall_clock_speedup"], "time_scale": 1.0},
         "bound": bound(),
     }
-    bounds = "python benchmarks/pipedec_bound.py"
-    return [f"python benchmarks/pipedec_setting.py {prompts} {scale:g}", command, bounds], figures
+    bounds = "python -m benchmarks.papers.pipedec_bound"
+    return [f"python -m benchmarks.papers.pipedec_setting {prompts} {scale:g}", command, bounds], figures
 
 
 def bound() -> dict[str, float]:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import interference
-import serve_http
-import serving
-import soak
-from sections.base import Section, paragraphs
-
+from benchmarks.load import interference, serve_http, serving, soak
+from benchmarks.sections.base import Section, paragraphs
 from penstock.bench.entries import PLAIN
-from penstock.bench.tables import markdown
+from penstock.bench.measure.tables import markdown
 
 HEADINGS = ("cluster", "at once", "strategy", "tokens/s", "over plain (95%)", "latency, s", "per token, ms")
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import drafter_time
-import hop_floor
-import spd_correction
-import spd_overhead
-import spd_tables
-import virtual
-from sections.base import Section, Taken, paragraphs
-
-from penstock.bench.tables import bounds, markdown, times
+from benchmarks.costs import hop_floor, spd_overhead
+from benchmarks.papers import drafter_time, spd_correction, spd_tables
+from benchmarks.sections.base import Section, Taken, paragraphs
+from benchmarks.shared import virtual
+from penstock.bench.measure.tables import bounds, markdown, times
 
 CELLS = tuple(
     spd_tables.cell_key(temperature, width) for width in spd_tables.WIDTHS for temperature in spd_tables.TEMPERATURES
@@ -192,7 +188,7 @@ def render_overhead(figures: Any) -> str:
 
 
 def take_hop_floor() -> Taken:
-    return ["python benchmarks/hop_floor.py"], hop_floor.measured()
+    return ["python -m benchmarks.costs.hop_floor"], hop_floor.measured()
 
 
 def render_hop_floor(figures: Any) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import centralised
-import pp_eagle_table
-import virtual
-from sections.base import Section, paragraphs
-
+from benchmarks.papers import centralised, pp_eagle_table
+from benchmarks.sections.base import Section, paragraphs
+from benchmarks.shared import virtual
 from penstock.bench.entries import PLAIN
-from penstock.bench.tables import markdown
+from penstock.bench.measure.tables import markdown
 
 Columns = tuple[float | None, float | None, float, float]
 """AR, AL, TP and Lat."""

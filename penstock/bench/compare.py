@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.bench.intervals import CONFIDENCE, Ratio, paired_ratio
-from penstock.bench.tables import bounds
+from penstock.bench.measure.tables import bounds
 from penstock.config import FieldError, parse
 from penstock.core import ConfigError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.bench.entries import PLAIN, strategy_of
-from penstock.bench.timeline import Bar, Timeline
+from penstock.bench.measure.timeline import Bar, Timeline
 from penstock.config import STRATEGY_OPTIONS
 from penstock.core import ConfigError
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from penstock.bench.measure import StrategyRun, measure
+from penstock.bench.measure.comparison import StrategyRun, measure
 from penstock.bench.prompts import read_prompts
 from penstock.cluster import Cluster, load_cluster, stage_timings
 from penstock.config import SpeculativeConfig

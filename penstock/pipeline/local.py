@@ -2,7 +2,7 @@
 
 A message leaves with one call of the system, by the thread that sends it, and wakes the receiver and nobody else.
 ZeroMQ hands it to a thread of its own, whose counterpart hands it on at the other end: two more wake-ups, which take
-about as long as the rest of a hop (`benchmarks/hop_floor.py`, docs/results.md).
+about as long as the rest of a hop (`benchmarks/costs/hop_floor.py`, docs/results.md).
 
 On the wire a frame is its length, whether another one of the same message follows, and its bytes.
 """

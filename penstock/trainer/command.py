@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import nn
 
 from penstock.bench.plots import require_matplotlib
-from penstock.bench.simulate import check_drafters
+from penstock.bench.simulate.command import check_drafters
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import FieldError
 from penstock.core import ConfigError
@@ -28,18 +28,18 @@ from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.devices import check_device
 from penstock.models.speculators.loader import TargetHead
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.trainer.batches import Loader, epoch_steps, packed
-from penstock.trainer.cache import StateCache, Wanted, fill, identity, key_of
 from penstock.trainer.curves import draw
-from penstock.trainer.data import Corpus, Document, make_corpus, read_documents
+from penstock.trainer.data.batches import Loader, epoch_steps, packed
+from penstock.trainer.data.cache import StateCache, Wanted, fill, identity, key_of
+from penstock.trainer.data.corpus import Corpus, Document, make_corpus, read_documents
+from penstock.trainer.data.vocabulary import Vocabulary, choose
 from penstock.trainer.evaluate import Acceptance, estimated_speedup, evaluate
-from penstock.trainer.kind import Drafter, Kind, Start, with_usual
-from penstock.trainer.kinds import KINDS
+from penstock.trainer.kinds.base import Drafter, Kind, Start, with_usual
+from penstock.trainer.kinds.registry import KINDS
 from penstock.trainer.loop import Run, Step, train
 from penstock.trainer.options import BELONGS, TrainOptions
 from penstock.trainer.progress import Bar, progress, say
 from penstock.trainer.state import State, load_state
-from penstock.trainer.vocabulary import Vocabulary, choose
 
 HELD_OUT_TOKENS: Final = 1 << 14
 """Most tokens that each evaluation looks at."""
@@ -145,8 +145,8 @@ def read_corpus(setup: Setup) -> Corpus:
 
 def regenerated(setup: Setup, documents: Sequence[Document], tokenizer: Tokenizer) -> list[Document]:
     from penstock.engine.llm import LLM
-    from penstock.trainer.regenerate import key_of as answers_key
-    from penstock.trainer.regenerate import regenerate
+    from penstock.trainer.data.regenerate import key_of as answers_key
+    from penstock.trainer.data.regenerate import regenerate
 
     options = setup.options
     key = answers_key(documents, identity(setup.target), options.max_length, options.seed)

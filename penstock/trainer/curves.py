@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.bench.plots import Labels, Line, plot_lines
-from penstock.trainer.kind import Shown
+from penstock.trainer.kinds.base import Shown
 from penstock.trainer.state import Entry
 
 CANDIDATES: Final = (1, 4, 16)

@@ -14,8 +14,8 @@ from penstock.cluster import Cluster
 from penstock.config import SpeculativeConfig
 from penstock.simulator.run import simulate
 from penstock.simulator.script import profile_script
-from penstock.trainer.batches import Batch
-from penstock.trainer.kind import Trainee
+from penstock.trainer.data.batches import Batch
+from penstock.trainer.kinds.base import Trainee
 
 CANDIDATES: Final = 16
 CHAIN: Final = 7

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.trainer.batches import Loader
+from penstock.trainer.data.batches import Loader
 from penstock.trainer.evaluate import Acceptance
-from penstock.trainer.kind import Kind
+from penstock.trainer.kinds.base import Kind
 from penstock.trainer.state import Entry, State, save_state
 
 WARM_UP: Final = 100

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from penstock.trainer.curves import CANDIDATES
-from penstock.trainer.kind import Shown
+from penstock.trainer.kinds.base import Shown
 from penstock.trainer.state import Entry
 
 

@@ -143,7 +143,7 @@ def test_a_lost_stage_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bench_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.bench import command
+    from penstock.bench.measure import command
 
     seen: list[command.BenchOptions] = []
     monkeypatch.setattr(command, "run_bench", seen.append)
@@ -225,7 +225,7 @@ def test_a_wrong_address_is_refused(command: list[str]) -> None:
 
 
 def test_simulate_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.bench import simulate
+    from penstock.bench.simulate import command as simulate
 
     seen: list[simulate.SimulateOptions] = []
     monkeypatch.setattr(simulate, "run_simulate", seen.append)

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from penstock.bench.compare import compare, ratio_of, read_bench
 from penstock.bench.intervals import paired_ratio
-from penstock.bench.report import as_json
+from penstock.bench.measure.report import as_json
 from penstock.core import ConfigError
-from tests.unit.bench.runs import a_request, a_run
+from tests.unit.bench.measure.runs import a_request, a_run
 
 
 def write(path: Path, settings: dict[str, Any], **runs: list[float]) -> Path:

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from penstock.bench import plots
+from penstock.bench.measure.timeline import Bar, Timeline
 from penstock.bench.plots import (
     DPI,
     Labels,
@@ -19,7 +20,6 @@ from penstock.bench.plots import (
     plot_timelines,
     right_edge,
 )
-from penstock.bench.timeline import Bar, Timeline
 from tests.unit.bench.png import png_size
 
 NAN = float("nan")

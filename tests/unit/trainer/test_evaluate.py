@@ -9,7 +9,7 @@ import torch
 
 from penstock.cluster import load_cluster
 from penstock.models.checkpoint import Checkpoint
-from penstock.trainer.batches import Batch
+from penstock.trainer.data.batches import Batch
 from penstock.trainer.evaluate import estimated_speedup, evaluate
 from tests.training import random_batch
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config import FieldError
-from penstock.trainer import kinds, options
+from penstock.trainer import options
+from penstock.trainer.kinds import registry as kinds
 from penstock.trainer.options import TrainOptions, whole_numbers
 
 

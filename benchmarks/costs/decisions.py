@@ -1,0 +1,240 @@
+"""What deciding costs: the engine's loop and a stage's bookkeeping per step, without model, sockets or waiting.
+
+    python -m benchmarks.costs.decisions [STEPS]
+
+The loop runs over a belt that takes one batch of up to 64 rows a step and returns it 64 steps later, with a drafter
+that answers three times a step: about 2,000 drafted nodes live at once. Candidates follow a stated profile.
+
+A step of the engine is all that it does from one result to the next: take the result in, commit, prune, cancel, take
+drafts in, ask, choose rows, build the batch. A step of a stage is the batch's header and which slots each of its rows
+sees. The belt's and the drafter's own time is left out. Times are the thread's own on a core (``time.thread_time``), so
+that other programs do not count.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.core import FinishReason
+from penstock.engine.loop import EngineLoop
+from penstock.engine.scheduler import Scheduler
+from penstock.messages import Batch, Cancel, Pick, Result, Sampling, Span
+from penstock.requests.request import Request
+from penstock.requests.slots import SlotPool
+from penstock.simulator.drafter import ScriptedDrafter
+from penstock.simulator.script import Script, profile_script
+from penstock.stage.visibility import Visibility
+from penstock.strategies.auto import Auto
+from penstock.strategies.base import Strategy
+from penstock.strategies.continuous import Continuous
+from penstock.strategies.experience import Experience
+from penstock.strategies.flowspec import FlowSpec
+from penstock.strategies.pipedec import PipeDec
+
+STAGES, WIDTH, CHILDREN, PASSES = 64, 64, 16, 3
+RUNS = 3
+STEP = 0.010
+WARM_UP = 3 * STAGES
+ACCURACY = [0.97, 0.985, 0.99] + [0.99 + 0.01 * (i + 1) / 13 for i in range(13)]
+FLOWSPEC = {"stages": 19, "tree_size": 20 * WIDTH, "tree_depth": 8, "segment": WIDTH, "expansion_depth": 8}
+
+STRATEGIES: dict[str, Callable[[Experience], Strategy]] = {
+    "continuous": lambda experience: Continuous(experience, WIDTH, CHILDREN),
+    "auto": lambda experience: Auto(experience, WIDTH, CHILDREN),
+    "pipedec": lambda experience: PipeDec(STAGES, WIDTH, CHILDREN),
+    "flowspec": lambda experience: FlowSpec(children=CHILDREN, expand=True, score_order=True, **FLOWSPEC),
+}
+
+
+class Stopwatch:
+    """Seconds by part, of one step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def timed(self, part: str, owner: object, *methods: str) -> None:
+        """Count what these methods of one object take."""
+        for method in methods:
+            setattr(owner, method, self._counting(part, getattr(owner, method)))
+
+    def _counting(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            started = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[part] = self.seconds.get(part, 0.0) + time.thread_time() - started
+
+        return run
+
+    def take(self) -> dict[str, float]:
+        found, self.seconds = self.seconds, {}
+        return found
+
+
+class Moments:
+    """A clock that is moved from outside."""
+
+    def __init__(self) -> None:
+        self.moment = 0.0
+
+    def now(self) -> float:
+        return self.moment
+
+    def wait(self, until: float | None) -> None:
+        pass
+
+
+class Belt:
+    """Stands where the pipeline stands: a batch comes out ``STAGES`` steps after it went in, one a step."""
+
+    stages = STAGES
+    due = None
+
+    def __init__(self, script: Script) -> None:
+        self.ready = True
+        self.entering: Batch | None = None
+        self._script = script
+        self._places: deque[Batch | None] = deque([None] * STAGES)
+        self._out: list[Result] = []
+        self._dead: set[int] = set()
+
+    def move(self) -> None:
+        """One step on: the last place's batch comes out, the first place is free."""
+        self._places.appendleft(self.entering)
+        batch = self._places.pop()
+        self.entering, self.ready = None, True
+        if batch is not None:
+            self._out.append(self._result(batch))
+
+    def _result(self, batch: Batch) -> Result:
+        rows = batch.rows
+        picks = [
+            Pick(rows.nodes[row], self._script.after(0, rows.positions[row]))
+            for row in batch.wanted
+            if rows.nodes[row] not in self._dead
+        ]
+        took = 0.99 * STEP  # a hair less than a step, whatever the rounding
+        spans = [Span(i, i * STEP, i * STEP, i * STEP + took, took, took, len(rows)) for i in range(STAGES)]
+        return Result(stream=batch.stream, picks=picks, spans=spans)
+
+    def submit(self, batch: Batch) -> None:
+        self.entering, self.ready = batch, False
+
+    def cancel(self, message: Cancel) -> None:
+        self._dead.update(message.nodes)
+
+    def poll(self) -> list[Result]:
+        out, self._out = self._out, []
+        return out
+
+    def close(self) -> None:
+        pass
+
+
+class Deaf:
+    """An output that keeps nothing."""
+
+    def append(self, pick: Pick, at: float) -> FinishReason | None:
+        return None
+
+    def catch_up(self) -> None:
+        pass
+
+    def finish(self, reason: FinishReason, at: float) -> None:
+        pass
+
+
+class Run:
+    """One strategy's loop over the belt, and one stage's bookkeeping beside it."""
+
+    def __init__(self, make: Callable[[Experience], Strategy], steps: int) -> None:
+        script = profile_script(ACCURACY, 1, 3 * steps, seed=0, prompt=1)
+        pool = SlotPool(script.tokens + 1, 4 * WIDTH * STAGES)
+        self.belt, self.clock, self.watch = Belt(script), Moments(), Stopwatch()
+        drafter = ScriptedDrafter(script)
+        scheduler = Scheduler(pool, WIDTH, 1, script.tokens + 1)
+        self.loop = EngineLoop(self.belt, drafter, scheduler, self.clock)
+        self.request = Request(0, [0], Sampling(), script.tokens, frozenset(), make(self.loop.experience), Deaf())
+        self.loop.add(self.request)
+        self.visibility = Visibility(pool.total)
+        self.watch.timed("outside", self.belt, "submit", "cancel", "poll")
+        self.watch.timed("outside", drafter, "ask", "poll")
+        self.watch.timed("ask", self.request.strategy, "ask")
+        self.watch.timed("choose", self.request.strategy, "ready", "enter")
+        self.watch.timed("batch", self.loop.feed, "batch")
+        self.watch.timed("loop", self.loop, "step")
+        self.watch.timed("stage", self, "on_stage")
+
+    def step(self) -> dict[str, float]:
+        """One step of the belt. Seconds by part."""
+        self.belt.move()
+        for _ in range(PASSES):
+            self.loop.step()
+            self.clock.moment += STEP / PASSES
+        if self.belt.entering is not None:
+            self.on_stage(self.belt.entering)
+        found = self.watch.take()
+        found["engine"] = found.pop("loop") - found.pop("outside")
+        found["take in"] = found["engine"] - sum(found.get(part, 0.0) for part in ("ask", "choose", "batch"))
+        return found
+
+    def on_stage(self, batch: Batch) -> None:
+        self.visibility.apply_header(batch)
+        self.visibility.view(batch, batch.alive)
+
+
+PARTS = ("take in", "ask", "choose", "batch", "engine", "stage", "total")
+"""The last: the engine's and one stage's together."""
+
+
+def measured(steps: int = 500) -> list[dict[str, Any]]:
+    """By strategy the quickest of RUNS runs, all of which decide the same: a shared machine has slow moments."""
+    runs = [[figures_of(name, make, steps) for name, make in STRATEGIES.items()] for _ in range(RUNS)]
+    return [min(same, key=lambda run: run["ms"]["total"][0]) for same in zip(*runs, strict=True)]
+
+
+def figures_of(name: str, make: Callable[[Experience], Strategy], steps: int) -> dict[str, Any]:
+    """One run: live nodes, rows and tokens a step, means; milliseconds by part, median and 95th percentile."""
+    run = Run(make, WARM_UP + steps)
+    for _ in range(WARM_UP):
+        run.step()
+    times, live, rows, first = [], [], [], run.request.produced
+    for _ in range(steps):
+        live.append(run.request.tree.size)
+        found = run.step()
+        rows.append(0 if run.belt.entering is None else len(run.belt.entering.rows))
+        times.append([found.get(part, 0.0) for part in PARTS[:-1]])
+    table = 1e3 * np.array(times)
+    table = np.column_stack([table, table[:, -2:].sum(axis=1)])
+    spread = zip(np.median(table, axis=0).tolist(), np.percentile(table, 95, axis=0).tolist(), strict=True)
+    return {
+        "strategy": name,
+        "live": float(np.mean(live)),
+        "rows": float(np.mean(rows)),
+        "tokens": (run.request.produced - first) / steps,
+        "ms": dict(zip(PARTS, spread, strict=True)),
+    }
+
+
+def report(run: dict[str, Any]) -> str:
+    cells = "  ".join(f"{median:6.2f} {late:5.2f}" for median, late in run["ms"].values())
+    return f"{run['strategy']:11} {run['live']:6.0f} {run['rows']:5.0f} {run['tokens']:6.2f}  {cells}"
+
+
+def main() -> None:
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    print(f"milliseconds a step, quickest of {RUNS} runs: median and 95th percentile")
+    print(f"{'strategy':11} {'live':>6} {'rows':>5} {'tokens':>6}  " + "  ".join(f"{p:>12}" for p in PARTS))
+    for run in measured(steps):
+        print(report(run), flush=True)
+
+
+if __name__ == "__main__":
+    main()

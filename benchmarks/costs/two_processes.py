@@ -1,0 +1,67 @@
+"""No emulation: the demo pair as one stage process and as two, plain and speculating, on this host's cores.
+
+    python -m benchmarks.costs.two_processes
+
+Prints tokens per second as they come out, and ratios over the plain single stage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock import LLM, SamplingParams
+from penstock.bench.measure.command import DEFAULT_PROMPTS
+from penstock.bench.measure.comparison import StrategyRun, measure
+from penstock.bench.prompts import read_prompts
+from penstock.config import SpeculativeConfig
+
+PROMPTS = 4
+ROUNDS = 3
+
+
+def configs() -> list[tuple[str, SpeculativeConfig | None]]:
+    draft = {"method": "draft_model", "model": "demo"}
+    return [
+        ("autoregressive", None),
+        ("static_tree", SpeculativeConfig(**draft, strategy="static_tree", tree_size=12, tree_depth=4, children=4)),
+        ("pipedec", SpeculativeConfig(**draft, strategy="pipedec", width=4, children=4)),
+    ]
+
+
+def run_all(stages: int) -> list[StrategyRun]:
+    prompts = read_prompts(DEFAULT_PROMPTS, PROMPTS) * ROUNDS
+    params = [SamplingParams(temperature=1.0, seed=i % PROMPTS, max_tokens=64) for i in range(len(prompts))]
+    with LLM(
+        "demo", pipeline_parallel_size=stages, speculative_config=configs()[1][1], enable_prefix_caching=False
+    ) as llm:
+        return measure(llm, prompts, params, configs())
+
+
+def measured() -> list[dict[str, Any]]:
+    """Per number of stages and strategy; ratios over the plain single stage."""
+    runs = {stages: run_all(stages) for stages in (1, 2)}
+    reference = runs[1][0].tokens_per_second
+    return [
+        {
+            "stages": stages,
+            "strategy": run.strategy,
+            "tokens_per_second": run.tokens_per_second,
+            "ratio": run.tokens_per_second / reference,
+            "identical": run.identical_to_autoregressive,
+        }
+        for stages, some in runs.items()
+        for run in some
+    ]
+
+
+def main() -> None:
+    for run in measured():
+        same = "identical" if run["identical"] else "DIFFERENT"
+        print(
+            f"{run['stages']} stage{'s' * (run['stages'] > 1):1} {run['strategy']:15} "
+            f"{run['tokens_per_second']:7.1f} tokens/s {run['ratio']:5.2f}x  {same}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Many requests at once: throughput and latency by concurrency, of every strategy (PipeDec, Figure 8, and further).
+
+    python -m benchmarks.load.serving [SETS] [CLUSTER ...]
+
+Simulated: always so many requests at a time, the next one comes as one ends. Prompts and answers have lengths drawn
+between the bounds below, so that requests do not march in step; acceptance is the profile of auto_against.py. Counted
+is what lies between the moment at which every request of the first wave has been replaced and the last arrival: neither
+filling nor draining. Each of SETS sets of requests is served by every strategy; ratios over plain continuous batching
+are paired by set, with the 95% bounds of `penstock bench`.
+
+Each cluster is written to benchmarks/measured/serving.json as it finishes, and one that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.sections.base import kept_figures, store
+from benchmarks.strategies.auto_against import ACCURACY
+from penstock.bench.intervals import paired_ratio
+from penstock.cluster import load_cluster
+from penstock.config import SpeculativeConfig, Strategy, check
+from penstock.core import ConfigError
+from penstock.simulator.run import Timed, simulate, simulate_serving
+from penstock.simulator.script import Script, profile_script
+
+NAME, HOW = "serving", "Simulated, with the synthetic profile"
+CLUSTERS = ("flowspec-7b", "pipedec-14x3090")
+CONCURRENCY = (1, 2, 4, 8, 16, 32)
+STRATEGIES: tuple[Strategy, ...] = ("autoregressive", "static_tree", "pipedec", "auto")
+PROMPT, ANSWER = (8, 64), (30, 90)
+"""Fewest and most tokens."""
+SETS = 8
+
+
+def script_of(requests: int, seed: int) -> Script:
+    script, rng = profile_script(ACCURACY, requests, ANSWER[1], seed), random.Random(seed)
+    lengths = [rng.randint(*ANSWER) for _ in range(requests)]
+    return replace(
+        script,
+        prompts=tuple(rng.randint(*PROMPT) for _ in lengths),
+        picks=tuple(picks[:length] for picks, length in zip(script.picks, lengths, strict=True)),
+        drafts=tuple(drafts[:length] for drafts, length in zip(script.drafts, lengths, strict=True)),
+    )
+
+
+def config(strategy: Strategy) -> SpeculativeConfig | None:
+    if strategy == "autoregressive":
+        return None
+    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
+
+
+def served(cluster: str, strategy: Strategy, concurrency: int, seed: int) -> dict[str, Any]:
+    """Tokens per second, and per request what a token took after the first one and how long the first one did."""
+    requests = 3 * max(concurrency, 6)
+    runs = simulate_serving(load_cluster(cluster), script_of(requests, seed), config(strategy), concurrency)
+    first, last = runs[concurrency].queued, runs[-1].queued
+    tokens = sum(first < moment <= last for run in runs for moment in run.moments)
+    counted = runs[concurrency:]
+    return {
+        "throughput": tokens / (last - first),
+        "tpot": [per_token(run) for run in counted],
+        "ttft": [run.moments[0] - run.queued for run in counted],
+        "latency": [run.moments[-1] - run.queued for run in counted],
+    }
+
+
+def per_token(run: Timed) -> float:
+    return (run.moments[-1] - run.moments[0]) / (len(run.moments) - 1)
+
+
+def summary(strategy: Strategy, sets: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    ratio = paired_ratio([one["throughput"] / base["throughput"] for one, base in zip(sets, plain, strict=True)])
+    assert ratio is not None
+
+    def percentile(name: str, q: int) -> float:
+        return float(np.percentile([value for one in sets for value in one[name]], q))
+
+    return {
+        "strategy": strategy,
+        "throughput": float(np.mean([one["throughput"] for one in sets])),
+        "over_plain": [ratio.mean, ratio.low, ratio.high],
+        **{f"{name}_p{q}": percentile(name, q) for name in ("latency", "ttft", "tpot") for q in (50, 99)},
+    }
+
+
+def speedup_alone(cluster: str, sets: int) -> float:
+    """`auto` over plain decoding, one request after the other, as `penstock simulate` has it."""
+
+    def seconds(strategy: Strategy) -> float:
+        runs = [simulate(load_cluster(cluster), script_of(18, seed), config(strategy)) for seed in range(sets)]
+        return sum(one.seconds for run in runs for one in run)
+
+    return seconds("autoregressive") / seconds("auto")
+
+
+def compared(pool: ProcessPoolExecutor, cluster: str, sets: int) -> dict[str, Any]:
+    jobs = {
+        (concurrency, strategy): [pool.submit(served, cluster, strategy, concurrency, seed) for seed in range(sets)]
+        for concurrency in CONCURRENCY
+        for strategy in STRATEGIES
+    }
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for concurrency in CONCURRENCY:
+        found = {strategy: [job.result() for job in jobs[concurrency, strategy]] for strategy in STRATEGIES}
+        rows[str(concurrency)] = [summary(name, found[name], found["autoregressive"]) for name in STRATEGIES]
+        for row in rows[str(concurrency)]:
+            print(line(cluster, concurrency, row), flush=True)
+    return {
+        "stages": len(load_cluster(cluster).stages),
+        "sets": sets,
+        "alone": speedup_alone(cluster, sets),
+        "concurrency": rows,
+    }
+
+
+def line(cluster: str, concurrency: int, row: dict[str, Any]) -> str:
+    mean, low, high = row["over_plain"]
+    return (
+        f"{cluster:18} {concurrency:3} {row['strategy']:15} {row['throughput']:8.1f} tokens/s  {mean:5.2f}x "
+        f"({low:.2f} to {high:.2f})  latency {row['latency_p50']:.2f} / {row['latency_p99']:.2f} s"
+    )
+
+
+def main(sets: int, clusters: Sequence[str]) -> None:
+    check(sets >= 2, "SETS", sets, "at least 2: bounds need pairs")
+    with ProcessPoolExecutor(2) as pool:
+        for cluster in clusters:
+            if cluster in kept_figures(NAME):
+                continue
+            found = compared(pool, cluster, sets)
+            store(NAME, HOW, ([f"python -m benchmarks.load.serving {sets}"], {**kept_figures(NAME), cluster: found}))
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else SETS, sys.argv[2:] or CLUSTERS)
+    except ConfigError as error:
+        sys.exit(f"serving: error: {error}")

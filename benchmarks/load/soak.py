@@ -1,0 +1,97 @@
+"""Thousands of short requests on one server, with clients that leave, dawdle and send nonsense: what is left of them.
+
+    python -m benchmarks.load.soak [REQUESTS] [RATE]
+
+`penstock serve demo -pp 2` with a draft model, few KV slots, a short queue and the prefix cache, and RATE requests per
+second (10,000 at 12 by default): answers as one and as a stream, structured outputs, penalties, several choices, chats;
+slow readers, clients that leave before, amid and after the answer or in the middle of their own body, and bad requests
+of every kind. Every answer is compared, token ids and text, with what the request gives alone in a plain engine of one
+stage. After the first tenth, which is the warm-up, and in the end the server is left idle, and what it holds is
+compared: requests, slots, memory, processes, threads, descriptors. In the end it is told to stop.
+
+What was seen is written to benchmarks/measured/soak.json. The exit code is 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from benchmarks.load.soaking.cases import drawn_cases
+from benchmarks.load.soaking.resources import PROCESSES, slopes
+from benchmarks.load.soaking.run import FLAGS, Soak, Soaked
+from benchmarks.sections.base import store
+from benchmarks.shared.served import served
+from penstock.config import check
+from penstock.core import ConfigError
+
+NAME, HOW = "soak", "Measured, with the demo pair"
+REQUESTS, RATE = 10_000, 12.0
+CASES = 300
+POINTS = 40
+"""Of the memory's course that are stored."""
+COUNTERS = (
+    *("prompt_tokens", "prefix_cache_hits", "generation_tokens", "num_preemptions"),
+    *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "rows_entered", "rows_cancelled"),
+)
+
+
+def figures_of(found: Soaked, requests: int, rate: float) -> dict[str, Any]:
+    assert found.warm is not None
+    assert found.end is not None
+    step = max(1, len(found.samples) // POINTS)
+    return {
+        "requests": requests,
+        "rate": rate,
+        "cases": CASES,
+        "seconds": found.seconds,
+        "kinds": found.kinds,
+        "problems": found.problems,
+        "counters": {name: found.counters[f"penstock:{name}_total"] for name in COUNTERS},
+        "drain_seconds": found.drain_seconds,
+        "processes": PROCESSES,
+        "warm": vars(found.warm),
+        "end": vars(found.end),
+        "kib_per_1000_requests": slopes(found.samples[len(found.samples) // 2 :]),
+        "resident_mib": [[one.requests, *one.resident] for one in found.samples[::step]],
+    }
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+    warm, end = figures["warm"], figures["end"]
+    kinds = [f"{kind:16} {count:6}" for kind, count in figures["kinds"].items()]
+    counted = [f"{name:32} {count:9.0f}" for name, count in figures["counters"].items()]
+    memory = [
+        f"{name:16} {before:7.1f} MiB after the warm-up, {after:7.1f} in the end; {slope:+7.1f} KiB per 1,000 requests"
+        for name, before, after, slope in zip(
+            PROCESSES, warm["resident"], end["resident"], figures["kib_per_1000_requests"], strict=True
+        )
+    ]
+    others = [f"{name:16} {warm[name]} and {end[name]}" for name in ("threads", "descriptors")]
+    seconds = (
+        f"{figures['requests']} requests in {figures['seconds']:.0f} s; ended {figures['drain_seconds']:.1f} s after"
+    )
+    return [f"{seconds} SIGTERM", *kinds, *counted, *memory, *others]
+
+
+def main(requests: int, rate: float) -> int:
+    check(requests >= 100, "REQUESTS", requests, "at least 100")
+    check(rate > 0, "RATE", rate, "above 0")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    cases = drawn_cases(CASES, seed=0)
+    with served(*FLAGS) as server:
+        found = Soak(server, cases, requests, rate, warm=requests // 10).run()
+    figures = figures_of(found, requests, rate)
+    print(*lines(figures), *found.problems, sep="\n")
+    store(NAME, HOW, ([f"python -m benchmarks.load.soak {requests} {rate:g}"], figures))
+    return 1 if found.problems else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(
+            main(*(kind(text) for kind, text in zip((int, float), sys.argv[1:] or (REQUESTS, RATE), strict=False)))
+        )
+    except ConfigError as error:
+        sys.exit(f"{NAME}: error: {error}")

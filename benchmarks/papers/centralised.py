@@ -1,0 +1,140 @@
+"""Direct links between stages against a centralised executor, whose engine relays every hop.
+
+    python -m benchmarks.papers.centralised [--prompts 6] [--tokens 24]
+
+Plain decoding and `auto` over the demo pair: as four stage processes without emulation, on the four boards of the
+preset demo and on fourteen such boards, in virtual time and emulated in processes. One switch joins the boards, so that
+a hop by way of the engine takes the time of two. In virtual time nothing else counts; without emulation, nothing but
+what the relaying process costs. Both executors are up at once and take turns within every request. Each ratio is paired
+per request, with the 95% bounds of `penstock bench`. Without emulation a request is so short that each comes ROUNDS
+times.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from benchmarks.papers.relay import RelayHost, priced
+from benchmarks.shared import virtual
+from penstock import LLM
+from penstock.bench.entries import PLAIN, Named, parse_entries
+from penstock.bench.grid import Question
+from penstock.bench.intervals import paired_ratio
+from penstock.bench.measure.comparison import run_alone, run_one, same_tokens, short
+from penstock.bench.measure.sample import Sample
+from penstock.cluster import load_cluster
+from penstock.cluster.uniform import uniform_cluster
+from penstock.pipeline.base import Host
+from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
+from penstock.pipeline.processes import Mailbox, StagePlan
+from penstock.strategies.experience import Experience
+
+NAME, HOW = "centralised", "Measured, in virtual time and emulated, with the demo pair"
+DRAFTER = {"method": "draft_model", "model": "demo"}
+BOARDS: Final = {count: uniform_cluster(load_cluster("demo"), count) for count in (4, 14)}
+VIRTUAL: Final = "in virtual time"
+CASES: Final[Mapping[str, dict[str, Any]]] = {
+    "4 processes": {"pipeline_parallel_size": 4},
+    **{f"{count} boards, {VIRTUAL}": {"cluster": cluster} for count, cluster in BOARDS.items()},
+    **{f"{count} boards, emulated": {"cluster": cluster} for count, cluster in BOARDS.items()},
+}
+"""Engine options."""
+ROUNDS = 5
+
+Executors = Mapping[str, tuple[LLM, Mapping[str, Experience]]]
+"""By design an engine, and what each of its strategies has learned."""
+Samples = dict[str, dict[str, list[Sample]]]
+"""By strategy and design, a sample per question."""
+
+
+class RelayInProcessHost(InProcessHost):
+    """Where time is virtual, nothing has to be relayed: what it would take is enough."""
+
+    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
+        return super().pipeline(priced(plans), name)
+
+
+def compared(case: str, sizes: virtual.Sizes) -> dict[str, Any]:
+    """Per strategy: both times per token, and how many times longer a request takes where every hop is relayed."""
+    named = parse_entries((PLAIN, "auto"), DRAFTER)
+    torch.set_num_threads(1)
+    questions = virtual.asked(sizes, (0.0,)) * (1 if "cluster" in CASES[case] else ROUNDS)
+    with executors(named, case) as both:
+        samples = interleaved(both, named, questions)
+    return {"entries": {name: figures_of(by_design) for name, by_design in samples.items()}}
+
+
+@contextmanager
+def executors(named: list[Named], case: str) -> Iterator[Executors]:
+    hosts: tuple[Host, Host] = (
+        (InProcessHost(VirtualClock()), RelayInProcessHost(VirtualClock()))
+        if VIRTUAL in case
+        else (Mailbox(), RelayHost())
+    )
+    options = {**CASES[case], "speculative_config": next(config for name, config in named if name != PLAIN)}
+    with LLM(host=hosts[0], **options) as direct, LLM(host=hosts[1], **options) as relayed:
+        yield {
+            design: (llm, {name: Experience() for name, _ in named})
+            for design, llm in (("direct", direct), ("relayed", relayed))
+        }
+
+
+def interleaved(both: Executors, named: list[Named], questions: list[Question]) -> Samples:
+    """Every question through both executors, the one that begins changing; each strategy warms up with a short run."""
+    for name, config in named:
+        for llm, learned in both.values():
+            run_alone(llm, replace(questions[0], params=short(questions[0].params)), config, learned[name])
+    samples: Samples = {name: {design: [] for design in both} for name, _ in named}
+    for i, question in enumerate(questions):
+        for name, config in named:
+            for design in sorted(both, reverse=i % 2 == 1):
+                llm, learned = both[design]
+                samples[name][design].append(run_one(llm, question, config, learned[name])[0])
+    return samples
+
+
+def figures_of(samples: Mapping[str, list[Sample]]) -> dict[str, Any]:
+    pairs = list(zip(samples["direct"], samples["relayed"], strict=True))
+    ratio = paired_ratio([direct.speed / relayed.speed for direct, relayed in pairs if direct.speed and relayed.speed])
+    assert ratio is not None
+    late, modelled = (sum(one.overruns[k] for some in samples.values() for one in some) for k in (0, 1))
+    return {
+        **{f"{design}_ms": ms_per_token(some) for design, some in samples.items()},
+        "ratio": ratio.mean,
+        "low": ratio.low,
+        "high": ratio.high,
+        "pairs": ratio.pairs,
+        "overruns": late / modelled if modelled else 0.0,
+        "identical": all(same_tokens(one.output, other.output) for one, other in pairs),
+    }
+
+
+def ms_per_token(samples: list[Sample]) -> float:
+    return 1e3 * sum(sample.seconds for sample in samples) / sum(sample.tokens for sample in samples)
+
+
+def lines(case: str, row: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"{case:26} {name:15} {found['direct_ms']:8.2f} {found['relayed_ms']:8.2f} ms per token  "
+        f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f}), {found['pairs']} pairs, "
+        f"{found['overruns']:.1%} overruns" + ("" if found["identical"] else "  NOT IDENTICAL")
+        for name, found in row["entries"].items()
+    )
+
+
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    for case in CASES:
+        yield case, partial(compared, case, wanted.sizes)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Direct links between stages against a centralised executor.")
+    virtual.main(f"papers.{NAME}", parser, cases, lines, how=HOW, sizes=virtual.Sizes(prompts=6, tokens=24))

@@ -1,0 +1,115 @@
+"""Accepted tokens per millisecond of drafter time: the demo target's drafters beside its small draft model.
+
+    python -m benchmarks.papers.drafter_time --eagle3 DIR --medusa DIR --spd DIR --early-exit DIR \\
+        [--prompts 10] [--tokens 64]
+
+`pipedec` as a chain (W = 1) and with four branches of four children (W = 4) over the four stages of the preset spd-4,
+in virtual time; but what the drafter computes counts with the processor time that it takes here, its prompts included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.shared import virtual
+from penstock import LLM
+from penstock.config import parse_speculative
+from penstock.messages import Batch
+from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
+from penstock.pipeline.processes import StagePlan
+from penstock.stage.driver import Core
+
+NAME = "drafter_time"
+HOW = "Measured, the demo target's drafters on one core"
+METHODS = ("eagle", "eagle3", "medusa", "spd", "early_exit")
+CLUSTER = "spd-4"
+WIDTHS = (1, 4)
+
+
+class Stopwatch:
+    """A drafter's core that adds up what processor time its passes take."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.seconds = 0.0
+        self.passes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def process(self, batch: Batch, hidden: Any) -> Any:
+        started = time.thread_time()
+        found = self._core.process(batch, hidden)
+        self.seconds += time.thread_time() - started
+        self.passes += 1
+        return found
+
+
+class TimedHost(InProcessHost):
+    """Times every pipeline but the target's."""
+
+    def __init__(self) -> None:
+        super().__init__(VirtualClock())
+        self.watches: list[Stopwatch] = []
+
+    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
+        pipeline = super().pipeline(plans, name)
+        if name != "stage":
+            for driver in pipeline.drivers:
+                driver.core = watch = Stopwatch(driver.core)
+                self.watches.append(watch)
+        return pipeline
+
+
+def measured(drafter: Mapping[str, Any], sizes: virtual.Sizes) -> dict[str, Any]:
+    """By W and temperature."""
+    torch.set_num_threads(1)
+    return {"method": drafter["method"], "widths": {f"W={width}": timed(drafter, width, sizes) for width in WIDTHS}}
+
+
+def timed(drafter: Mapping[str, Any], width: int, sizes: virtual.Sizes) -> dict[str, Any]:
+    """By temperature: tokens accepted, the drafter's passes and their milliseconds."""
+    config = parse_speculative({**drafter, "strategy": "pipedec", "width": width, "children": width})
+    found, host = {}, TimedHost()
+    with LLM(host=host, cluster=CLUSTER, speculative_config=config, enable_prefix_caching=False) as llm:
+        (watch,) = host.watches
+        for temperature in (0.0, 1.0):
+            questions = virtual.asked(sizes, (temperature,))
+            llm.run([questions[0].prompt], [questions[0].params], config)  # the first passes of a process are slower
+            watch.seconds, watch.passes = 0.0, 0
+            outputs = [llm.run([one.prompt], [one.params], config)[0].outputs[0] for one in questions]
+            found[f"T={temperature:g}"] = {
+                "accepted": sum(output.metrics.accepted for output in outputs),
+                "passes": watch.passes,
+                "ms": 1e3 * watch.seconds,
+            }
+    return found
+
+
+def lines(key: str, row: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"{key:11} {width} {temperature}: {one['accepted'] / one['ms']:.2f} accepted tokens per ms, "
+        f"{one['ms'] / one['passes']:.2f} ms a pass, {one['accepted'] / one['passes']:.2f} tokens a pass"
+        for width, temperatures in row["widths"].items()
+        for temperature, one in temperatures.items()
+    )
+
+
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    drafters = {"draft_model": {"method": "draft_model", "model": "demo"}}
+    for method, folders in wanted.drafters.items():
+        drafters |= {f"{method} {virtual.as_stored(one)}": {"method": method, "model": one} for one in folders}
+    for key, drafter in drafters.items():
+        yield key, partial(measured, drafter, wanted.sizes)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Accepted tokens per millisecond of drafter time.")
+    virtual.main(f"papers.{NAME}", parser, cases, lines, METHODS, HOW)

@@ -1,0 +1,63 @@
+"""FlowSpec's Tables 1 and 2 with an EAGLE drafter, the paper's own kind, on its own clusters.
+
+    python -m benchmarks.papers.flowspec_eagle --eagle DIR [--prompts 10] [--tokens 64]
+
+The demo target on held-out code, in virtual time, on the presets flowspec-7b and flowspec-13b; the page has the
+strategies' ratios over naive PP beside those with the demo pair. Each cluster is written to
+benchmarks/measured/flowspec_eagle.json as it finishes, and is not run again if it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from benchmarks.sections import flowspec
+from benchmarks.shared import virtual
+from penstock.bench.measure.comparison import StrategyRun
+from penstock.cluster import load_cluster
+
+NAME = "flowspec_eagle"
+TEMPERATURES = {"T0": 0.0, "T1": 1.0}
+
+
+def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
+    """By temperature what ``sections.flowspec`` reads of every strategy."""
+    drafter, questions = {"method": "eagle", "model": folder}, virtual.asked(sizes, list(TEMPERATURES.values()))
+    runs = virtual.compared(load_cluster(cluster), drafter, flowspec.STRATEGIES, questions)
+    return {
+        name: [kept(run, cluster) for run in runs if run.temperature == temperature]
+        for name, temperature in TEMPERATURES.items()
+    }
+
+
+def kept(run: StrategyRun, cluster: str) -> dict[str, Any]:
+    return {
+        "cluster": cluster,
+        "strategy": run.strategy,
+        "ms_per_token": 1e3 / run.tokens_per_second,
+        "mean_acceptance_length": run.mean_acceptance_length,
+        "identical": run.identical_to_autoregressive,
+    }
+
+
+def lines(cluster: str, row: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"{cluster:12} {name}  {run['strategy']:52} {flowspec.ratio(row[name], run['strategy'], cluster)} naive PP"
+        + ("" if run["identical"] else "  NOT IDENTICAL")
+        for name in TEMPERATURES
+        for run in row[name]
+    )
+
+
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    folders = wanted.drafters["eagle"]
+    for cluster in flowspec.CLUSTERS.values() if folders else ():
+        yield cluster, partial(measured, folders[0], cluster, wanted.sizes)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="FlowSpec's tables with EAGLE, in virtual time.")
+    virtual.main(f"papers.{NAME}", parser, cases, lines, ["eagle"])

@@ -1,0 +1,79 @@
+"""PipeDec on its own cluster with the synthetic drafter, over enough tokens that the draw of misses evens out.
+
+    python -m benchmarks.papers.pipedec_setting [PROMPTS] [TIME_SCALE]
+
+`penstock bench` decodes every prompt plainly too, at 0.4 s a token here. This script learns the plain answers on
+stages without emulation, times plain decoding on one prompt only (its time per token hardly varies) and PipeDec on all.
+"""
+
+from __future__ import annotations
+
+import sys
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.strategies.auto_against import ACCURACY
+from penstock import LLM, SamplingParams
+from penstock.bench.measure.command import DEFAULT_PROMPTS
+from penstock.bench.measure.comparison import same_tokens
+from penstock.bench.prompts import read_prompts
+from penstock.cluster import load_cluster
+from penstock.config import SpeculativeConfig
+from penstock.core import RequestOutput
+
+PIPEDEC = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy="pipedec")
+TOKENS = 100
+
+
+def seconds_per_token(output: RequestOutput) -> float:
+    completion = output.outputs[0]
+    assert completion.seconds is not None
+    assert completion.first_token_seconds is not None
+    return (completion.seconds - completion.first_token_seconds) / (len(completion.token_ids) - 1)
+
+
+def measured(count: int, time_scale: float) -> dict[str, Any]:
+    """Unscaled seconds per token, and the speed-up with its 95% bounds."""
+    prompts = read_prompts(DEFAULT_PROMPTS, count)
+    params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(count)]
+    with LLM("demo", pipeline_parallel_size=2, speculative_config=PIPEDEC) as llm:
+        answers = llm.run(prompts, params, None)
+        known = llm.plain_answers
+    cluster = load_cluster("pipedec-14x3090", time_scale=time_scale)
+    with LLM("demo", cluster=cluster, speculative_config=PIPEDEC, enable_prefix_caching=False) as llm:
+        llm.plain_answers.update(known)
+        (plain,) = llm.run(prompts[:1], params[:1], None)
+        llm.loop.drain()
+        runs = []
+        for prompt, one in zip(prompts, params, strict=True):
+            runs += llm.run([prompt], [one], PIPEDEC)
+            llm.loop.drain()
+    times = [seconds_per_token(run) for run in runs]
+    spread = stdev(times) / len(times) ** 0.5
+    base = seconds_per_token(plain)
+    return {
+        "prompts": count,
+        "tokens": count * (TOKENS - 1),
+        "time_scale": time_scale,
+        "plain_seconds": base / time_scale,
+        "seconds": mean(times) / time_scale,
+        "standard_error": spread / time_scale,
+        "speedup": base / mean(times),
+        "low": base / (mean(times) + 2 * spread),
+        "high": base / (mean(times) - 2 * spread),
+        "identical": all(same_tokens(one, other) for one, other in zip(runs, answers, strict=True)),
+    }
+
+
+def main(count: int, time_scale: float) -> None:
+    found = measured(count, time_scale)
+    print(f"emulated, synthetic drafter; time scale {time_scale:g}; {count} prompts x {TOKENS} tokens")
+    print(f"plain   {1e3 * found['plain_seconds']:6.1f} ms per token")
+    error = 1e3 * found["standard_error"]
+    print(f"pipedec {1e3 * found['seconds']:6.1f} ms per token, standard error {error:.1f}")
+    bounds = f"{found['low']:.2f} to {found['high']:.2f}"
+    print(f"speed-up {found['speedup']:.2f}x (95%: {bounds}), identical: {found['identical']}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 12, float(sys.argv[2]) if len(sys.argv) > 2 else 1.0)

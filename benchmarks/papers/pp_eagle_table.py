@@ -1,0 +1,87 @@
+"""The shape of Table 2 of "Pipeline parallelism with speculative decoding based on vLLM" (Zhao and Tong).
+
+    python -m benchmarks.papers.pp_eagle_table --eagle DIR --eagle3 DIR [--prompts 10] [--tokens 64]
+
+One, two and four H100 of one server with Llama-3.1-8B in bf16 evenly over them: without a drafter, and with EAGLE-1
+and EAGLE-3 on the last stage's GPU (section 3.4), a chain of five tokens drafted and verified by turns, as vLLM does;
+beside it `auto`. T = 0 (Table 1). The GPUs are those of the preset two-servers, whose numbers come from that report.
+
+Real tokens of the demo target in virtual time, one request at a time: the report has a thousand at once for its
+throughput and four for its latency. It does not say how long its chains are; its AR and AL fit five.
+Each row is written to benchmarks/measured/pp_eagle_table.json as it finishes, and is not run again if it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from benchmarks.shared import virtual
+from penstock.bench.entries import PLAIN
+from penstock.bench.measure.comparison import StrategyRun
+from penstock.cluster import Cluster, load_cluster
+from penstock.cluster.prices import eagle, llama
+
+NAME = "pp_eagle_table"
+SIZES = (1, 2, 4)
+METHODS = ("eagle", "eagle3")
+CHAIN = "static_tree[tree_size=5,tree_depth=5,children=1]"
+ENTRIES = (PLAIN, CHAIN, "auto")
+LLAMA_8B = llama(layers=32, hidden=4096, intermediate=14336, key_value=1024, vocabulary=128256, bits=16)
+"""meta-llama/Llama-3.1-8B config.json."""
+
+
+def cluster(stages: int) -> Cluster:
+    """So many GPUs of the preset's first server. The last one drafts too; the engine runs beside it."""
+    names = [f"h100-{i + 1}" for i in range(stages)]
+    return load_cluster(
+        "two-servers",
+        name=f"h100-x{stages}",
+        description=f"{stages} H100 of one server, Llama-3.1-8B bf16",
+        as_model=asdict(LLAMA_8B),
+        draft_as_model=asdict(eagle(LLAMA_8B)),
+        devices=[{"name": name, "host": "server", "kind": "h100"} for name in names],
+        stages=[{"devices": [name], "layers": LLAMA_8B.layers // stages} for name in names],
+        drafter=names[-1],
+        engine=names[-1],
+    )
+
+
+def measured(method: str, folder: str, stages: int, sizes: virtual.Sizes) -> dict[str, Any]:
+    """The columns of every entry over so many stages."""
+    drafter = {"method": method, "model": folder}
+    runs = virtual.compared(cluster(stages), drafter, ENTRIES, virtual.asked(sizes, (0.0,)))
+    return {"method": method, "stages": stages, "entries": {run.strategy: columns(run) for run in runs}}
+
+
+def columns(run: StrategyRun) -> dict[str, Any]:
+    return {
+        "AR": run.draft_acceptance_rate,
+        "AL": run.mean_acceptance_length,
+        "TP": run.tokens_per_second,
+        "Lat": run.mean_e2el_ms / 1e3,
+        "identical": run.identical_to_autoregressive,
+    }
+
+
+def lines(key: str, row: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"{key:11}  {entry:52} "
+        f"AR {one['AR'] or 0:.4f}  AL {one['AL']:.4f}  TP {one['TP']:8.2f}  Lat {one['Lat']:.4f}"
+        + ("" if one["identical"] else "  NOT IDENTICAL")
+        for entry, one in row["entries"].items()
+    )
+
+
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    for method, folders in wanted.drafters.items():
+        for stages in SIZES if folders else ():
+            yield f"{method} pp={stages}", partial(measured, method, folders[0], stages, wanted.sizes)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="The vLLM report's Table 2 with the demo target, in virtual time.")
+    virtual.main(f"papers.{NAME}", parser, cases, lines, METHODS)

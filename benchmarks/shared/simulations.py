@@ -1,0 +1,98 @@
+"""Simulations for the page: recordings of the demo pair on held-out code, the synthetic profile, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.sections.base import ROOT, block, command_line, penstock, with_json_file
+from benchmarks.strategies.auto_against import ACCURACY
+from penstock.bench.intervals import Ratio, paired_ratio
+
+RECORDINGS = ROOT / "benchmarks" / "recordings"
+"""Git ignores it; what is missing is recorded when it is needed."""
+SAMPLING = {
+    "T0": ["--temperature", "0"],
+    "T0.6": ["--temperature", "0.6", "--top-p", "0.9", "--top-k", "80"],
+    "T1": ["--temperature", "1"],
+}
+"""Greedy; PipeDec's stochastic setting (section 4.3.3); plain sampling."""
+LABELS = {"T0": "T = 0", "T0.6": "T = 0.6, top-p 0.9, top-k 80", "T1": "T = 1", "profile": "synthetic profile"}
+SAMPLINGS = ("T0", "T0.6", "T1")
+MOST_TOKENS = 10_000
+"""More than a recording has: all of it is simulated."""
+KEPT = ("cluster", "strategy", "stages", "tokens", "ms_per_token", "speedup", "speedup_interval", "hit_rate")
+KEPT += ("mean_acceptance_length", "settings")
+
+Figures = Mapping[str, Any]
+"""One strategy on one cluster: KEPT of a ``SimulatedRun``, and ``seconds`` of each request."""
+
+
+def recording(name: str) -> str:
+    """The recording's path from the repository's folder, made where it is missing (about two minutes)."""
+    path = RECORDINGS / f"demo-{name}.safetensors"
+    if not path.exists():
+        RECORDINGS.mkdir(exist_ok=True)
+        penstock(recording_arguments(name))
+    return str(path.relative_to(ROOT))
+
+
+def recording_arguments(name: str) -> list[str]:
+    strategies = "autoregressive,static_tree[tree_size=8]"
+    texts = ["--num-prompts", "40", "--max-tokens", "64", *SAMPLING[name]]
+    path = (RECORDINGS / f"demo-{name}.safetensors").relative_to(ROOT)
+    return ["bench", "-pp", "1", "--strategies", strategies, *texts, "--record", str(path)]
+
+
+def recording_commands() -> str:
+    return block([command_line(recording_arguments(name)) for name in SAMPLINGS])
+
+
+def source(name: str, tokens: int = MOST_TOKENS) -> list[str]:
+    """Arguments: a recording, or ``profile``, with at most so many tokens."""
+    if name == "profile":
+        return ["--accuracy", ",".join(map(str, ACCURACY)), "--tokens", str(tokens)]
+    return ["--recording", recording(name), "--tokens", str(tokens)]
+
+
+def simulated(clusters: Sequence[str], strategies: Sequence[str], more: Sequence[str]) -> tuple[str, list[Figures]]:
+    """Run ``penstock simulate``. Its command line, and what each strategy did on each cluster, plain decoding first."""
+    named = [argument for cluster in clusters for argument in ("--cluster", cluster)]
+    command, content = with_json_file(["simulate", *named, "--strategies", ",".join(strategies), *more])
+    return command, [kept(run) for run in content["runs"]]
+
+
+def kept(run: Figures) -> Figures:
+    seconds = [round(request["seconds"], 4) for request in run["requests"]]
+    return {**{name: short(run[name]) for name in KEPT}, "seconds": seconds}
+
+
+def short(value: Any) -> Any:
+    """Five digits of a number are more than enough of it."""
+    if isinstance(value, list):
+        return [short(one) for one in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def find(runs: Sequence[Figures], strategy: str, cluster: str | None = None) -> Figures:
+    return next(run for run in runs if run["strategy"] == strategy and cluster in (None, run["cluster"]))
+
+
+def over(run: Figures, base: Figures) -> Ratio:
+    """How many times faster than ``base`` on the same requests, with bounds."""
+    ratio = paired_ratio([other / own for other, own in zip(base["seconds"], run["seconds"], strict=True)])
+    assert ratio is not None
+    return ratio
+
+
+def said(ratio: Ratio) -> str:
+    """``1.20x (1.10 to 1.31)``."""
+    return f"{ratio.mean:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}%"
+
+
+def ms(run: Figures) -> str:
+    return f"{run['ms_per_token']:.1f}"

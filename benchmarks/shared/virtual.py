@@ -1,0 +1,191 @@
+"""Real models under a virtual clock: every strategy and drafter over a modelled cluster, all in this process.
+
+    sizes = virtual.Sizes(prompts=10, tokens=64)
+    drafter = {"method": "eagle3", "model": "path/to/eagle3"}
+    runs = virtual.compared(load_cluster("spd-4"), drafter, ["pipedec", "auto"], virtual.asked(sizes))
+
+Stages, links, drafter and feature lines take their modelled times and nothing else does: the same tokens and the same
+times at every run, on a machine however slow. Tokens are the real models', drafts the real drafter's. What a whole run
+costs is what its arithmetic takes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.sections.base import ROOT, kept_figures, path_of, store, stored
+from penstock import LLM, SamplingParams
+from penstock.bench.entries import parse_entries
+from penstock.bench.grid import Question, questions_of
+from penstock.bench.intervals import Ratio, paired_ratio
+from penstock.bench.measure.command import DEFAULT_PROMPTS
+from penstock.bench.measure.comparison import StrategyRun, is_plain, measure_all
+from penstock.bench.prompts import read_prompt_sets
+from penstock.cluster import Cluster, load_cluster
+from penstock.core import ConfigError
+from penstock.engine.options import DEMO
+from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.inprocess import InProcessHost
+
+HOW = "In virtual time, with the demo target"
+TARGET = str(DEMO / "target")
+INSTANT = {"bandwidth_gbit_s": 1e9, "latency_ms": 0.0}
+FAST = 1e9
+"""Operations per second, in 1e12: a row costs nothing."""
+
+Case = tuple[str, Callable[[], dict[str, Any]]]
+"""A key of a section's figures, and what measures them."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is asked of every strategy: the first ``prompts`` of held-out code, ``tokens`` of each."""
+
+    prompts: int = 10
+    tokens: int = 64
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a script's command line asks for."""
+
+    sizes: Sizes
+    drafters: Mapping[str, Sequence[str]]
+    """By method, the folders that are there."""
+    options: argparse.Namespace
+
+
+def asked(sizes: Sizes, temperatures: Sequence[float] = (0.0, 1.0), top_k: int = 0) -> list[Question]:
+    params = SamplingParams(top_k=top_k, seed=0, max_tokens=sizes.tokens)
+    return questions_of(read_prompt_sets([DEFAULT_PROMPTS], sizes.prompts), temperatures, 1, params, 1)
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+
+
+def compared(
+    cluster: Cluster,
+    drafter: Mapping[str, Any],
+    entries: Sequence[str],
+    questions: Sequence[Question],
+    *,
+    processes: bool = False,
+    **options: Any,
+) -> list[StrategyRun]:
+    """What every entry did, plain decoding first, as ``penstock bench`` has it.
+
+    ``drafter`` is a ``speculative_config`` without a strategy; ``options`` are the engine's. With ``processes`` it all
+    takes place in them, emulated and with whatever they add, and not in virtual time.
+    """
+    torch.set_num_threads(1)
+    named = parse_entries(tuple(entries), drafter)
+    widest = max((config for _, config in named if not is_plain(config)), key=lambda config: config.most_rows)
+    host = None if processes else InProcessHost(VirtualClock())
+    with LLM(host=host, cluster=cluster, speculative_config=widest, enable_prefix_caching=False, **options) as llm:
+        return measure_all(llm, questions, named)
+
+
+def in_lockstep(name: str) -> Cluster:
+    """A preset whose stages all take the same time, with drafts and links that take next to none.
+
+    SPD's idea of a pipeline: K counts its steps, and a draft is there when the next one begins.
+    """
+    kinds = {str(one.kind): {"pass_ms": 1.0, "compute_tflops": FAST} for one in load_cluster(name).devices}
+    return load_cluster(name, kinds=kinds, draft_pass_ms=0.01, links={"local": INSTANT})
+
+
+def find(runs: Sequence[StrategyRun], entry: str, temperature: float) -> StrategyRun:
+    return next(run for run in runs if (run.strategy, run.temperature) == (entry, temperature))
+
+
+def over(run: StrategyRun, base: StrategyRun) -> Ratio:
+    """How many times faster than ``base`` on the same requests, with bounds."""
+    pairs = [(one, other) for one, other in zip(run.requests, base.requests, strict=True) if other["seconds"]]
+    ratio = paired_ratio([other["seconds"] / one["seconds"] for one, other in pairs])
+    assert ratio is not None
+    return ratio
+
+
+# -------------------------------------------------------------------------------------------------------------- scripts
+
+
+def main(
+    script: str,
+    parser: argparse.ArgumentParser,
+    cases: Callable[[Wanted], Iterable[Case]],
+    lines: Callable[[str, dict[str, Any]], str],
+    methods: Sequence[str] = (),
+    how: str = HOW,
+    sizes: Sizes = Sizes(),
+) -> None:
+    """What a script does: measure and store each case, unless it is there with these sizes, and print its lines.
+
+    ``script`` is its module in benchmarks, ``folder.name``; its section is called ``name``. ``parser`` has the options
+    that are the script's own; those that name drafters of ``methods`` and say how much is asked, by default ``sizes``,
+    are added here. Ends the process with one line where a ConfigError says what is wrong.
+    """
+    add_drafters(parser, methods)
+    parser.add_argument("--prompts", type=int, default=sizes.prompts, help="of held-out code")
+    parser.add_argument("--tokens", type=int, default=sizes.tokens, help="of each")
+    options = parser.parse_args()
+    sizes, drafters = Sizes(options.prompts, options.tokens), drafters_of(options, methods)
+    name, command = script.rpartition(".")[2], command_of(script, drafters, sizes)
+    try:
+        for key, measure in cases(Wanted(sizes, drafters, options)):
+            print(lines(key, once(name, key, sizes, command, measure, how)), flush=True)
+    except ConfigError as error:
+        sys.exit(f"{name}: error: {error}")
+
+
+def once(
+    name: str, key: str, sizes: Sizes, command: str, measure: Callable[[], dict[str, Any]], how: str = HOW
+) -> dict[str, Any]:
+    """What is stored under ``key`` of a section; measured and stored first, unless it is there with these sizes."""
+    figures, own = kept_figures(name), {"prompts": sizes.prompts, "tokens": sizes.tokens}
+    if any(figures.get(key, {}).get(size) != count for size, count in own.items()):
+        figures[key] = {**own, **measure()}
+        commands = stored(name).commands if path_of(name).exists() else []
+        store(name, how, ([*dict.fromkeys([*commands, command])], figures))
+    return dict(figures[key])
+
+
+def add_drafters(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None:
+    for method in methods:
+        parser.add_argument(flag(method), nargs="+", default=[], metavar="DIR", help=f"folders of {method} drafters")
+
+
+def drafters_of(options: argparse.Namespace, methods: Sequence[str]) -> dict[str, list[str]]:
+    """By method the folders that are there; says what is missing, and how to get it."""
+    return {method: found(method, getattr(options, method)) for method in methods}
+
+
+def found(method: str, folders: Sequence[str]) -> list[str]:
+    if not folders:
+        print(f"left out: {method}; name its folder with {flag(method)}", flush=True)
+    for folder in folders:
+        if not Path(folder).is_dir():
+            print(f"missing: {folder} is no folder; penstock train {flag(method)[2:]} makes one", flush=True)
+    return [folder for folder in folders if Path(folder).is_dir()]
+
+
+def flag(method: str) -> str:
+    return f"--{method.replace('_', '-')}"
+
+
+def command_of(script: str, drafters: Mapping[str, Sequence[str]], sizes: Sizes) -> str:
+    """The command as the page has it."""
+    named = [f"{flag(method)} {' '.join(map(as_stored, some))}" for method, some in drafters.items() if some]
+    return " ".join([f"python -m benchmarks.{script}", *named, f"--prompts {sizes.prompts} --tokens {sizes.tokens}"])
+
+
+def as_stored(folder: str) -> str:
+    """A folder from the repository's, or by its name alone."""
+    path = Path(folder).resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name

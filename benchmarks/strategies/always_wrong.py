@@ -1,0 +1,55 @@
+"""What speculation costs when no draft is ever right, simulated: time over plain decoding, request by request.
+
+    python -m benchmarks.strategies.always_wrong
+
+Three requests of 200 tokens. Drafts are as confident as the profile's of `auto_against.py`, and none is ever right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.strategies.auto_against import ACCURACY
+from penstock.cluster import load_cluster
+from penstock.config import SpeculativeConfig
+from penstock.simulator.run import simulate
+from penstock.simulator.script import MISSED, Script, profile_script
+
+CLUSTERS = ("demo", "jupiter-homogeneous", "jupiter-heterogeneous", "pipedec-14x3090", "random-5:2")
+STRATEGIES = ("auto", "continuous", "pipedec")
+REQUESTS, TOKENS = 3, 200
+
+
+def hopeless_script() -> Script:
+    script = profile_script(ACCURACY, REQUESTS, TOKENS, seed=0)
+    return replace(script, picks=((MISSED,) * TOKENS,) * REQUESTS)
+
+
+def measured() -> dict[str, dict[str, list[float]]]:
+    """By cluster and strategy: each request's time over that of plain decoding."""
+    script, found = hopeless_script(), {}
+    for name in CLUSTERS:
+        cluster = load_cluster(name)
+        plain = simulate(cluster, script, None)
+        found[name] = {
+            strategy: [
+                run.seconds / base.seconds
+                for run, base in zip(simulate(cluster, script, config_of(strategy)), plain, strict=True)
+            ]
+            for strategy in STRATEGIES
+        }
+    return found
+
+
+def config_of(strategy: str) -> SpeculativeConfig:
+    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    for cluster, strategies in measured().items():
+        for strategy, ratios in strategies.items():
+            print(f"{cluster:22} {strategy:11} " + " ".join(f"{ratio:.3f}" for ratio in ratios))
+
+
+if __name__ == "__main__":
+    main()

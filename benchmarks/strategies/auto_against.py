@@ -1,0 +1,157 @@
+"""`auto` against every other strategy at its best setting, simulated: on every preset and on clusters drawn at random.
+
+    python -m benchmarks.strategies.auto_against [--again] [REQUESTS] [CLUSTER ...]
+
+The random clusters are random-100 to random-129, chosen before any of them was run. Each strategy is swept, its best
+setting is the one with the highest speed on the same requests (which favours it), and `auto` runs as it is. The ratio
+is paired per request, with the 95% bounds of `penstock bench`. Acceptance is the profile below; a fresh engine
+simulates each setting, so that what `auto` learns on the way counts.
+
+Each cluster is written to benchmarks/measured/auto_against.json as it finishes. A cluster that is there with as many
+requests is not run again, so that a run can be stopped and go on; remove the file after a change of the engine. After
+a change of `continuous` and `auto` alone ``--again`` is enough, which runs them once more and, of the papers' settings,
+only the one that the last sweep found best: simulations of the others would come out as they did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import product
+from typing import Any
+
+from benchmarks.sections.base import kept_figures, store
+from penstock.bench.intervals import paired_ratio
+from penstock.cluster import load_cluster
+from penstock.config import SpeculativeConfig, check
+from penstock.core import ConfigError
+from penstock.simulator.run import simulate
+from penstock.simulator.script import profile_script
+
+PRESETS = (
+    *("demo", "pipedec-7", "pipedec-14x3090", "pipedec-21", "flowspec-7b", "flowspec-13b", "jupiter-homogeneous"),
+    *("jupiter-heterogeneous", "spd-4", "spd-8", "spd-16", "two-servers"),
+)
+RANDOM = tuple(f"random-{seed}" for seed in range(100, 130))
+ACCURACY = (0.70, 0.80, 0.85, 0.88, *(round(0.88 + 0.07 * k / 12, 4) for k in range(1, 13)))
+"""The target's token among the first 1, 2, ... candidates."""
+TOKENS = 100
+GOAL = 0.97
+"""`auto` is to be at least so fast beside the best of the others, by the lower bound."""
+NAME, HOW = "auto_against", "Simulated, with the synthetic profile"
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "autoregressive": {"strategy": "autoregressive"},
+    **{
+        f"pipedec[width={width},children={children}]": {"strategy": "pipedec", "width": width, "children": children}
+        for width, children in product((8, 16, 32, 64, 128), (4, 16))
+    },
+    **{
+        f"static_tree[tree_size={size},tree_depth={depth}]": {
+            "strategy": "static_tree",
+            "tree_size": size,
+            "tree_depth": depth,
+        }
+        for size, depth in product((16, 48, 96), (4, 8, 12))
+    },
+    **{
+        f"flowspec[tree_size={size},segment={size // 5}]": {
+            "strategy": "flowspec",
+            "tree_size": size,
+            "segment": size // 5,
+        }
+        for size in (40, 80, 160)
+    },
+    "continuous": {"strategy": "continuous"},
+    "auto": {"strategy": "auto"},
+}
+
+OURS = ("continuous", "auto")
+
+
+def seconds(cluster: str, setting: str, requests: int) -> list[float]:
+    """Per request, from its first token to its last."""
+    config = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, **SETTINGS[setting])  # type: ignore[arg-type]
+    script = profile_script(ACCURACY, requests, TOKENS, seed=0)
+    speculation = None if setting == "autoregressive" else config
+    return [run.seconds for run in simulate(load_cluster(cluster), script, speculation)]
+
+
+def compared(cluster: str, requests: int, settings: Sequence[str]) -> dict[str, Any]:
+    """`auto` over plain decoding, over the papers' best setting, and over the best of all, which is paired."""
+    times = {setting: seconds(cluster, setting, requests) for setting in settings}
+    auto = times.pop("auto")
+    best = min(times, key=lambda setting: sum(times[setting]))
+    papers = min(times.keys() - set(OURS), key=lambda setting: sum(times[setting]))
+    ratio = paired_ratio([other / own for other, own in zip(times[best], auto, strict=True)])
+    assert ratio is not None
+    return {
+        "stages": len(load_cluster(cluster).stages),
+        "requests": requests,
+        "settings": len(times),
+        "over_plain": sum(times["autoregressive"]) / sum(auto),
+        "over_papers": sum(times[papers]) / sum(auto),
+        "papers": papers,
+        "ratio": ratio.mean,
+        "low": ratio.low,
+        "high": ratio.high,
+        "best": best,
+    }
+
+
+def line(cluster: str, found: dict[str, Any]) -> str:
+    bounds = f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+    verdict = "" if found["low"] >= GOAL else f"  below {GOAL:g}"
+    return (
+        f"{cluster:22} {found['stages']:4} {found['over_plain']:6.2f}x  {found['over_papers']:5.2f}x "
+        f"{found['papers']:34} {bounds} {found['best']}{verdict}"
+    )
+
+
+def left(requests: int, clusters: Sequence[str], again: bool) -> dict[str, list[str]]:
+    """By cluster what there is to run: nothing of those that are in the file with as many requests.
+
+    Again: of all of these, the few settings that can have changed or be the best.
+    """
+    same = {name: one for name, one in kept_figures(NAME).items() if one["requests"] == requests}
+    if again:
+        return {name: ["autoregressive", same[name]["papers"], *OURS] for name in clusters if name in same}
+    return {name: list(SETTINGS) for name in clusters if name not in same}
+
+
+def measured(requests: int, clusters: Sequence[str], again: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each cluster that is left, written to the file as it finishes."""
+    with ProcessPoolExecutor(2) as pool:
+        names = {
+            pool.submit(compared, cluster, requests, settings): cluster
+            for cluster, settings in left(requests, clusters, again).items()
+        }
+        for future in as_completed(names):
+            found = {**kept_figures(NAME), names[future]: future.result()}
+            ordered = {name: found[name] for name in (*PRESETS, *RANDOM, *found) if name in found}
+            commands = [f"python -m benchmarks.strategies.{NAME} {option}{requests}" for option in ("", "--again ")]
+            store(NAME, HOW, (commands[: 1 + again], ordered))
+            yield names[future], future.result()
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description="auto against every other strategy at its best setting.")
+    parser.add_argument("--again", action="store_true", help="only what a change of continuous and auto can change")
+    parser.add_argument("requests", type=int, nargs="?", default=20)
+    parser.add_argument("clusters", nargs="*", default=[*PRESETS, *RANDOM])
+    options = parser.parse_args(arguments)
+    requests = options.requests
+    check(requests >= 2, "REQUESTS", requests, "at least 2: bounds need pairs")
+    print(f"simulated; {requests} requests x {TOKENS} tokens; profile {ACCURACY[0]:.2f} at 1, {ACCURACY[-1]:.2f} at 16")
+    print(f"{'cluster':22} {'stages':>4} {'auto':>7}  over the papers' best {'':19} over the best of all (95%)")
+    for cluster, found in measured(requests, options.clusters, options.again):
+        print(line(cluster, found), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        sys.exit(f"{NAME}: error: {error}")

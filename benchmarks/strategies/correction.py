@@ -1,0 +1,179 @@
+"""In-flight correction on and off, simulated: what a drafter is worth that knows more of a node half-way through.
+
+    python -m benchmarks.strategies.correction [REQUESTS]
+
+The strategy's own code, in virtual time. The drafter's first answers follow the profile of `auto_against.py`. Once a
+node has passed half of the stages the drafter may correct it. What it has learned is a hint: with chance ``sharpness``
+the target's token, else a token drawn from the first answer's own chances, and it does not know which. Its corrections
+are the chances given the hint, by Bayes,
+
+    p'(token) = sharpness * [token is the hint] + (1 - sharpness) * p(token)
+
+so it is as calibrated as the first answer was. A hint may name a token that was no candidate, and may lead astray where
+the first answer was right. Off the target's path hints are drawn from the first answer's chances, as the target's
+token is on it.
+
+"again" is how often the correction's best is right where the first answer's best was wrong, "kept" where it was right.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from benchmarks.strategies.auto_against import ACCURACY
+from penstock.bench.intervals import paired_ratio
+from penstock.cluster import Cluster, load_cluster
+from penstock.cluster.uniform import uniform_cluster
+from penstock.config import SpeculativeConfig
+from penstock.drafters.base import Ask, Draft
+from penstock.drafters.emulated import EmulatedDrafter
+from penstock.requests.request import Request
+from penstock.simulator.drafter import ScriptedDrafter
+from penstock.simulator.run import make_loop, simulate_one
+from penstock.simulator.script import MISSED, Script, profile_script
+from penstock.strategies import make_strategy
+from penstock.tree import Node
+
+CLUSTERS = ("spd-8", "pipedec-14x3090")
+"""Whose first stage all stages are like, and whose drafter: one as slow as a stage, and one three times as fast."""
+STAGES = (4, 8, 14, 16)
+SHARPNESS = (0.4, 0.7, 0.82, 0.87)
+TOKENS = 100
+OTHER = MISSED + 1
+"""A token that is neither a candidate of the first answer nor the target's."""
+
+Answer = list[tuple[int, float]]
+
+
+class CorrectingDrafter(ScriptedDrafter):
+    """Corrects, once each, nodes above those that it is asked about that have passed half of the stages."""
+
+    def __init__(self, script: Script, stages: int, sharpness: float) -> None:
+        super().__init__(script)
+        self._half = stages // 2
+        self._sharpness = sharpness
+
+    def ask(self, asks: Sequence[Ask]) -> int:
+        rows = super().ask(asks)
+        corrections = [
+            Draft(node, self._correction(ask.request, node)[: ask.count])
+            for ask in asks
+            if ask.corrects
+            for node in above(ask.nodes)
+            if node.candidates and not node.earlier and node.entered and ask.stream - node.stream >= self._half
+        ]
+        self._answers += corrections
+        return rows + len(corrections)
+
+    def _correction(self, request: Request, node: Node) -> Answer:
+        key = self._key(request, node)
+        truth = self._script.after(request.number, node.position) if key is None else None
+        rng = random.Random(hash((request.number, node.position, key or 0)))
+        chances = [math.exp(chance) for chance in self._script.pool[self._index(request, node)]]
+        return corrected(chances, hint(chances, truth, self._sharpness, rng), self._sharpness)
+
+
+def above(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes' ancestors in the tree."""
+    found: dict[int, Node] = {}
+    for node in nodes:
+        current = node.parent
+        while current is not None and current.id not in found:
+            found[current.id] = current
+            current = current.parent
+    return list(found.values())
+
+
+def hint(chances: Sequence[float], truth: int | None, sharpness: float, rng: random.Random) -> int:
+    """The token that the drafter now thinks of."""
+    drawn = bisect_right(list(accumulate(chances)), rng.random())
+    is_right = rng.random() < sharpness
+    if is_right and truth is not None:
+        return truth
+    return drawn if drawn < len(chances) else OTHER
+
+
+def corrected(chances: Sequence[float], hinted: int, sharpness: float) -> Answer:
+    """Candidates and their log chances given the hint, best first."""
+    after = {token: (1 - sharpness) * chance for token, chance in enumerate(chances)}
+    after[hinted] = after.get(hinted, 0.0) + sharpness
+    ranked = sorted(after.items(), key=lambda entry: -entry[1])
+    return [(token, math.log(chance)) for token, chance in ranked if chance]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Per request speed with corrections over speed without, and without over plain decoding."""
+
+    gains: list[float]
+    before: list[float]
+
+
+def seconds(cluster: Cluster, script: Script, config: SpeculativeConfig | None, sharpness: float) -> list[float]:
+    """Per request, from its first token to its last; the first request comes once before, and does not count."""
+    script = script.with_again(0, script.tokens // len(script.picks))
+    loop, stages = make_loop(cluster, script, config), len(cluster.stages)
+    if isinstance(loop.drafter, EmulatedDrafter):
+        loop.drafter.inner = CorrectingDrafter(script, stages, sharpness)
+    last = len(script.picks) - 1
+    runs = [
+        simulate_one(loop, script, number, make_strategy(config, stages, loop.experience))
+        for number in (last, *range(last))
+    ]
+    return [run.seconds for run in runs[1:]]
+
+
+def speculating(strategy: str, corrects: bool) -> SpeculativeConfig:
+    return SpeculativeConfig(
+        method="synthetic",
+        accuracy=ACCURACY,
+        strategy=strategy,  # type: ignore[arg-type]
+        in_flight_correction=corrects,
+    )
+
+
+def accuracies(script: Script, sharpness: float) -> tuple[float, float]:
+    """How often a correction's best is right where the first answer's best was wrong, and where it was right."""
+    rng, counts = random.Random(0), {False: [0, 0], True: [0, 0]}
+    for picks, drafts in zip(script.picks, script.drafts, strict=True):
+        for pick, index in zip(picks, drafts, strict=True):
+            chances = [math.exp(chance) for chance in script.pool[index]]
+            best = corrected(chances, hint(chances, pick, sharpness, rng), sharpness)[0][0]
+            counts[pick == 0][0] += 1
+            counts[pick == 0][1] += best == pick
+    return counts[False][1] / counts[False][0], counts[True][1] / counts[True][0]
+
+
+def lines(name: str, requests: int, strategy: str) -> Iterator[str]:
+    script = profile_script(ACCURACY, requests, TOKENS, seed=0)
+    clusters = [uniform_cluster(load_cluster(name), stages) for stages in STAGES]
+    plain = [seconds(cluster, script, None, 0.0) for cluster in clusters]
+    off = [seconds(cluster, script, speculating(strategy, False), 0.0) for cluster in clusters]
+    speeds = [sum(one) / sum(other) for one, other in zip(plain, off, strict=True)]
+    yield f"{name} {strategy:10} off, over plain " + " ".join(f"{speed:18.2f}" for speed in speeds)
+    for sharpness in SHARPNESS:
+        again, kept = accuracies(script, sharpness)
+        cells = []
+        for cluster, without in zip(clusters, off, strict=True):
+            on = seconds(cluster, script, speculating(strategy, True), sharpness)
+            ratio = paired_ratio([one / other for one, other in zip(without, on, strict=True)])
+            assert ratio is not None
+            cells.append(f"{ratio.mean:.3f} ({ratio.low:.2f}-{ratio.high:.2f})")
+        yield f"  again {again:.2f} kept {kept:.2f}: " + "  ".join(cells)
+
+
+def main(requests: int) -> None:
+    print(f"simulated; {requests} requests x {TOKENS} tokens; {STAGES} stages; speed with corrections over without")
+    for name in CLUSTERS:
+        for line in lines(name, requests, "continuous"):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 8)

@@ -1,0 +1,91 @@
+"""What each part of `continuous` is worth, simulated: its speed without one of them, beside the papers' strategies.
+
+    python -m benchmarks.strategies.parts
+
+Twenty requests of 100 tokens with the profile of `auto_against.py`; every variant decodes the same ones.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from benchmarks.sections.base import store
+from benchmarks.strategies.auto_against import ACCURACY, TOKENS
+from penstock.bench.intervals import paired_ratio
+from penstock.cluster import Cluster, load_cluster
+from penstock.config import SpeculativeConfig
+from penstock.simulator.run import make_loop, simulate, simulate_one
+from penstock.simulator.script import Script, profile_script
+from penstock.strategies.base import Strategy
+from penstock.strategies.continuous import Continuous
+from penstock.strategies.experience import Experience
+from penstock.tree import TokenTree
+
+CLUSTERS: Final = ("pipedec-14x3090", "pipedec-7", "demo", "flowspec-7b", "random-5:2")
+REQUESTS: Final = 20
+WIDTH, CHILDREN = 128, 16
+NAME, HOW = "parts", "Simulated, with the synthetic profile"
+
+
+class Unpaced(Continuous):
+    """Sends a batch as soon as the first stage can take one."""
+
+    paced = False
+
+
+class ImpatientOfResults(Continuous):
+    def _waits_for_result(self, due: float, patience: float) -> bool:
+        return False
+
+
+class ImpatientOfDrafts(Continuous):
+    def _waits_for_draft(self, tree: TokenTree, step: float) -> bool:
+        return False
+
+
+VARIANTS: Final[Mapping[str, Callable[[Experience], Strategy]]] = {
+    "`continuous`": lambda experience: Continuous(experience, WIDTH, CHILDREN),
+    "without pace": lambda experience: Unpaced(experience, WIDTH, CHILDREN),
+    "without waiting for the root's result": lambda experience: ImpatientOfResults(experience, WIDTH, CHILDREN),
+    "without waiting for the drafter": lambda experience: ImpatientOfDrafts(experience, WIDTH, CHILDREN),
+}
+PAPERS: Final = {"`pipedec`, width 32": "pipedec", "`static_tree`, 64 nodes": "static_tree"}
+
+
+def measured(cluster: Cluster) -> dict[str, float]:
+    """By variant, speed over plain decoding."""
+    script = profile_script(ACCURACY, REQUESTS, TOKENS, seed=0)
+    plain = [run.seconds for run in simulate(cluster, script, None)]
+    times = {name: seconds(cluster, script, make) for name, make in VARIANTS.items()}
+    for name, strategy in PAPERS.items():
+        times[name] = [run.seconds for run in simulate(cluster, script, config_of(strategy))]
+    return {name: over(plain, found) for name, found in times.items()}
+
+
+def seconds(cluster: Cluster, script: Script, make: Callable[[Experience], Strategy]) -> list[float]:
+    """Of each request, from its first token to its last."""
+    loop = make_loop(cluster, script, config_of("continuous"))
+    return [simulate_one(loop, script, number, make(loop.experience)).seconds for number in range(REQUESTS)]
+
+
+def over(plain: list[float], times: list[float]) -> float:
+    ratio = paired_ratio([one / other for one, other in zip(plain, times, strict=True)])
+    assert ratio is not None
+    return round(ratio.mean, 3)
+
+
+def config_of(strategy: str) -> SpeculativeConfig:
+    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    figures: dict[str, Any] = {name: measured(load_cluster(name)) for name in CLUSTERS}
+    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME}"], figures))
+    for cluster, speeds in figures.items():
+        print(cluster, speeds, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""``penstock bench``: strategies compared on one cluster, as tables, as JSON and as a report."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from penstock.bench.entries import PLACED, PLAIN, Named, parse_entries, strategy_of
+from penstock.bench.grid import Question, check_lengths, questions_of
+from penstock.bench.measure.comparison import StrategyRun, is_plain, measure_all, with_plain
+from penstock.bench.measure.report import as_json, write_report
+from penstock.bench.measure.small_model import SmallModel, asked_once, measured_small_model, modelled_small_model
+from penstock.bench.measure.tables import SMALL, remarks, tables_of
+from penstock.bench.plots import require_matplotlib
+from penstock.bench.prompts import read_prompt_sets
+from penstock.bench.recordings.record import check_record, record_runs
+from penstock.cluster import Cluster, load_cluster
+from penstock.config import FieldError, SpeculativeConfig, check
+from penstock.core import ConfigError, SamplingParams
+from penstock.engine.options import DEMO
+
+if TYPE_CHECKING:
+    from penstock.engine.options import Resolved
+
+DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What the command line says. ``speculative_config`` holds the drafter and the options of all strategies."""
+
+    strategies: tuple[str, ...]
+    """Entries: a name, or a name with options of its own in brackets."""
+    model: str = "demo"
+    cluster: str | None = None
+    pipeline_parallel_size: int | None = None
+    speculative_config: Mapping[str, Any] | None = None
+    speculative_slots: int | None = None
+    prompts: tuple[Path, ...] = (DEFAULT_PROMPTS,)
+    num_prompts: int = 4
+    """Of each file."""
+    max_tokens: int = 64
+    temperature: tuple[float, ...] = (0.0,)
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    seeds: int = 1
+    """How many times each prompt is run, each time with another seed."""
+    time_scale: float | None = None
+    bandwidth_gbit_s: float | None = None
+    drafter_on: tuple[str, ...] = ()
+    """Where the emulated drafter runs: one after the other. Empty: as the cluster says."""
+    dtype: str = "float32"
+    json: Path | None = None
+    report: Path | None = None
+    record: Path | None = None
+
+    def __post_init__(self) -> None:
+        check(bool(self.strategies), "strategies", self.strategies, "at least one name")
+        check(bool(self.prompts), "prompts", self.prompts, "at least one file")
+        check(self.num_prompts >= 1, "num_prompts", self.num_prompts, "at least 1")
+        check(self.max_tokens >= 2, "max_tokens", self.max_tokens, "at least 2: the first token is the prompt's")
+        check(self.seeds >= 1, "seeds", self.seeds, "at least 1")
+        for name in ("strategies", "temperature", "drafter_on"):
+            values = getattr(self, name)
+            check(len(set(values)) == len(values), name, ",".join(map(str, values)), "different ones")
+        if self.json is not None:
+            check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options come to.
+
+    ``drafting`` is what the engine is made for: all entries' drafter and the widest one's need of slots; None where
+    nothing speculates.
+    """
+
+    strategies: list[Named]
+    questions: list[Question]
+    clusters: dict[str, Cluster | None]
+    """By where the drafter runs; a single one under "" where that was not asked."""
+    drafting: SpeculativeConfig | None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """Any of them: they are alike but for the drafter."""
+        return next(iter(self.clusters.values()))
+
+    @property
+    def measures_small_model(self) -> bool:
+        """Whether there is a draft model to be measured alone: where devices are emulated its speed is modelled."""
+        emulated = self.cluster is not None and self.cluster.emulated
+        return not emulated and self.drafting is not None and self.drafting.method == "draft_model"
+
+    @property
+    def total(self) -> int:
+        """How many requests will be decoded."""
+        return len(self.questions) * len(self.strategies) * len(self.clusters) + len(self.small_questions)
+
+    @property
+    def small_questions(self) -> list[Question]:
+        return asked_once(self.questions) if self.measures_small_model else []
+
+
+def run_bench(options: BenchOptions, console: Console | None = None) -> list[StrategyRun]:
+    """Run, print the tables, write JSON file and report. Raises ConfigError before anything starts."""
+    plan = plan_of(options)
+    if options.report is not None:
+        prepare(options.report)
+    if options.record is not None:
+        check_record(options.record, plan.drafting)
+    console = console or Console(stderr=True)
+    with progress_bar(console) as progress:
+        setup, runs, small = measured(options, plan, Ticker(progress, plan))
+    said = [*remarks(runs, small), *seeds_remark(options, plan)]
+    for table in tables_of(runs, small):
+        console.print(table)
+    for line in said:
+        console.print(line, highlight=False, markup=False)
+    settings = settings_of(options, setup.stages)
+    if options.json is not None:
+        options.json.write_text(as_json(settings, runs, small), encoding="utf-8")
+    if options.report is not None:
+        write_report(options.report, settings, runs, small, said)
+    if options.record is not None:
+        for file in record_runs(options.record, setup, runs, plan.questions):
+            console.print(f"recorded: {file}", highlight=False, markup=False)
+    return runs
+
+
+def plan_of(options: BenchOptions) -> Plan:
+    """Everything that can be refused without looking at a checkpoint. Raises ConfigError."""
+    strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}))
+    configs = [config for _, config in strategies if config is not None and not is_plain(config)]
+    drafting = max(configs, key=lambda config: config.most_rows, default=None)
+    sets = read_prompt_sets(options.prompts, options.num_prompts)
+    params = SamplingParams(top_p=options.top_p, top_k=options.top_k, seed=options.seed, max_tokens=options.max_tokens)
+    seeds_at_zero = options.seeds if is_synthetic(drafting) else 1
+    questions = questions_of(sets, options.temperature, options.seeds, params, seeds_at_zero)
+    if options.drafter_on and (drafting is None or drafting.method == "ngram"):
+        raise FieldError("drafter_on", "means nothing where no device drafts; remove it")
+    clusters = {place: cluster_of(options, place) for place in options.drafter_on or ("",)}
+    return Plan(strategies, questions, clusters, drafting)
+
+
+def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
+    """The named cluster with what the options change in it, and the drafter in its place. Raises ConfigError."""
+    given = {name: getattr(options, name) for name in ("time_scale", "bandwidth_gbit_s")}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if place:
+        changes["drafter_on"] = place
+    if options.cluster is None:
+        if changes:
+            raise FieldError(next(iter(changes)), "changes modelled times: it needs an emulated cluster")
+        return None
+    return load_cluster(options.cluster, **changes)
+
+
+def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
+    """Whether a seed changes the drafts also where it does not change the text."""
+    return drafting is not None and drafting.method == "synthetic"
+
+
+def prepare(folder: Path) -> None:
+    """Make the report's folder. Raises ConfigError where that cannot be, or matplotlib is missing."""
+    require_matplotlib()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"report: {folder} cannot be made: {error.strerror}") from error
+
+
+def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolved, list[StrategyRun], list[SmallModel]]:
+    """Start an engine and put every question to every strategy, by drafter's place; then the small model alone."""
+    from penstock.engine.llm import LLM
+
+    runs: list[StrategyRun] = []
+    for place, cluster in plan.clusters.items():
+        with LLM(
+            options.model,
+            cluster=cluster,
+            pipeline_parallel_size=options.pipeline_parallel_size,
+            speculative_config=plan.drafting,
+            dtype=options.dtype,
+            speculative_slots=options.speculative_slots,
+            enable_prefix_caching=False,  # every strategy computes every prompt
+        ) as llm:
+            check_lengths(llm, plan.questions)
+            found = measure_all(llm, plan.questions, plan.strategies, on_progress=ticker.strategy_begins)
+            setup = llm.setup
+        runs += placed(found, place, first=not runs) if place else found
+    if not plan.measures_small_model:
+        return setup, runs, modelled_small_model(setup, plan.questions)
+    assert setup.draft is not None
+    with LLM(setup.draft.path, pipeline_parallel_size=1, dtype=options.dtype, enable_prefix_caching=False) as small:
+        return setup, runs, measured_small_model(small, plan.small_questions, ticker.small_model_begins)
+
+
+def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[StrategyRun]:
+    """The runs under names that say where their drafter ran; plain decoding, which has none, once."""
+    for run in runs:
+        if strategy_of(run.strategy) != PLAIN:
+            run.strategy += f"{PLACED}{place}"
+    return [run for run in runs if first or strategy_of(run.strategy) != PLAIN]
+
+
+# ----------------------------------------------------------------------------------------------------------- progress
+
+
+def progress_bar(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # The remaining time is an average over the last hour: strategies take turns, and differ in speed.
+    return Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=3600
+    )
+
+
+class Ticker:
+    """Moves the bar on by one request whenever the next one begins."""
+
+    def __init__(self, progress: Progress, plan: Plan) -> None:
+        self._progress = progress
+        self._questions = plan.questions
+        self._task = progress.add_task("starting", total=plan.total)
+        self._done = itertools.count()
+
+    def strategy_begins(self, name: str, index: int, total: int) -> None:
+        self._move_on(f"{self._questions[index].setting}: {name}")
+
+    def small_model_begins(self) -> None:
+        self._move_on(SMALL)
+
+    def _move_on(self, what: str) -> None:
+        # Brackets are rich's markup too.
+        self._progress.update(self._task, description=escape(what), completed=next(self._done))
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+def seeds_remark(options: BenchOptions, plan: Plan) -> list[str]:
+    """Whether fewer seeds ran than were asked for."""
+    if options.seeds == 1 or 0.0 not in options.temperature or is_synthetic(plan.drafting):
+        return []
+    return [f"T = 0 is greedy, every seed gives the same text: one seed was run, not {options.seeds}."]
+
+
+def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
+    """Everything needed to repeat the run, and what it ran on."""
+    shown = {field.name: getattr(options, field.name) for field in fields(options)}
+    shown["prompts"] = ["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts]
+    del shown["json"], shown["report"], shown["record"]
+    packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
+    host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
+    return {**shown, "stages": stages, "versions": packages, "host": host}

@@ -1,0 +1,156 @@
+"""``penstock bench --report DIR``: report.md with tables and plots, and bench.json with all that was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from penstock.bench.entries import strategy_of
+from penstock.bench.grid import Setting
+from penstock.bench.intervals import share_bounds
+from penstock.bench.measure.comparison import StrategyRun
+from penstock.bench.measure.small_model import SmallModel
+from penstock.bench.measure.tables import by_setting, markdown, markdown_of, title_of
+from penstock.bench.plots import Interval, Labels, Line, plot_bars, plot_heat_map, plot_lines, plot_timelines
+
+STEPS_SHOWN: Final = 60
+"""The occupancy plot ends after this many stage times at most: beyond it the bars are too narrow to tell apart."""
+NAN: Final = float("nan")
+
+Image = tuple[str, str]
+"""A file's name in the report's folder, and what it shows."""
+
+
+def as_json(settings: Mapping[str, Any], runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str:
+    """The bench file: what ``--json`` writes and ``penstock compare`` reads."""
+    content = {
+        "settings": settings,
+        "runs": [run.as_dict() for run in runs],
+        "small_model": [vars(one) for one in small],
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def write_report(
+    folder: Path,
+    settings: Mapping[str, Any],
+    runs: Sequence[StrategyRun],
+    small: Sequence[SmallModel],
+    said: Sequence[str],
+) -> None:
+    """Write all files into ``folder``, which exists. ``said`` is what a reader has to know of the tables."""
+    (folder / "bench.json").write_text(as_json(settings, runs, small), encoding="utf-8")
+    images = [draw(folder, runs) for draw in (speedup_plot, timeline_plot)]
+    text = [
+        "# Strategies compared",
+        "By `penstock bench`; all figures, per request too, are in [bench.json](bench.json).",
+        *("- " + line for line in said),
+        *(shown(image) for image in images if image),
+    ]
+    for setting, some in by_setting(runs).items():
+        text += [f"## {title_of(setting, some)}", markdown_of(some, small)]
+        text += [shown(image) for image in (depth_plot(folder, some), sweep_plot(folder, some)) if image]
+    text += [
+        "## Settings",
+        markdown(("setting", "value"), [(f"`{key}`", cell(value)) for key, value in settings.items()]),
+    ]
+    (folder / "report.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+
+
+def shown(image: Image) -> str:
+    name, words = image
+    return f"![{words}]({quote(name)})"
+
+
+def cell(value: Any) -> str:
+    return value if isinstance(value, str) else f"`{json.dumps(value)}`"
+
+
+# -------------------------------------------------------------------------------------------------------------- plots
+
+
+def emulated_words(runs: Sequence[StrategyRun]) -> str:
+    """For titles: what has to be said wherever a figure is shown."""
+    labels = ["emulated"] * runs[0].emulated + ["synthetic drafter"] * any(run.synthetic for run in runs)
+    return f" ({', '.join(labels)})" if labels else ""
+
+
+def speedup_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
+    """Speed-up by strategy: a row of panels per prompt set, a column per temperature."""
+    panels = {}
+    for setting, some in by_setting(runs).items():
+        bars = {run.strategy: interval for run in some if (interval := interval_of(run))}
+        if bars:
+            panels[setting.prompt_set, f"T = {setting.temperature:g}"] = bars
+    if not panels:
+        return None
+    labels = Labels(f"Speed-up over plain decoding{emulated_words(runs)}", "times, with 95% bounds", "")
+    plot_bars(panels, labels, folder / "speedup.png")
+    return "speedup.png", "Speed-up by strategy"
+
+
+def interval_of(run: StrategyRun) -> Interval | None:
+    if run.wall_clock_speedup is None:
+        return None
+    low, high = run.wall_clock_speedup_interval or (None, None)
+    return run.wall_clock_speedup, low, high
+
+
+def timeline_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
+    """One request of each strategy, over the time that the quickest one takes."""
+    timelines = {run.strategy: run.timeline for run in runs if run.timeline and run.timeline.seconds}
+    if not timelines:
+        return None
+    step = max(bar.end - bar.start for timeline in timelines.values() for bar in timeline.bars)
+    window = min(STEPS_SHOWN * step, *(timeline.seconds for timeline in timelines.values()))
+    labels = Labels(
+        f"Stage occupancy{emulated_words(runs)}", "seconds after the first token; in the bars: rows", "stage"
+    )
+    plot_timelines(timelines, window, labels, folder / "timeline.png")
+    return "timeline.png", "What each stage did"
+
+
+def depth_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
+    """One setting's hit rate by depth."""
+    deepest = max(len(run.decided_by_depth) for run in runs)
+    if not deepest:
+        return None
+    lines = {run.strategy: depth_line(run, deepest) for run in runs if run.decided_by_depth}
+    title = f"Hit rate by depth: {runs[0].setting}{emulated_words(runs)}"
+    labels = Labels(title, "layers below the root", "share of tokens that were in the tree, 95% bounds")
+    name = file_name("hit-rate", runs[0].setting)
+    plot_lines(range(1, deepest + 1), lines, labels, folder / name)
+    return name, title
+
+
+def depth_line(run: StrategyRun, deepest: int) -> Line:
+    """Shares with their bounds; gaps where nothing was decided."""
+    counts = list(zip(run.hit_by_depth, run.decided_by_depth, strict=True))
+    shares = [hit / decided if decided else NAN for hit, decided in counts]
+    limits = [share_bounds(hit, decided) if decided else (NAN, NAN) for hit, decided in counts]
+    beyond = [NAN] * (deepest - len(counts))
+    low, high = ([limit[i] for limit in limits] + beyond for i in (0, 1))
+    return shares + beyond, low, high
+
+
+def sweep_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
+    """Speed-up over PipeDec's width and children, where the entries sweep both (PipeDec, figure 4)."""
+    swept = [run for run in runs if strategy_of(run.strategy) == "pipedec"]
+    found = {(run.options["width"], run.options["children"]): run.wall_clock_speedup or NAN for run in swept}
+    widths, children = (sorted({key[i] for key in found}) for i in (0, 1))
+    if len(found) <= max(len(widths), len(children)) or all(map(math.isnan, found.values())):
+        return None  # a single line of the map, or its diagonal
+    values = [[found.get((width, count), NAN) for width in widths] for count in children]
+    title = f"pipedec: speed-up, {runs[0].setting}{emulated_words(runs)}"
+    name = file_name("pipedec-sweep", runs[0].setting)
+    labels = Labels(title, "width: most nodes in a layer", "children of a node")
+    plot_heat_map(values, [str(count) for count in children], [str(width) for width in widths], labels, folder / name)
+    return name, title
+
+
+def file_name(kind: str, setting: Setting) -> str:
+    return f"{kind}-{setting.prompt_set}-T{setting.temperature:g}.png"

@@ -1,0 +1,270 @@
+"""``penstock bench --record``: what plain decoding gave, read once more by target and draft model, as a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.bench.entries import PLAIN
+from penstock.config import FieldError, SpeculativeConfig, check
+from penstock.core import RequestOutput, SamplingParams
+from penstock.messages import Sampling
+from penstock.recording import FORMAT, NO_TOKEN, SHAPES, Header, Recording, fingerprint
+from penstock.stage.visibility import BatchView, RequestView
+
+if TYPE_CHECKING:
+    from penstock.bench.grid import Question
+    from penstock.bench.measure.comparison import StrategyRun
+    from penstock.engine.options import Resolved
+    from penstock.models.checkpoint import Checkpoint
+    from penstock.models.stage_model import StageModel
+
+CANDIDATES: Final = 64
+"""How many of the drafter's guesses are kept."""
+WIDTH: Final = 256
+"""How many tokens of each distribution are kept."""
+CHUNK: Final = 128
+"""Rows that go through a stage together."""
+ALIKE: Final = ("temperature", "top_p", "top_k", "min_p")
+"""What all requests of one recording share."""
+UNCHANGED: Final = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "structured_outputs",
+)
+"""What a recording cannot have: its distributions are the models' own."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """One request: its prompt and what the target picked after it."""
+
+    prompt: Sequence[int]
+    picked: Sequence[int]
+    sampling: Sampling
+
+    @property
+    def rows(self) -> list[int]:
+        """The tokens that the models read; nothing was picked after the last one."""
+        return [*self.prompt, *self.picked][:-1]
+
+
+def check_record(path: Path, speculation: SpeculativeConfig | None) -> None:
+    """Raise FieldError, before anything starts, where no recording can be made or written."""
+    if speculation is None or speculation.method != "draft_model":
+        found = "no strategy drafts" if speculation is None else f"the method is {speculation.method!r}"
+        raise FieldError("record", f"needs a draft model's distributions, but {found}: use method 'draft_model'")
+    check(path.parent.is_dir() and not path.is_dir(), "record", str(path), "a file in a folder that exists")
+
+
+def record_runs(path: Path, setup: Resolved, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> list[Path]:
+    """Record a bench's plain runs, one file per temperature; with several, their names end in ``-T0.6`` and so on."""
+    temperatures = sorted({run.temperature for run in runs})
+    files = []
+    for temperature in temperatures:
+        plain = [run for run in runs if run.strategy == PLAIN and run.temperature == temperature]
+        params = [question.params for run in plain for question in questions if question.setting == run.setting]
+        file = path if len(temperatures) == 1 else path.with_stem(f"{path.stem}-T{temperature:g}")
+        record(file, setup, [output for run in plain for output in run.outputs], params)
+        files.append(file)
+    return files
+
+
+def record(
+    path: Path, setup: Resolved, outputs: Sequence[RequestOutput], params: Sequence[SamplingParams]
+) -> Recording:
+    """Write a recording of what plain decoding gave: one completion per output, sampled by ``params``.
+
+    Target and draft model read the outputs in this process, stage after stage, so that never more than one stage's
+    layers are in memory. Raises FieldError where ``params`` differ in more than their seeds, and ConfigError where the
+    file cannot be written.
+    """
+    check_alike(params)
+    texts = [text_of(setup, output, one) for output, one in zip(outputs, params, strict=True)]
+    columns, undecided = read_texts(setup, texts)
+    ends = np.cumsum([0, *(len(text.picked) for text in texts)])
+    columns |= {"offsets": ends, "prompt_lengths": [len(text.prompt) for text in texts]}
+    recording = Recording(
+        header=header_of(setup, texts, undecided),
+        **{name: np.asarray(columns[name], dtype=dtype) for name, (dtype, _) in SHAPES.items()},
+    )
+    recording.save(path)
+    return recording
+
+
+def check_alike(params: Sequence[SamplingParams]) -> None:
+    for name in ALIKE:
+        values = sorted({getattr(one, name) for one in params})
+        check(len(values) == 1, name, values, "the same for all requests of one recording")
+    for name in UNCHANGED:
+        for one in params:
+            usual = SamplingParams.__dataclass_fields__[name].default
+            check(getattr(one, name) == usual, name, getattr(one, name), f"{usual} in a recording")
+
+
+def text_of(setup: Resolved, output: RequestOutput, params: SamplingParams) -> Text:
+    from penstock.engine.sampling import ends_of, sampling_of
+
+    check(params.seed is not None, "seed", params.seed, "fixed, so that the noise is known")
+    prompt = output.prompt_token_ids
+    ends = ends_of(params, setup.checkpoint)
+    return Text(prompt, output.outputs[0].token_ids, sampling_of(params, params.seed or 0, 0, ends, len(prompt)))
+
+
+def header_of(setup: Resolved, texts: Sequence[Text], undecided: int) -> Header:
+    assert setup.draft is not None
+    assert setup.speculation is not None
+    sampling = texts[0].sampling
+    return Header(
+        format=FORMAT,
+        target=fingerprint(name_of(setup.options.model), setup.checkpoint.path),
+        draft=fingerprint(name_of(str(setup.speculation.model)), setup.draft.path),
+        vocabulary=setup.checkpoint.vocab_size,
+        **{name: getattr(sampling, name) for name in ALIKE},
+        seeds=tuple(text.sampling.seed for text in texts),
+        undecided=undecided,
+        versions={name: version(name) for name in ("penstock", "torch", "transformers")},
+    )
+
+
+def name_of(model: str) -> str:
+    """A folder's name without the way there; a hub id as it is."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+# --------------------------------------------------------------------------------------------------- reading the texts
+
+
+def read_texts(setup: Resolved, texts: Sequence[Text]) -> tuple[dict[str, Any], int]:
+    """Columns with one entry per picked token, and the number of tokens that come out otherwise here.
+
+    Two passes: first through the layers of either model, then, from the states that these leave, the two heads side
+    by side, because a token's two distributions are cut together.
+    """
+    from penstock.stage.sampler import pick_one
+
+    assert setup.draft is not None
+    drafted = last_states(setup, setup.draft, [(0, setup.draft.num_layers)], texts)
+    aimed = last_states(setup, setup.checkpoint, setup.layers, texts)
+    head, draft_head = (head_of(setup, checkpoint) for checkpoint in (setup.checkpoint, setup.draft))
+    columns: dict[str, Any] = {}
+    undecided = 0
+    for text, states, draft_states in zip(texts, aimed, drafted, strict=True):
+        both = zip(logits_after(head, states, text), logits_after(draft_head, draft_states, text), strict=True)
+        for i, (target_V, draft_V) in enumerate(both):
+            position = len(text.prompt) + i
+            undecided += pick_one(target_V, text.sampling, position, 0).token != text.picked[i]
+            for name, value in row_of(target_V, draft_V, text.picked[i], text.sampling, position).items():
+                columns.setdefault(name, []).append(value)
+    return columns, undecided
+
+
+def last_states(
+    setup: Resolved, checkpoint: Checkpoint, layers: Sequence[tuple[int, int]], texts: Sequence[Text]
+) -> list[list[Any]]:
+    """Hidden states after the last layer: per text, chunks of at most CHUNK rows, [n, D] each."""
+    capacity = max(len(text.rows) for text in texts)
+    states: list[list[Any]] = [[None] * len(chunks(text.rows)) for text in texts]
+    for first, last in layers:
+        stage = load(setup, checkpoint, first, last, capacity)
+        states = [through(stage, text.rows, before) for text, before in zip(texts, states, strict=True)]
+        del stage  # before the next one comes
+    return states
+
+
+def through(stage: StageModel, tokens: Sequence[int], states: Sequence[Any]) -> list[Any]:
+    """One text through one stage. What another text has left in the slots is overwritten before it is seen."""
+    return [stage.forward(view_of(tokens, rows), hidden) for rows, hidden in zip(chunks(tokens), states, strict=True)]
+
+
+def chunks(tokens: Sequence[int]) -> list[range]:
+    return [range(start, min(start + CHUNK, len(tokens))) for start in range(0, len(tokens), CHUNK)]
+
+
+def view_of(tokens: Sequence[int], rows: range) -> BatchView:
+    """Rows of a text whose token at position i lies in slot i and sees those before it."""
+    positions, seen = np.asarray(rows), np.arange(rows.stop)
+    request = RequestView(0, positions - rows.start, seen, seen, seen[None] <= positions[:, None])
+    read = np.asarray(tokens[rows.start : rows.stop])
+    return BatchView(np.zeros_like(positions), positions, positions, positions, read, [request], positions - 1)
+
+
+def head_of(setup: Resolved, checkpoint: Checkpoint) -> StageModel:
+    """The last stage without a layer."""
+    return load(setup, checkpoint, checkpoint.num_layers, checkpoint.num_layers, capacity=1)
+
+
+def load(setup: Resolved, checkpoint: Checkpoint, first: int, last: int, capacity: int) -> StageModel:
+    from penstock.models.stage_model import load_stage
+
+    return load_stage(
+        str(checkpoint.path),
+        first,
+        last,
+        capacity=capacity,
+        dtype=setup.options.dtype,
+        device=setup.options.device,
+        max_model_len=setup.max_model_len,
+    )
+
+
+def logits_after(head: StageModel, states: Sequence[Any], text: Text) -> Iterator[np.ndarray]:
+    """float64 [V] after every row at which the target picked, in order."""
+    from penstock.stage.sampler import to_float64
+
+    for rows, hidden in zip(chunks(text.rows), states, strict=True):
+        wanted = range(max(len(text.prompt) - 1, rows.start) - rows.start, len(rows))
+        if wanted:
+            yield from to_float64(head.logits(hidden, wanted))
+
+
+# ---------------------------------------------------------------------------------------------------- one token's row
+
+
+def row_of(
+    target_V: np.ndarray, draft_V: np.ndarray, token: int, sampling: Sampling, position: int
+) -> dict[str, np.ndarray]:
+    """What is recorded of the token at ``position``, of both models' logits before it; ``Recording`` has the names."""
+    from penstock.stage.sampler import best_tokens, distribution, rank_one
+
+    p_V, q_V = (distribution(logits_V, sampling, position) for logits_V in (target_V, draft_V))
+    guesses = rank_one(draft_V, sampling, position, 0, CANDIDATES)
+    p_ids, q_ids = (best_tokens(share_V, WIDTH) for share_V in (p_V, q_V))
+    p_ids, q_ids = p_ids[p_V[p_ids] > 0], q_ids[q_V[q_ids] > 0]
+    width, count = min(WIDTH, len(p_V)), min(CANDIDATES, len(p_V))
+    return {
+        "tokens": np.asarray(token),
+        "token_probs": np.asarray([p_V[token], q_V[token]]),
+        "candidates": filled(guesses.tokens, count, NO_TOKEN),
+        "chances": filled(guesses.scores, count, -np.inf),
+        "target_ids": filled(p_ids, width, NO_TOKEN),
+        "target_probs": filled(p_V[p_ids], width, 0.0),
+        "draft_of_target": filled(q_V[p_ids], width, 0.0),
+        "draft_ids": filled(q_ids, width, NO_TOKEN),
+        "draft_probs": filled(q_V[q_ids], width, 0.0),
+        "target_of_draft": filled(p_V[q_ids], width, 0.0),
+        "rest": rest_of(p_V, q_V, [p_ids, q_ids]),
+    }
+
+
+def filled(values: Sequence[float] | np.ndarray, width: int, empty: float) -> np.ndarray:
+    """The values at the front of a row of ``width``."""
+    row = np.full(width, empty)
+    row[: len(values)] = values
+    return row
+
+
+def rest_of(p_V: np.ndarray, q_V: np.ndarray, listed: Sequence[np.ndarray]) -> np.ndarray:
+    """[2, 2]: the mass of tokens in no list, where p is above q and elsewhere; of p and of q."""
+    outside = np.ones(len(p_V), dtype=bool)
+    outside[np.concatenate(listed)] = False
+    above = p_V > q_V
+    return np.asarray([[share_V[outside & part].sum() for share_V in (p_V, q_V)] for part in (above, ~above)])

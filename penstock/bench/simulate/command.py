@@ -1,0 +1,258 @@
+"""``penstock simulate``: strategies compared on modelled devices in virtual time, without any model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from penstock.bench.entries import PLACED, PLAIN, parse_entries
+from penstock.bench.intervals import CONFIDENCE
+from penstock.bench.measure.command import prepare, progress_bar
+from penstock.bench.measure.comparison import WARM_UP, is_plain
+from penstock.bench.measure.sample import is_looping
+from penstock.bench.recordings.load import load_recordings
+from penstock.bench.simulate.report import as_json, write_report
+from penstock.bench.simulate.runs import Case, SimulatedRun, summarise, tables_of
+from penstock.bench.simulate.sweep import STAGES, Settings, Sweep, expanded
+from penstock.cluster import Cluster, load_cluster
+from penstock.cluster.uniform import uniform_cluster
+from penstock.config import FieldError, check, check_accuracy
+from penstock.core import ConfigError
+from penstock.recording import Recording
+from penstock.simulator.run import Simulated, simulate
+from penstock.simulator.script import Script, profile_script, recording_script
+
+DEMO_ACCURACY: Final = (
+    *(0.732, 0.8721, 0.9171, 0.939, 0.956, 0.9663, 0.9731, 0.9779),
+    *(0.9814, 0.9841, 0.9861, 0.9878, 0.9892, 0.9903, 0.9912, 0.992),
+)
+"""The demo pair's at T = 1: its model card gives those of 1, 4 and 16 candidates; between them the misses are taken to
+fall as a power of the number of candidates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions:
+    """What the command line says. Raises FieldError."""
+
+    clusters: tuple[str, ...]
+    strategies: tuple[str, ...]
+    """Entries: a name, or a name with options of its own in brackets."""
+    accuracy: tuple[float, ...] | None = None
+    """Chance that the target's token is among the first 1, 2, ... candidates; None: the recordings', else the demo
+    pair's."""
+    recordings: tuple[Path, ...] = ()
+    model: str | None = None
+    """What the recordings' target has to be; None: any."""
+    draft_model: str | None = None
+    """What the recordings' draft model has to be; None: any."""
+    tokens: int = 2000
+    """Of all requests together; of recordings those that there are."""
+    tokens_per_request: int = 100
+    seed: int = 0
+    bandwidth_gbit_s: float | None = None
+    overhead_per_hop_ms: float = 0.0
+    """What every message takes beyond its link's time, in milliseconds: ``penstock bench`` measures it."""
+    drafter_on: tuple[str, ...] = ()
+    """Where the drafter runs: each cluster once for each. Empty: as the cluster says."""
+    sweep: Sweep = field(default_factory=dict)
+    json: Path | None = None
+    report: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("clusters", "strategies", "drafter_on"):
+            values = getattr(self, name)
+            check(bool(values) or name == "drafter_on", name, values, "at least one name")
+            check(len(set(values)) == len(values), name, ",".join(values), "different ones")
+        if self.accuracy is not None:
+            check_accuracy(self.accuracy)
+            if self.recordings:
+                raise FieldError("accuracy", "is set beside a recording, which has its own; remove one")
+        for name in ("model", "draft_model"):
+            if getattr(self, name) is not None and not self.recordings:
+                raise FieldError(name, "is what recordings have to be made with, but there are none; add --recording")
+        check(self.tokens_per_request >= 2, "tokens_per_request", self.tokens_per_request, "at least 2")
+        check(self.tokens >= self.tokens_per_request, "tokens", self.tokens, "at least tokens_per_request")
+        check(self.seed >= 0, "seed", self.seed, "0 or above")
+        check(self.overhead_per_hop_ms >= 0, "overhead_per_hop_ms", self.overhead_per_hop_ms, "0 or above")
+        if self.json is not None:
+            check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options come to: ``cases`` by cluster, plain decoding first on each."""
+
+    script: Script
+    cases: list[list[Case]]
+
+
+def run_simulate(options: SimulateOptions, console: Console | None = None) -> list[SimulatedRun]:
+    """Simulate, print the tables, write JSON file and report. Raises ConfigError before anything starts."""
+    plan = plan_of(options)
+    if options.report is not None:
+        prepare(options.report)
+    console = console or Console(stderr=True)
+    runs = simulate_all(plan, console, options.overhead_per_hop_ms / 1e3)
+    said = remarks(options, plan.script)
+    for table in tables_of(runs):
+        console.print(table)
+    for line in said:
+        console.print(line, highlight=False, markup=False)
+    settings = settings_of(options)
+    if options.json is not None:
+        options.json.write_text(as_json(settings, plan.script.label, runs), encoding="utf-8")
+    if options.report is not None:
+        write_report(options.report, settings, plan.script.label, options.sweep, runs, said)
+    return runs
+
+
+def simulate_all(plan: Plan, console: Console, overhead_per_hop: float) -> list[SimulatedRun]:
+    """Every case, under a bar with the time that remains. ``overhead_per_hop``: seconds, as ``simulate`` has it."""
+    runs = []
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=sum(map(len, plan.cases)))
+        for cases in plan.cases:
+            plain: list[Simulated] = []
+            for case in cases:
+                progress.update(task, description=escape(f"{case.cluster.name}: {case.strategy}"))
+                found = simulate(case.cluster, plan.script, case.config, WARM_UP, overhead_per_hop)
+                plain = plain or found
+                runs.append(summarise(case, found, plain))
+                progress.advance(task)
+    return runs
+
+
+def parse_accuracy(text: str) -> tuple[float, ...]:
+    """``0.7,0.8`` as numbers. Raises FieldError for what is none."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise FieldError("accuracy", f"is {text!r}; it has to be numbers with commas, for example 0.7,0.8") from None
+
+
+# --------------------------------------------------------------------------------------------------------------- plan
+
+
+def plan_of(options: SimulateOptions) -> Plan:
+    """Raises ConfigError for everything that cannot be simulated, naming the field."""
+    swept = expanded(options.strategies, options.sweep)
+    configs = [None if is_plain(config) else config for _, config in parse_entries([text for _, text, _ in swept], {})]
+    entries = [(*names, config) for names, config in zip(swept, configs, strict=True)]
+    entries.sort(key=lambda entry: entry[-1] is not None)  # plain decoding first: the others are compared with it
+    if entries[0][-1] is not None:
+        entries.insert(0, (PLAIN, PLAIN, {}, None))
+    places = options.drafter_on or ("",)
+    clusters = [
+        (f"{name}{PLACED}{place}" if place else name, *found)
+        for name in options.clusters
+        for place in places
+        for found in clusters_of(name, options, place)
+    ]
+    if any(configs):
+        check_drafters(cluster for _, cluster, _ in clusters)
+    cases = [
+        [Case(name, cluster, base, text, config, {**stages, **own}) for base, text, own, config in entries]
+        for name, cluster, stages in clusters
+    ]
+    return Plan(script_of(options), cases)
+
+
+def clusters_of(name: str, options: SimulateOptions, place: str) -> Iterator[tuple[Cluster, Settings]]:
+    """The named cluster with the drafter in its place.
+
+    Where stages are swept, one of its kind for each number of them, and that number.
+    """
+    changes: dict[str, Any] = {"bandwidth_gbit_s": options.bandwidth_gbit_s, "drafter_on": place or None}
+    drawn = re.fullmatch(r"random-(\d+)(:\d+)?", name)
+    cluster = load_cluster(name, **changes)
+    if not cluster.emulated:
+        raise FieldError("cluster", f"{name} has no as_model, so there are no modelled times to simulate; name another")
+    if STAGES not in options.sweep:
+        yield cluster, {}
+    for stages in options.sweep.get(STAGES, ()):
+        alike = load_cluster(f"random-{drawn[1]}:{stages}", **changes) if drawn else uniform_cluster(cluster, stages)
+        yield alike, {STAGES: stages}
+
+
+def check_drafters(clusters: Iterable[Cluster]) -> None:
+    for cluster in clusters:
+        if cluster.drafter is None:
+            raise FieldError("cluster", f"{cluster.name} names no drafter; add drafter and draft_as_model to its file")
+
+
+def script_of(options: SimulateOptions) -> Script:
+    """From the recordings if there are any, else from a profile. Raises ConfigError naming file and field."""
+    if options.recordings:
+        return recorded(options)
+    requests = options.tokens // options.tokens_per_request
+    accuracy = options.accuracy or DEMO_ACCURACY
+    return profile_script(accuracy, requests, options.tokens_per_request, options.seed)
+
+
+def recorded(options: SimulateOptions) -> Script:
+    """As many whole requests as ``tokens`` allow, one at least; those of a single token or that loop are left out."""
+    recordings = load_recordings(options.recordings, options.model, options.draft_model)
+    for path, recording in zip(options.recordings, recordings, strict=True):
+        recording.check_made_with(path, recordings[0].header.target, recordings[0].header.draft)
+    straight = [(recording, request) for recording in recordings for request in straight_requests(recording)]
+    chosen: list[tuple[Recording, int]] = []
+    tokens = 0
+    for recording, request in straight:
+        rows = recording.rows(request)
+        tokens += min(rows.stop - rows.start, options.tokens_per_request)
+        if chosen and tokens > options.tokens:
+            break
+        chosen.append((recording, request))
+    if not chosen:
+        names = ", ".join(str(path) for path in options.recordings)
+        raise ConfigError(f"{names}: tokens: none is left without outputs that loop; record longer or sampled ones")
+    label = f"recording {', '.join(path.name for path in options.recordings)}"
+    return recording_script(chosen, options.tokens_per_request, label)
+
+
+def straight_requests(recording: Recording) -> list[int]:
+    """Those whose outputs have a second token and do not fall into a loop, which would flatter every drafter."""
+    outputs = {i: recording.tokens[recording.rows(i)].tolist() for i in range(recording.requests)}
+    return [i for i, tokens in outputs.items() if len(tokens) > 1 and not is_looping(tokens)]
+
+
+# -------------------------------------------------------------------------------------------------------------- words
+
+
+def remarks(options: SimulateOptions, script: Script) -> list[str]:
+    """What a reader has to know before quoting the tables."""
+    source = " (the demo pair's at T = 1)" if not options.recordings and options.accuracy is None else ""
+    lines = [
+        f"Simulated: the engine's own decisions in virtual time; {script.label}{source}; "
+        f"{script.tokens} tokens in {len(script.picks)} requests.",
+        f"Speed-ups are geometric means over pairs of the same request; {CONFIDENCE:.0%} bounds: Student's t of their "
+        "logarithms.",
+        "Off the target's path a draft is any of those on it.",
+    ]
+    if options.overhead_per_hop_ms:
+        lines.append(f"Every message takes {options.overhead_per_hop_ms:g} ms beyond its link's time.")
+    if STAGES in options.sweep:
+        lines.append(stages_remark(options.clusters))
+    return lines
+
+
+def stages_remark(clusters: Sequence[str]) -> str:
+    if all(name.startswith("random-") for name in clusters):
+        return "Stages swept: each number is a cluster of its own drawn from the seed."
+    return "Stages swept: each is like the cluster's first, with as many layers, so that the model grows with them."
+
+
+def settings_of(options: SimulateOptions) -> dict[str, Any]:
+    """Everything needed to repeat the run."""
+    shown = {one.name: getattr(options, one.name) for one in fields(options)}
+    del shown["json"], shown["report"]
+    shown["recordings"] = [path.name for path in options.recordings]
+    shown["accuracy"] = None if options.recordings else options.accuracy or DEMO_ACCURACY
+    return {**shown, "versions": {"penstock": version("penstock")}}

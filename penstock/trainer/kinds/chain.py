@@ -1,0 +1,69 @@
+"""EAGLE's modules over whole sequences: drafting a chain from every position at once.
+
+Shapes: B sequences, n rows of each, N = B x rows at a step, D the drafter's hidden size, H query heads, K key heads, d
+width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.trainer.data.batches import Batch
+from penstock.trainer.kinds.attention import Keys, staircase
+
+
+class ChainAttention:
+    """Answers a module's attention calls, one call per step.
+
+    Chain i begins at row i, whose feature is the target's, and goes on at row i + 1, i + 2, ... with what the module
+    itself gave. As in the pipeline it sees the rows up to its beginning with the target's features, and its own:
+
+        chain 2       row 0   row 1   row 2   row 3   row 4
+        step 0 keys     x       x       x
+        step 1 key                              x          (chain 2's, at row 3)
+        step 2 key                                      x  (chain 2's, at row 4)
+
+    Hence causal over the keys of step 0, and one diagonal for each later step (EAGLE-3, section 3.2).
+    """
+
+    def __init__(self, sequences: int) -> None:
+        self._sequences = sequences
+        self._common: Keys | None = None
+        self._own: list[Keys] = []
+
+    def __call__(
+        self, module: Any, query_HNd: Tensor, key_KNd: Tensor, value_KNd: Tensor, mask: None, *, scaling: float
+    ) -> Tensor:
+        """[N, H, d]"""
+        query, key, value = (
+            rows.unflatten(1, (self._sequences, -1)).transpose(0, 1) for rows in (query_HNd, key_KNd, value_KNd)
+        )
+        if self._common is None:
+            self._common = Keys(key, value)
+        else:
+            self._own.append(Keys(key, value))
+        return staircase(query, self._common, self._own, scaling).transpose(1, 2).flatten(0, 1)
+
+
+def unroll(module: Any, batch: Batch, steps: int, noise_BnD: Tensor | None = None) -> Iterator[Tensor]:
+    """What ``module`` gives at each step [B, n - step, D]: entry i is chain i's, at row i + step.
+
+    Tokens are the text's; the feature of step 0 is the target's (plus ``noise_BnD``), of a later one the module's own
+    output of the step before. Positions are those that the pipeline uses: row i turns by i.
+    """
+    tokens_Bn = batch.tokens_Bn
+    sequences, rows = tokens_Bn.shape
+    feature = module.fuse(batch.states_BnF)
+    if noise_BnD is not None:
+        feature = feature + noise_BnD
+    attend = ChainAttention(sequences)
+    for step in range(min(steps, rows)):
+        positions = torch.arange(step, rows, device=tokens_Bn.device).expand(sequences, -1)
+        given = (tokens_Bn[:, step:].flatten(), feature.flatten(0, 1), positions.flatten())
+        hidden = module(*given, attend).unflatten(0, (sequences, -1))
+        yield hidden
+        feature = hidden[:, :-1]

@@ -1,0 +1,93 @@
+"""A small model as a Hugging Face checkpoint: at first the target with most of its layers left out."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core import ConfigError
+from penstock.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, open_checkpoint
+from penstock.models.gate import model_class
+from penstock.models.loader import load_module, quiet
+from penstock.trainer.kinds.base import Start, dtype_name
+
+BESIDE: Final = (".json", ".jinja", ".model", ".txt")
+"""Tokenizer, chat template and sampling defaults are in such files."""
+OWN: Final = ("config.json", INDEX_FILE)
+"""These are the target's alone."""
+
+
+class DraftFiles:
+    """See ``kind.Files``."""
+
+    file = SINGLE_FILE
+
+    def begin(self, folder: Path, start: Start) -> None:
+        """Evenly spaced layers of the target between its embedding, norm and head."""
+        target, layers = start.target, start.options.layers
+        assert layers is not None
+        picked = [round(i * (target.num_layers - 1) / max(1, layers - 1)) for i in range(layers)]
+        save(small_model(target, picked), folder, target)
+
+    def open(self, folder: Path, target: Checkpoint) -> Checkpoint:
+        return open_checkpoint(str(folder))
+
+    def load(self, opened: Checkpoint, target: Checkpoint, device: str) -> tuple[Any, dict[str, nn.Parameter]]:
+        with quiet():
+            module = model_class(opened.config).from_pretrained(opened.path, dtype=torch.float32)
+        return module.to(device).requires_grad_(False), dict(module.named_parameters())
+
+    def write(self, output: Path, opened: Checkpoint, module: nn.Module, target: Checkpoint) -> None:
+        save(copy.deepcopy(module), output, target)
+
+
+def save(module: Any, folder: Path, target: Checkpoint) -> None:
+    """Write the model in the type that the target is stored in, with the target's tokenizer."""
+    with quiet():
+        module.to(getattr(torch, dtype_name(target))).save_pretrained(folder, max_shard_size="1TB")
+    for file in target.path.iterdir():
+        if file.suffix in BESIDE and file.name not in OWN:
+            shutil.copy(file, folder / file.name)
+
+
+def small_model(target: Checkpoint, picked: Sequence[int]) -> Any:
+    """The target with these of its layers alone."""
+    config, parts, last = with_layers(target.config, picked), target.parts, target.num_layers
+    made = model_class(config)(config)
+    base = getattr(made, parts.base)
+    first_end, last_end = (load_module(target, end, end, "float32", "cpu") for end in (0, last))
+    getattr(base, parts.embed).load_state_dict(getattr(getattr(first_end, parts.base), parts.embed).state_dict())
+    getattr(base, parts.norm).load_state_dict(getattr(getattr(last_end, parts.base), parts.norm).state_dict())
+    made.get_output_embeddings().load_state_dict(last_end.get_output_embeddings().state_dict())
+    for layer, number in zip(getattr(base, parts.layers), picked, strict=True):
+        layer.load_state_dict(nearest_like(target, layer, number))
+    return made
+
+
+def with_layers(config: Any, picked: Sequence[int]) -> Any:
+    """The configuration of a model with these layers; what it says of every layer is kept for these."""
+    fields, layers = config.to_dict(), config.num_hidden_layers
+    for name, value in fields.items():
+        if "layer" in name and isinstance(value, list) and len(value) == layers:
+            fields[name] = [value[number] for number in picked]
+    return type(config).from_dict({**fields, "num_hidden_layers": len(picked)})
+
+
+def nearest_like(target: Checkpoint, layer: nn.Module, wanted: int) -> dict[str, Tensor]:
+    """The weights of the target's layer that is nearest to ``wanted`` of those built like ``layer``.
+
+    In some models the first layers are dense and the others are not. Raises ConfigError if none is.
+    """
+    needed = {name: tensor.shape for name, tensor in layer.state_dict().items()}
+    for number in sorted(range(target.num_layers), key=lambda one: abs(one - wanted)):
+        base = getattr(load_module(target, number, number + 1, "float32", "cpu"), target.parts.base)
+        found: dict[str, Tensor] = getattr(base, target.parts.layers)[number].state_dict()
+        if {name: tensor.shape for name, tensor in found.items()} == needed:
+            return found
+    raise ConfigError("layers: of so few, one is like none of the target's to begin with; ask for more")

@@ -1,0 +1,235 @@
+"""Learned drafters over a pipeline: plain decoding's tokens, and what the trainer's forward gives on the same text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from penstock import LLM, SamplingParams
+from penstock.config import FieldError
+from penstock.drafters.base import Ask
+from penstock.drafters.learned import FollowingDrafter
+from penstock.drafters.spd import SpdDrafter
+from penstock.engine.llm import Prompt
+from penstock.messages import Features, Sampling
+from penstock.models.checkpoint import open_checkpoint
+from penstock.models.speculators.eagle_stage import EagleStage
+from penstock.models.speculators.spd_stage import SpdStage
+from penstock.stage.visibility import BatchView
+from penstock.strategies.pipedec import PipeDec
+from penstock.tree import Node
+from tests import speculators
+from tests.checkpoints import make_checkpoint
+from tests.engines import InProcessEngine, Picks
+from tests.integration.engine.test_exactness import PROMPTS, TOKENS, check_same, generate, strategies
+from tests.unit.models import speculators_reference as reference
+
+CASES = [(kind, stages) for kind in ("eagle", "eagle3", "medusa") for stages in (1, 3, 5)]
+CASES += [("speculators_eagle3", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
+CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
+SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
+NONE = 0
+"""Of ``strategies``: plain decoding."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("target"), "llama", num_hidden_layers=8)
+
+
+@pytest.mark.parametrize(("kind", "stages"), CASES)
+def test_every_strategy_gives_plain_decodings_tokens(target: Path, kind: str, stages: int, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
+    engine = InProcessEngine(target, stages, learned=folder)
+    expected: dict[tuple[int, int], list[int]] = {}
+    for which in range(len(strategies(stages, engine.loop.experience))):
+        asked = {}
+        for i, prompt in enumerate(PROMPTS):
+            for j, sampling in enumerate(SAMPLINGS):
+                strategy = strategies(stages, engine.loop.experience)[which]
+                asked[i, j] = engine.submit(prompt, sampling, TOKENS, strategy)
+        engine.run()
+        for (i, j), request in asked.items():
+            assert isinstance(request.output, Picks)
+            found = request.output.tokens
+            if which == NONE:
+                expected[i, j] = found
+                assert j > 0 or check_same(model, PROMPTS[i], found, generate(model, PROMPTS[i]))
+            assert found == expected[i, j]
+            assert which == NONE or request.metrics.drafted_nodes > 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "spd", "early_exit"])
+def test_stage_processes_send_their_states_to_the_drafters(target: Path, kind: str, tmp_path: Path) -> None:
+    folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
+    # ``auto`` may find, in real time, that nothing is worth drafting for models that are so small.
+    speculation = {"method": kind, "model": str(folder), "strategy": "continuous", "width": 12, "children": 4}
+    prompts: list[Prompt] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
+    options = {"max_model_len": 128, "prefill_chunk": 8, "skip_tokenizer_init": True, "transport": "tcp"}
+    with LLM(str(target), pipeline_parallel_size=3, speculative_config=speculation, **options) as llm:
+        plain = llm.run(prompts, params, None)
+        for _ in range(2):
+            for one, other in zip(llm.generate(prompts, params), plain, strict=True):
+                assert one.outputs[0].token_ids == other.outputs[0].token_ids
+                assert one.outputs[0].metrics.drafted_nodes > 0
+        llm.loop.audit()
+
+
+def test_spds_module_for_another_pipeline_is_refused_before_anything_starts(target: Path, tmp_path: Path) -> None:
+    folder = speculators.spd_paper(open_checkpoint(str(target))).save(tmp_path / "spd")
+    speculation = {"method": "spd", "model": str(folder)}
+    for more, options, message in (
+        ({}, {"pipeline_parallel_size": 2}, "module for 3 stages, and there are 2: set pipeline_parallel_size to 3"),
+        ({}, {"layer_split": "1,4,3"}, "reads state 3 of tokens that have passed 1 stages, .*: set layer_split"),
+        ({"post_state": True}, {"pipeline_parallel_size": 3}, "post_state is True; the module .* trained for False"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            LLM(str(target), speculative_config={**speculation, **more}, skip_tokenizer_init=True, **options)
+
+
+def test_a_drafter_of_another_kind_is_refused_before_anything_starts(target: Path, tmp_path: Path) -> None:
+    folder = speculators.medusa(open_checkpoint(str(target))).save(tmp_path / "medusa")
+    with pytest.raises(FieldError, match=r"speculative_config.method is 'eagle3', the checkpoint is of kind 'medusa'"):
+        LLM(str(target), speculative_config={"method": "eagle3", "model": str(folder)}, skip_tokenizer_init=True)
+    with pytest.raises(FieldError, match="model is missing: method 'eagle3' needs the drafter's folder"):
+        LLM(str(target), speculative_config={"method": "eagle3"}, skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("stages", [1, 4])
+def test_certain_rows_are_what_the_whole_text_gives_at_once(
+    target: Path, stages: int, kind: str, tmp_path: Path
+) -> None:
+    """The module's outputs for a text that went through the pipeline, row by row, drafted and computed anew."""
+    checkpoint = open_checkpoint(str(target))
+    draft = getattr(speculators, kind)(checkpoint)
+    engine = InProcessEngine(target, stages, learned=draft.save(tmp_path / kind))
+    strategy = strategies(stages, engine.loop.experience)[-2]
+    request = engine.submit(PROMPTS[1], Sampling(), TOKENS, strategy)
+    while len(request.certain) < len(PROMPTS[1]) + TOKENS - 4:
+        engine.loop.step()
+    stage, drafter = engine.reader, engine.drafter
+    assert isinstance(stage, EagleStage)
+    assert isinstance(drafter, FollowingDrafter)
+    done = drafter._final[request.number]
+    while drafter.busy:
+        engine.loop.step()
+    certain = request.certain[:done]
+    tokens, slots = [node.token for node in certain], np.array([node.slot for node in certain])
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    with torch.inference_mode():
+        states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    layers = checkpoint.num_layers
+    reads = (layers,) if kind == "eagle" else (2, layers // 2, layers - 3)
+    features = stage.store.states(slots)[:-1]
+    torch.testing.assert_close(features, torch.cat([states[k][0] for k in reads], dim=-1)[:-1], atol=1e-4, rtol=1e-3)
+    embedding = draft.tensors.get("embed_tokens.weight", model.get_input_embeddings().weight.detach())
+    expected = reference_outputs(kind, draft.tensors, embedding, tokens, features)
+    torch.testing.assert_close(stage._own_SD[slots][1:], expected, atol=1e-5, rtol=1e-5)
+
+
+def reference_outputs(
+    kind: str, tensors: reference.Tensors, embedding: torch.Tensor, tokens: list[int], features: torch.Tensor
+) -> torch.Tensor:
+    """What the formulas give for all tokens but the first, which follows nothing and which no other sees [N - 1, D]."""
+    count = len(tokens) - 1
+    sees, positions = torch.ones(count, count).tril().bool(), torch.arange(count)
+    if kind == "eagle":
+        return reference.eagle(tensors, embedding, torch.tensor(tokens[1:]), features, positions, sees, 10000.0)
+    fused = features @ tensors["fc.weight"].T
+    return reference.eagle3(tensors, embedding, torch.tensor(tokens[1:]), fused, positions, sees, 10000.0)
+
+
+@pytest.mark.parametrize("post_state", [False, True])
+@pytest.mark.parametrize(("kind", "layers"), [("spd", 1), ("spd_paper", 1), ("spd_paper", 2), ("early_exit", 1)])
+def test_an_asked_row_is_what_the_features_of_its_path_give(
+    target: Path, kind: str, layers: int, post_state: bool, tmp_path: Path
+) -> None:
+    """Of every token that is asked about: its path, each token of it at the depth where it then is (SPD, Eq. 2, 3)."""
+    if post_state and kind != "spd":
+        pytest.skip("the paper's module has one timing; the early exit knows no other")
+    checkpoint = open_checkpoint(str(target))
+    draft = getattr(speculators, kind)(checkpoint, **({} if kind == "early_exit" else {"layers": layers}))
+    stages = 3
+    engine = InProcessEngine(target, stages, learned=draft.save(tmp_path / kind), post_state=post_state)
+    watch = SpdWatch(engine)
+    for width in (1, 4):
+        request = engine.submit(PROMPTS[1], Sampling(), TOKENS, PipeDec(stages, width, width))
+        engine.run()
+        assert request.produced == TOKENS
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    reads = engine.reader.module.levels
+    embedding = model.get_input_embeddings().weight.detach()
+    trained_for = stages if kind == "spd_paper" else None
+    seen = set()
+    for path, found in watch.asked:
+        tokens, levels = [node.token for node, _ in path], [level for _, level in path]
+        with torch.inference_mode():
+            states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        rows = []
+        for i, (node, level) in enumerate(path):
+            sent = {k: watch.states[node.id, k] for k in reads[level] if k}
+            for k, state in sent.items():  # the right ones; floats differ where batches do, more with every layer
+                assert (state - states[k][0, i]).norm() <= 1e-4 * state.norm()
+            parts = [sent[k] if k else embedding[node.token] for k in reads[level]]
+            rows.append(reference.spd_feature(draft.tensors, level, parts, trained_for))
+        sees, positions = torch.ones(len(path), len(path)).tril().bool(), torch.arange(len(path))
+        expected = reference.spd(draft.tensors, torch.stack(rows), levels, positions, sees, 10000.0, trained_for)
+        torch.testing.assert_close(found, expected[-1], atol=1e-5, rtol=1e-5)
+        seen.add(tuple(levels[post_state - stages - 1 :]))
+    deepest = len(reads) - 1
+    if kind != "early_exit":
+        under_way = [levels for levels in seen if deepest not in levels[1:]]
+        assert under_way, "the pipeline was full: every token under way had a depth of its own"
+        assert len(seen) > 1, "and at other times it was not"
+
+
+class SpdWatch:
+    """Notes, of every row that a drafter is asked about, the levels along its path and what came out for it."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        assert isinstance(engine.drafter, SpdDrafter)
+        assert isinstance(engine.reader, SpdStage)
+        self.asked: list[tuple[list[tuple[Node, int]], torch.Tensor]] = []
+        self.states: dict[tuple[int, int], torch.Tensor] = {}
+        """By node and layer."""
+        self._drafter = engine.drafter
+        self._paths: dict[int, list[tuple[Node, int]]] = {}
+        self._ask, self._forward, self._take = engine.drafter._rows, engine.reader.forward, engine.reader.take
+        engine.reader.take = self.take  # type: ignore[method-assign]
+        engine.drafter._rows = self.rows  # type: ignore[method-assign]
+        engine.reader.forward = self.forward  # type: ignore[method-assign]
+
+    def rows(self, ask: Ask) -> list[Node]:
+        found = self._ask(ask)
+        computed, last = self._drafter._computed[ask.request.number], self._drafter._depths.last
+        for node in ask.nodes:
+            path, current = [], node
+            while current is not None:
+                path.append((current, computed[current.id][1]))
+                top, current = current, current.parent
+            certain = [(one, last) for one in ask.request.certain[: top.position]]
+            self._paths[node.id] = [*certain, *reversed(path)]
+        return found
+
+    def take(self, features: Features, states: torch.Tensor) -> None:
+        self._take(features, states)
+        for row, node in enumerate(features.nodes):
+            for layer, state in zip(features.layers, states[row].chunk(len(features.layers)), strict=True):
+                self.states[node, layer] = state.clone()
+
+    def forward(self, view: BatchView, hidden: None) -> torch.Tensor:
+        output = self._forward(view, hidden)
+        for row, node in enumerate(view.nodes.tolist()):
+            if node in self._paths:
+                assert view.levels is not None
+                assert view.levels[row] == self._paths[node][-1][1]
+                self.asked.append((self._paths.pop(node), output[row].clone()))
+        return output

@@ -1,0 +1,116 @@
+"""docs/results.md is what benchmarks/results.py makes of the stored figures, and says how each can be had again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import results
+from benchmarks.sections import base, flowspec
+from benchmarks.sections.base import store, stored, wrapped
+from benchmarks.strategies import auto_against
+from penstock.cluster import load_cluster, stage_timings
+from penstock.core import ConfigError
+
+
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder for figures, with none in it."""
+    monkeypatch.setattr(base, "MEASURED", tmp_path)
+    return tmp_path
+
+
+def test_the_page_is_what_the_stored_figures_give() -> None:
+    behind = "docs/results.md is behind: run python -m benchmarks.results"
+    assert results.PAGE.read_text(encoding="utf-8") == results.page(), behind
+
+
+def test_every_section_is_in_the_page_once_and_every_link_leads_to_one() -> None:
+    page = results.page()
+    assert sorted(results.ORDER) == sorted(results.SECTIONS)
+    headings = [results.anchor(title) for title in re.findall(r"^## (.+)$", page, re.MULTILINE)]
+    assert len(set(headings)) == len(headings)
+    assert sorted(set(re.findall(r"\]\(#([^)]+)\)", page))) == sorted(headings)
+
+
+@pytest.mark.parametrize("name", results.shown())
+def test_stored_figures_say_how_and_with_what_they_were_taken(name: str) -> None:
+    measured = stored(name)
+    assert re.match("Simulated|In virtual time|Emulated|Measured|Computed", measured.how)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", measured.date)
+    assert measured.commands
+    assert {"python", "penstock", "torch", "transformers"} <= set(measured.versions)
+
+
+def test_what_is_stored_is_read_again(empty: Path) -> None:
+    store("one", "Measured", (["penstock demo"], {"x": [1.5, None]}))
+    found = stored("one")
+    assert (found.how, found.commands, found.figures) == ("Measured", ["penstock demo"], {"x": [1.5, None]})
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "cannot be read"), ("{", "is not JSON"), (json.dumps({"how": "", "commands": []}), "date is missing")],
+)
+def test_missing_or_damaged_figures_are_named_with_the_remedy(empty: Path, content: str | None, problem: str) -> None:
+    path = empty / "overhead.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        stored("overhead")
+    assert str(caught.value).startswith(f"{path}: ")
+    assert problem in str(caught.value)
+    assert "--measure overhead" in str(caught.value)
+
+
+def test_a_section_that_is_none_is_refused_with_the_nearest_before_any_is_measured() -> None:
+    with pytest.raises(ConfigError, match="'overhed' is no section; did you mean 'overhead'"):
+        results.measure(["overhead", "overhed"])
+
+
+def test_a_section_measured_by_hand_is_refused_with_its_commands() -> None:
+    with pytest.raises(ConfigError, match=r"not measured from here but by:\n.*test_exactness"):
+        results.measure(["overhead", "exactness"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["penstock", "demo"],
+        ["penstock", "bench", "--strategies", ",".join(f"pipedec[width={i}]" for i in range(30)), "--seed", "1"],
+        [
+            "penstock",
+            "bench",
+            *("--cluster demo " * 20).split(),
+            "--speculative-config",
+            '{"method": "ngram"}',
+            "$x[y]",
+        ],
+    ],
+)
+def test_a_wrapped_command_is_still_that_command(words: list[str]) -> None:
+    lines = wrapped(shlex.join(words))
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == words  # as a shell joins lines
+    assert all(len(line) <= base.LINE or " " not in line.strip(" \\") for line in lines)
+
+
+def test_a_cluster_that_is_stored_with_as_many_requests_is_not_run_again(empty: Path) -> None:
+    every = list(auto_against.SETTINGS)
+    assert auto_against.left(6, ["demo", "spd-4"], again=False) == {"demo": every, "spd-4": every}
+    figures = {"demo": {"requests": 6, "papers": "flowspec"}, "spd-4": {"requests": 2}}
+    store(auto_against.NAME, auto_against.HOW, (["..."], figures))
+    names = ["demo", "spd-4", "spd-8"]
+    assert auto_against.left(6, names, again=False) == {"spd-4": every, "spd-8": every}
+    assert auto_against.left(6, names, again=True) == {"demo": ["autoregressive", "flowspec", "continuous", "auto"]}
+
+
+def test_naive_pp_waits_for_four_more_segments_per_tree() -> None:
+    tree: dict[str, Any] = {"strategy": flowspec.TREE, "cluster": "flowspec-7b"}
+    slowest = max(timing.seconds(16) for timing in stage_timings(load_cluster("flowspec-7b")))
+    found = flowspec.naive_ms([{**tree, "ms_per_token": 50.0, "mean_acceptance_length": 5.0}], "flowspec-7b")
+    assert found == pytest.approx(50 + 1e3 * slowest * 4 / 5)

@@ -1,0 +1,246 @@
+"""Real models under a virtual clock, and the tables that are measured with them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import results
+from benchmarks.papers import pp_eagle_table, spd_tables
+from benchmarks.sections import base, flowspec, spd, vllm
+from benchmarks.shared import virtual
+from penstock.bench.entries import PLAIN
+from penstock.bench.grid import Question, Setting
+from penstock.bench.measure.comparison import StrategyRun
+from penstock.cluster import draft_link, draft_timing, link_timings, load_cluster, stage_timings
+from penstock.core import ConfigError, SamplingParams
+from penstock.models.checkpoint import open_checkpoint
+from tests import speculators
+from tests.checkpoints import make_checkpoint
+
+CHAIN, TREE = "pipedec[width=1,children=1]", "static_tree[tree_size=3,tree_depth=3,children=1]"
+SMALL = virtual.Sizes(prompts=2, tokens=8)
+
+
+@pytest.fixture
+def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder for figures, with none in it."""
+    monkeypatch.setattr(base, "MEASURED", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("target"), "llama")
+
+
+def compared(target: Path, drafter: dict[str, Any]) -> list[StrategyRun]:
+    prompts = [{"prompt_token_ids": [5, 7, 11, 13, 2]}, {"prompt_token_ids": [3, 3, 9]}]
+    questions = [
+        Question(Setting("ids", temperature), i, prompt, SamplingParams(seed=i, temperature=temperature, max_tokens=24))
+        for temperature in (0.0, 1.0)
+        for i, prompt in enumerate(prompts)
+    ]
+    cluster, options = virtual.in_lockstep("spd-4"), {"model": target, "skip_tokenizer_init": True}
+    return virtual.compared(cluster, drafter, [CHAIN, TREE], questions, **options)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_runs_of_real_models_repeat_and_take_the_modelled_time_alone(target: Path, method: str, tmp_path: Path) -> None:
+    model = target if method == "draft_model" else speculators.eagle3(open_checkpoint(str(target))).save(tmp_path)
+    drafter = {"method": method, "model": str(model)}
+    runs, again = compared(target, drafter), compared(target, drafter)
+    assert [run.as_dict() for run in runs] == [run.as_dict() for run in again]
+    assert [run.strategy for run in runs] == [PLAIN, CHAIN, TREE] * 2
+    for run in runs:
+        assert run.identical_to_autoregressive
+        assert run.equivalent_acceptance_length is not None
+        # Links and drafts take a hundredth of a stage's time, so that speed is what the count of steps says.
+        assert run.wall_clock_speedup == pytest.approx(run.equivalent_acceptance_length, rel=0.05)
+    if method == "draft_model":  # the target drafts for itself: every draft is right
+        assert [run.equivalent_acceptance_length for run in runs if run.strategy == CHAIN] == pytest.approx([4, 4], 0.2)
+
+
+def test_in_lockstep_nothing_but_the_stages_takes_time() -> None:
+    cluster = virtual.in_lockstep("spd-16")
+    assert {timing.seconds(rows) for timing in stage_timings(cluster) for rows in (1, 64)} == {0.001}
+    drafting, link = draft_timing(cluster), draft_link(cluster)
+    assert drafting is not None
+    assert link is not None
+    assert drafting.seconds(64) + 2 * link.seconds(64) < 0.02 * 0.001
+    assert max(one.seconds(64) for one in link_timings(cluster)) < 1e-7
+
+
+def test_what_is_stored_with_the_same_sizes_is_not_measured_again(empty: Path) -> None:
+    taken = []
+
+    def measure() -> dict[str, Any]:
+        taken.append(len(taken))
+        return {"value": len(taken)}
+
+    assert virtual.once("one", "a", SMALL, "first", measure)["value"] == 1
+    assert virtual.once("one", "a", SMALL, "second", measure)["value"] == 1
+    assert virtual.once("one", "b", SMALL, "second", measure)["value"] == 2
+    assert virtual.once("one", "a", virtual.Sizes(3, 8), "third", measure)["value"] == 3
+    assert base.stored("one").commands == ["first", "second", "third"]
+    assert base.stored("one").figures["b"] == {"prompts": 2, "tokens": 8, "value": 2}
+
+
+def test_drafters_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = SimpleNamespace(spd=[str(tmp_path), str(tmp_path / "none")], early_exit=[])
+    found = virtual.drafters_of(options, ["spd", "early_exit"])  # type: ignore[arg-type]
+    assert found == {"spd": [str(tmp_path)], "early_exit": []}
+    said = capsys.readouterr().out
+    assert f"missing: {tmp_path / 'none'} is no folder; penstock train spd makes one" in said
+    assert "left out: early_exit; name its folder with --early-exit" in said
+    command = virtual.command_of("papers.x", found, SMALL)
+    assert command == f"python -m benchmarks.papers.x --spd {tmp_path.name} --prompts 2 --tokens 8", (
+        "no path of this machine"
+    )
+
+
+def test_a_script_measures_what_is_not_stored_and_names_itself_in_an_error(
+    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, taken = tmp_path / "drafter", []
+    folder.mkdir()
+
+    def measure(key: str, folder: str) -> dict[str, Any]:
+        taken.append((key, folder))
+        if key == "bad":
+            raise ConfigError("no such cluster")
+        return {"value": len(taken)}
+
+    def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+        assert wanted.sizes == virtual.Sizes(prompts=6, tokens=8), "the script's own default, and what was given"
+        for key in wanted.options.keys:
+            yield key, partial(measure, key, wanted.drafters["spd"][0])
+
+    def line(key: str, row: dict[str, Any]) -> str:
+        return f"{key} {row['value']}"
+
+    def run(*keys: str) -> list[str]:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--keys", nargs="+")
+        monkeypatch.setattr(sys, "argv", ["one.py", "--keys", *keys, "--spd", str(folder), "--tokens", "8"])
+        virtual.main("papers.one", parser, cases, line, ["spd"], how="By hand", sizes=virtual.Sizes(6, 24))
+        return capsys.readouterr().out.splitlines()
+
+    assert run("a") == ["a 1"]
+    assert run("a", "b") == ["a 1", "b 2"]
+    assert taken == [("a", str(folder)), ("b", str(folder))]
+    assert base.stored("one").how == "By hand"
+    assert base.stored("one").commands == ["python -m benchmarks.papers.one --spd drafter --prompts 6 --tokens 8"]
+    with pytest.raises(SystemExit, match="one: error: no such cluster"):
+        run("bad")
+
+
+# ------------------------------------------------------------------------------------------------------------------ SPD
+
+
+def a_speculator(**fields: Any) -> Any:
+    return SimpleNamespace(**{"kind": "spd", "stages": None, "reads": (0, 4, 8, 16), "depth": 2, **fields})
+
+
+@pytest.mark.parametrize(
+    ("speculator", "stages", "fits"),
+    [
+        (a_speculator(), 16, True),
+        (a_speculator(stages=4), 4, True),
+        (a_speculator(stages=4), 8, False),
+        (a_speculator(kind="early_exit", reads=(4,)), 4, True),
+        (a_speculator(kind="early_exit", reads=(4,)), 8, False),
+    ],
+)
+def test_a_drafter_is_measured_where_it_is_the_papers(speculator: Any, stages: int, fits: bool) -> None:
+    assert (spd_tables.unfit(speculator, stages, 16) is None) is fits
+
+
+def test_a_folder_gives_a_row_and_one_with_output_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spd_tables, "open_speculator", lambda folder, target: a_speculator())
+    rows = list(spd_tables.methods("spd", "folder", 8, SimpleNamespace(num_layers=16)))  # type: ignore[arg-type]
+    assert [row.key for row in rows] == ["spd n=8 Ls=2", "spd n=8 Ls=2 output states"]
+    assert rows[1].drafter == {"method": "spd", "model": "folder", "post_state": True}
+    assert rows[0].entries == {1: CHAIN, 4: "pipedec[width=4,children=4]"}
+    eagle = spd_tables.Method("eagle3", 4, 1, {})
+    assert eagle.entries == {1: TREE, 4: "static_tree[tree_size=12,tree_depth=3,children=4]"}
+
+
+def a_row(method: str, stages: int, layers: int, output_states: bool = False, identical: bool = True) -> dict[str, Any]:
+    one = {"length": 1.5, "theoretical": 1.25, "preset": 1.125, "bounds": [1.0, 1.3], "identical": identical}
+    return {
+        "prompts": 2,
+        "tokens": 8,
+        "method": method,
+        "stages": stages,
+        "layers": layers,
+        "output_states": output_states,
+        "cells": dict.fromkeys(spd.CELLS, one),
+    }
+
+
+def test_ours_stand_below_the_papers() -> None:
+    rows = [("spd", 8, 3), ("spd", 8, 2), ("early_exit", 16, 1), ("spd", 4, 2, True)]
+    figures = {spd_tables.key_of(*row): a_row(*row) for row in rows}
+    lines = spd.render_tables(figures).splitlines()
+    at = {line.split(" | ")[0].lstrip("| "): i for i, line in enumerate(lines) if line.startswith("| ")}
+    assert at["ours: SPD, n = 8, L_s = 2"] == at["paper: SPD, n = 8, L_s = 2"] + 1
+    assert "| 2.72 (3.77) | 2.49 (3.38) | 2.81 (3.88) | 3.28 (4.28) |" in lines[at["paper: SPD, n = 8, L_s = 2"]]
+    assert "| **1.50** |" in lines[at["ours: SPD, n = 8, L_s = 2"]], "from input states L' is the theoretical speed-up"
+    assert "| **1.50 / 1.25** |" in lines[at["ours: early exit (PPSD), n = 16, L_s = 1"]]
+    assert "| **1.50 / 1.25** |" in lines[at["ours: SPD, n = 4, L_s = 2, output states"]]
+    assert at["paper: SPD, n = 8, L_s = 2"] < at["ours: SPD, n = 8, L_s = 3"] < at["paper: SPD, n = 8, L_s = 4"]
+    assert not any("EAGLE-3" in line for line in lines), "a method that is not measured has no rows"
+    assert "All outputs identical" in " ".join(lines)
+    figures |= {"spd n=16 Ls=2": a_row("spd", 16, 2, identical=False)}
+    assert "NOT identical to plain decoding: spd n=16 Ls=2" in spd.render_tables(figures)
+
+
+# --------------------------------------------------------------------------------------------------------- other tables
+
+
+@pytest.mark.parametrize("stages", pp_eagle_table.SIZES)
+def test_the_reports_machine_drafts_on_the_last_stages_gpu(stages: int) -> None:
+    cluster = pp_eagle_table.cluster(stages)
+    assert [stage.layers for stage in cluster.stages] == [(32 // stages,)] * stages
+    assert cluster.drafter == cluster.engine == cluster.stages[-1].devices[0]
+    assert len(cluster.devices) == stages
+
+
+def test_latency_is_shown_beside_plain_decodings() -> None:
+    one = {"AR": 0.5, "AL": 2.5, "TP": 100.0, "Lat": 0.5, "identical": True}
+    entries = {PLAIN: {**one, "AR": None, "Lat": 2.0}, pp_eagle_table.CHAIN: one, "auto": one}
+    figures = {"eagle3 pp=2": {"prompts": 2, "tokens": 8, "method": "eagle3", "stages": 2, "entries": entries}}
+    page = vllm.render(figures)
+    assert "| ours: none | 2 | NA | NA | 100.00 | 2.0000 | 1.00 |" in page
+    assert "| ours: eagle3, chain of 5 | 2 | 0.5000 | 2.5000 | 100.00 | 0.5000 | 0.25 |" in page
+    assert "| paper: eagle3 | 4 | 0.6498 | 4.4070 | 14,802.28 | 1.1989 | 0.29 |" in page
+
+
+def test_flowspecs_tables_are_there_for_eagle_too() -> None:
+    def runs(cluster: str) -> list[dict[str, Any]]:
+        one = {"cluster": cluster, "ms_per_token": 50.0, "mean_acceptance_length": 5.0, "identical": True}
+        return [{**one, "strategy": strategy} for strategy in flowspec.STRATEGIES]
+
+    figures = {name: {"T0": runs(name), "T1": runs(name)} for name in flowspec.CLUSTERS.values()}
+    page = flowspec.render_eagle(figures)
+    assert page.count("ours: `eagle`") == 4
+    assert "`eagle`, T = 1" in page
+
+
+def test_a_section_comes_into_the_page_with_its_figures(empty: Path) -> None:
+    assert not set(results.AWAITED) & set(results.shown())
+    base.store(spd_tables.NAME, virtual.HOW, (["python -m benchmarks.papers.spd_tables"], {}))
+    assert spd_tables.NAME in results.shown()
+    assert results.SECTIONS[spd_tables.NAME].title == "SPD, Tables 1, 2 and 5"
+
+
+def test_presets_are_there_for_every_number_of_stages() -> None:
+    assert [len(load_cluster(f"spd-{stages}").stages) for stages in spd_tables.STAGES] == list(spd_tables.STAGES)
