@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from benchmarks.sections import flowspec
+from benchmarks.papers import flowspec
 from benchmarks.shared import virtual
 from penstock.bench.measure.comparison import StrategyRun
 from penstock.cluster import load_cluster
@@ -24,7 +24,7 @@ TEMPERATURES = {"T0": 0.0, "T1": 1.0}
 
 
 def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
-    """By temperature what ``sections.flowspec`` reads of every strategy."""
+    """By temperature what the page shows of every strategy."""
     drafter, questions = {"method": "eagle", "model": folder}, virtual.asked(sizes, list(TEMPERATURES.values()))
     runs = virtual.compared(load_cluster(cluster), drafter, flowspec.STRATEGIES, questions)
     return {

@@ -6,23 +6,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.papers import flowspec_eagle
+from benchmarks.papers.flowspec import (
+    CLUSTERS,
+    NEITHER,
+    NO_EXPANSION,
+    NO_ORDER,
+    PIPEDEC,
+    SEGMENTS,
+    STRATEGIES,
+    TREE,
+    ratio,
+)
 from benchmarks.sections.base import Section, Taken, paragraphs
 from benchmarks.shared import virtual
-from benchmarks.shared.simulations import LABELS, Figures, find, simulated, source
-from penstock.bench.measure.tables import markdown, times
-from penstock.cluster import load_cluster, stage_timings
+from benchmarks.shared.simulations import LABELS, simulated, source
+from penstock.bench.measure.tables import markdown
 
-CLUSTERS = {"7B": "flowspec-7b", "13B": "flowspec-13b"}
 SOURCES = {"T0": 10_000, "T1": 10_000, "profile": 2000}
 """Most tokens of each."""
-SEGMENTS = 5
-"""Naive PP sends its 80 nodes in as many: stages + 1, of at most 16 nodes (appendix A.1)."""
-TREE = "static_tree[tree_size=79,tree_depth=6,children=10]"
-"""FlowSpec counts the root among its 80."""
-PIPEDEC = "pipedec[width=16]"
-NO_ORDER, NO_EXPANSION = "flowspec[score_order=false]", "flowspec[expand=false]"
-NEITHER = "flowspec[expand=false,score_order=false]"
-STRATEGIES = ("autoregressive", TREE, PIPEDEC, "flowspec", NO_ORDER, NO_EXPANSION, NEITHER, "auto")
 
 TABLE_1 = {
     ("7B", "T0"): {"Llama-2": ((1.12, 0.97), (1.35, 1.33)), "Vicuna": ((1.23, 1.27), (1.38, 1.43))},
@@ -47,17 +48,6 @@ def take() -> Taken:
         command, figures[name] = simulated(list(CLUSTERS.values()), STRATEGIES, source(name, tokens))
         commands.append(command)
     return commands, figures
-
-
-def naive_ms(runs: list[Figures], cluster: str) -> float:
-    """Milliseconds per token of naive PP: of the tree in one batch, and what its further segments take behind it."""
-    run = find(runs, TREE, cluster)
-    slowest = max(timing.seconds(16) for timing in stage_timings(load_cluster(cluster)))
-    return float(run["ms_per_token"] + 1e3 * (SEGMENTS - 1) * slowest / run["mean_acceptance_length"])
-
-
-def ratio(runs: list[Figures], strategy: str, cluster: str) -> str:
-    return times(naive_ms(runs, cluster) / find(runs, strategy, cluster)["ms_per_token"])
 
 
 def render(figures: Any) -> str:

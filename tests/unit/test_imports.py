@@ -55,7 +55,7 @@ DECISIONS += tuple(f"engine.{name}" for name in ("inflight", "commit", "schedule
 OUTSIDE_WORLD = {"time", "datetime", "socket", "zmq", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
 
 
-STILL_CIRCLES = ("penstock.pipeline.", "penstock.server.", "flowspec_eagle", "sections.flowspec")
+STILL_CIRCLES = ("penstock.pipeline.", "penstock.server.")
 """Where circles are still to be cut; this list only gets shorter."""
 
 
@@ -195,7 +195,7 @@ def reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
 
 
 def test_no_module_waits_for_itself() -> None:
-    found = circles(import_graph(ROOT, "penstock.")) + circles(import_graph(BENCHMARKS))
+    found = circles(import_graph(ROOT, "penstock.")) + circles(import_graph(BENCHMARKS, "benchmarks."))
     assert [circle for circle in found if not all(name.startswith(STILL_CIRCLES) for name in circle)] == []
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import results
-from benchmarks.sections import base, flowspec
+from benchmarks.papers import flowspec
+from benchmarks.sections import base
 from benchmarks.sections.base import store, stored, wrapped
 from benchmarks.strategies import auto_against
 from penstock.cluster import load_cluster, stage_timings

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from benchmarks import results
-from benchmarks.papers import pp_eagle_table, spd_tables
-from benchmarks.sections import base, flowspec, spd, vllm
+from benchmarks.papers import flowspec, pp_eagle_table, spd_tables
+from benchmarks.sections import base, spd, vllm
+from benchmarks.sections.flowspec import render_eagle
 from benchmarks.shared import virtual
 from penstock.bench.entries import PLAIN
 from penstock.bench.grid import Question, Setting
@@ -230,7 +231,7 @@ def test_flowspecs_tables_are_there_for_eagle_too() -> None:
         return [{**one, "strategy": strategy} for strategy in flowspec.STRATEGIES]
 
     figures = {name: {"T0": runs(name), "T1": runs(name)} for name in flowspec.CLUSTERS.values()}
-    page = flowspec.render_eagle(figures)
+    page = render_eagle(figures)
     assert page.count("ours: `eagle`") == 4
     assert "`eagle`, T = 1" in page
 
