@@ -99,7 +99,7 @@ def render_executors(figures: Any) -> str:
     same = all(one["identical"] for found in figures.values() for one in found["entries"].values())
     return paragraphs(
         "The report's first design has the engine relay every hop between stages; its second, and ours, has the stages "
-        "talk to each other. `benchmarks/relay.py` is the first. The boards are those of the "
+        "talk to each other. `benchmarks/papers/relay.py` is the first. The boards are those of the "
         "preset demo, on one switch: a hop by way of the engine takes the time of two. In virtual time nothing else "
         "counts; without boards nothing but what the relaying process costs. Pairs are the same request on both.",
         markdown(headings, rows),

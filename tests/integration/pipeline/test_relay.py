@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from benchmarks.papers import relay
 from benchmarks.papers.relay import RelayHost, receiver
-
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.messages import Batch, Message, Ready, Span
 from tests.integration.pipeline.test_processes import batch, pipeline_of, start

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.papers.relay import priced, receiver
 
+from benchmarks.papers.relay import priced, receiver
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Cancel, Message, Ready, Rows, Span
 from penstock.pipeline.processes import StagePlan
