@@ -1,33 +1,19 @@
-"""What there is to know of a server: ``/v1/models``, ``/health``, ``/metrics``, ``/version``."""
+"""How a server does: ``/health``, ``/metrics`` and ``/version``."""
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel
 
 import penstock
 from penstock.core import PenstockError
-from penstock.server.openai.protocol import error_responses
-from penstock.server.openai.service import Service
-
-
-class ModelCard(BaseModel):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    max_model_len: int
-
-
-class ModelList(BaseModel):
-    object: Literal["list"]
-    data: list[ModelCard]
+from penstock.engine.async_llm import AsyncLLM
+from penstock.server.http.errors import error_responses
+from penstock.server.http.gate import Gate
 
 
 class StageHealth(BaseModel):
@@ -48,40 +34,19 @@ class Version(BaseModel):
     version: str
 
 
-def about_router(service: Service) -> APIRouter:
+def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIRouter:
     routes = APIRouter(tags=["server"])
-    started = int(time.time())
-
-    def card(name: str) -> ModelCard:
-        return ModelCard(
-            id=name,
-            object="model",
-            created=started,
-            owned_by="penstock",
-            root=service.llm.setup.options.model,
-            max_model_len=service.prompts.max_model_len,
-        )
-
-    @routes.get("/v1/models", responses=error_responses(401))
-    async def list_models() -> ModelList:
-        """The model, under each of its names."""
-        return ModelList(object="list", data=[card(name) for name in service.settings.served_model_name])
-
-    @routes.get("/v1/models/{model:path}", responses=error_responses(401, 404))
-    async def retrieve_model(model: str) -> ModelCard:
-        service.check_model(model)
-        return card(model)
 
     @routes.get("/health", response_model=Health, responses={503: {"model": Health}})
     async def health() -> Response:
         """200 only if a token can be generated end to end."""
-        found = await health_of(service)
+        found = await health_of(llm, gate)
         return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503)
 
     @routes.get("/metrics", response_class=Response, responses={200: METRICS, **error_responses(401)})
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/version", responses=error_responses(401))
     async def version() -> Version:
@@ -93,16 +58,16 @@ def about_router(service: Service) -> APIRouter:
 METRICS = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
-async def health_of(service: Service) -> Health:
+async def health_of(llm: AsyncLLM, gate: Gate) -> Health:
     status: Literal["ok", "draining", "unavailable"] = "ok"
     reason = None
     try:
-        await service.llm.check_health()
+        await llm.check_health()
     except PenstockError as error:
         status, reason = "unavailable", str(error)
-    if service.gate.draining:
+    if gate.draining:
         status, reason = "draining", "the server is shutting down"
-    stats = service.llm.stats()
+    stats = llm.stats()
     stages = [
         StageHealth(stage=number, heard_seconds_ago=seconds)
         for number, seconds in enumerate(stats.stage_heard_seconds_ago)

@@ -2,50 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import penstock
+from penstock.engine.async_llm import AsyncLLM
 from penstock.server.about import about_router
-from penstock.server.http import errors
+from penstock.server.http import handlers
 from penstock.server.http.auth import Auth
 from penstock.server.http.bodies import BodyLimits
+from penstock.server.http.gate import Gate
 from penstock.server.http.logs import log_request
 from penstock.server.http.records import Records
+from penstock.server.live.routes import live_router
+from penstock.server.metrics import ServerMetrics
 from penstock.server.openai.chat import chat_router
 from penstock.server.openai.completions import completion_router
+from penstock.server.openai.models import model_router
 from penstock.server.openai.service import Service
 from penstock.server.openai.tokens import token_router
 from penstock.server.settings import ServerSettings
 
-if TYPE_CHECKING:
-    from penstock.engine.async_llm import AsyncLLM
-
 
 def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
-    """The application over ``llm``, which stays the caller's to close. ``app.state.service`` is its ``Service``.
+    """The application over ``llm``, which stays the caller's to close. ``app.state.gate`` is its ``Gate``.
 
     Call it on the event loop's thread. Its own documentation pages are left out: they load scripts from elsewhere.
     """
-    service = Service(llm, settings)
     app = FastAPI(title="Penstock", version=penstock.__version__, docs_url=None, redoc_url=None)
-    app.state.service = service
-    errors.install(app)
-    for routes in (chat_router, completion_router, token_router, about_router):
+    app.state.gate = gate = Gate()
+    metrics = ServerMetrics(llm, settings.served_model_name[0])
+    service = Service(llm, settings, gate, metrics.generated)
+    handlers.install(app)
+    for routes in (chat_router, completion_router, token_router, model_router):
         app.include_router(routes(service))
+    app.include_router(about_router(llm, gate, metrics.registry))
     if settings.web:
-        from penstock.server.live.routes import router
-
-        app.include_router(router(llm), include_in_schema=False)
-    add_middleware(app, service)
+        app.include_router(live_router(llm), include_in_schema=False)
+    add_middleware(app, settings, metrics)
     return app
 
 
-def add_middleware(app: FastAPI, service: Service) -> None:
+def add_middleware(app: FastAPI, settings: ServerSettings, metrics: ServerMetrics) -> None:
     """From the inside out: the last one added sees a request first."""
-    settings = service.settings
     app.add_middleware(BodyLimits, most=settings.max_body_size, seconds=settings.body_timeout)
     if settings.api_keys:
         app.add_middleware(Auth, keys=settings.api_keys)
@@ -57,4 +56,4 @@ def add_middleware(app: FastAPI, service: Service) -> None:
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(Records, tell=[log_request, service.metrics.responded])
+    app.add_middleware(Records, tell=[log_request, metrics.responded])

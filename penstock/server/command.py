@@ -18,8 +18,9 @@ from penstock.config import FieldError, check
 from penstock.engine.async_llm import AsyncLLM
 from penstock.generate import checked
 from penstock.server.app import make_app
-from penstock.server.http.listen import BACKLOG, Listening, Server
+from penstock.server.http.listen import Listening
 from penstock.server.http.logs import LEVELS, configure_logs
+from penstock.server.http.server import BACKLOG, Server
 from penstock.server.settings import ServerSettings
 
 log = logging.getLogger("penstock.server")
@@ -62,7 +63,9 @@ async def serve(
     try:
         if template is not None:
             llm.get_tokenizer().use_chat_template(template)
-        server = Server(make_app(llm, settings), listening)
+        app = make_app(llm, settings)
+        # Closing the engine also ends the live views.
+        server = Server(app, listening, app.state.gate, settings.drain_timeout, stop=llm.close)
         gc.collect()
         gc.freeze()  # what has been imported stays: no collection while serving has to look through it
         bound.listen(BACKLOG)  # whoever reads the announcement may come at once

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from http import HTTPMethod
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.stats import EngineStats
 from penstock.server.http.records import Record
-from penstock.server.openai.usage import completion_tokens
-
-if TYPE_CHECKING:
-    from penstock.engine.async_llm import AsyncLLM
-    from penstock.engine.stats import EngineStats
-    from penstock.server.openai.generation import Generation
+from penstock.server.openai.usage import Summary
 
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -73,19 +70,16 @@ class ServerMetrics:
         method = record.method if record.method in HTTPMethod.__members__ else "other"  # else clients could name series
         self._responses.labels(method, record.route, str(record.status)).inc()
 
-    def generated(self, generation: Generation) -> None:
+    def generated(self, summary: Summary) -> None:
         """A generation has ended, early or not."""
-        outputs = generation.outputs()
-        tokens = completion_tokens(generation)
-        self._prompt.observe(sum(len(output.prompt_token_ids) for output in outputs))
-        self._generation.observe(tokens)
-        first, last = generation.first_token_at, generation.last_token_at
-        if first is None or last is None:
+        self._prompt.observe(summary.prompt_tokens)
+        self._generation.observe(summary.completion_tokens)
+        if summary.first_token_seconds is None or summary.last_token_seconds is None:
             return
-        self._first_token.observe(first - generation.began)
-        self._seconds.observe(last - generation.began)
-        if tokens > 1:
-            self._per_token.observe((last - first) / (tokens - 1))
+        self._first_token.observe(summary.first_token_seconds)
+        self._seconds.observe(summary.last_token_seconds)
+        if summary.completion_tokens > 1:
+            self._per_token.observe(summary.decoding_seconds / (summary.completion_tokens - 1))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(f"penstock:{name}", text, ["model_name"], buckets=buckets, registry=self.registry)

@@ -1,15 +1,12 @@
-"""Which requests are under way, and how the last of them end when the server is told to stop."""
+"""What is under way, and how the last of it ends when the server is told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from penstock.server.http.errors import ApiError, busy
-
-if TYPE_CHECKING:
-    from penstock.server.openai.generation import Generation
 
 log = logging.getLogger("penstock.server")
 
@@ -17,22 +14,30 @@ LAST_WORDS: Final = 5.0
 """Seconds for replies to leave once their requests have been ended."""
 
 
+class Work(Protocol):
+    """Something under way that a drain waits for."""
+
+    def fail(self, error: ApiError) -> None:
+        """End it early, with this error for its reply."""
+        ...
+
+
 class Gate:
-    """Counts generations in and out. Used on the event loop's thread, but for ``hurry``."""
+    """Counts work in and out. Used on the event loop's thread, but for ``hurry``."""
 
     def __init__(self) -> None:
         self.draining = False
-        self._inside: set[Generation] = set()
+        self._inside: set[Work] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._hurried = asyncio.Event()
 
-    def enter(self, generation: Generation) -> None:
-        self._inside.add(generation)
+    def enter(self, work: Work) -> None:
+        self._inside.add(work)
         self._empty.clear()
 
-    def leave(self, generation: Generation) -> None:
-        self._inside.discard(generation)
+    def leave(self, work: Work) -> None:
+        self._inside.discard(work)
         if not self._inside:
             self._empty.set()
 
@@ -42,7 +47,7 @@ class Gate:
             raise stopping()
 
     def hurry(self) -> None:
-        """Wait for no request any longer."""
+        """Wait no longer."""
         self._hurried.set()
 
     async def drain(self, seconds: float) -> None:
@@ -51,8 +56,8 @@ class Gate:
         log.info("draining", extra={"fields": {"requests": len(self._inside), "seconds": seconds}})
         waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, self._hurried)]
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for generation in list(self._inside):
-            generation.fail(stopping())
+        for work in list(self._inside):
+            work.fail(stopping())
         await asyncio.wait(waits[:1], timeout=LAST_WORDS)
         for wait in waits:
             wait.cancel()

@@ -1,34 +1,19 @@
-"""uvicorn over an application, with an end in good order."""
+"""Where a server listens, and to how many."""
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Final
-
-import uvicorn
 
 from penstock.config import FieldError, check, check_positive
-from penstock.server.http.connections import limited_protocol
-from penstock.server.openai.service import Service
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-LINGER: Final = 2
-"""Seconds for connections to close once no request is left."""
-BACKLOG: Final = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listening:
-    """Where to listen, and to how many. Raises FieldError naming the field."""
+    """An address and its limits. Raises FieldError naming the field."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -94,46 +79,3 @@ class Listening:
             problem = f"is {self.port}, which cannot be had on {self.host}: {error.strerror}; choose another"
             raise FieldError("port", problem) from None
         return bound
-
-
-class Server(uvicorn.Server):
-    """uvicorn, but for its end: requests under way are waited for, and end with a reply in any case.
-
-    The first SIGTERM or SIGINT begins that, a second one ends the wait.
-    """
-
-    def __init__(self, app: FastAPI, listening: Listening) -> None:
-        protocol = limited_protocol(listening.max_connections, listening.header_timeout)
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=protocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # a client could call itself another, in the log and in the queue
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=LINGER,
-                root_path=listening.root_path,
-                ssl_certfile=listening.ssl_certfile,
-                ssl_keyfile=listening.ssl_keyfile,
-            )
-        )
-        self._service: Service = app.state.service
-        self._events = asyncio.get_running_loop()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On a signal. uvicorn would raise it again in the end, before the stages have been stopped."""
-        if self.should_exit:
-            self._events.call_soon_threadsafe(self._service.gate.hurry)
-        self.should_exit = True
-
-    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Take no more connections, drain, stop the engine, and then what uvicorn does."""
-        for server in self.servers:
-            server.close()
-        await self._service.gate.drain(self._service.settings.drain_timeout)
-        self._service.llm.close()  # also ends the live views
-        await super().shutdown(list(sockets or []))

@@ -117,7 +117,7 @@ class Frame(msgspec.Struct, frozen=True):
     own: list[int]
 
 
-def router(llm: AsyncLLM) -> APIRouter:
+def live_router(llm: AsyncLLM) -> APIRouter:
     """The page and its live view. The caller asks for the API key at ``/live``; the page itself needs none."""
     picture = Picture(llm.setup.stages)
     llm.observe(picture)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from penstock.server.http.records import record_of
 from penstock.server.openai.chat_protocol import ChatCompletion, ChatCompletionRequest
 from penstock.server.openai.chat_writer import ChatWriter
+from penstock.server.openai.choices import Choice
+from penstock.server.openai.field_errors import api_errors
 from penstock.server.openai.params import chat_params
 from penstock.server.openai.protocol import generation_responses
 from penstock.server.openai.reply import reply_of
-from penstock.server.openai.service import Service, named
-from penstock.server.openai.tools.choice import plan_tools
+from penstock.server.openai.service import Service
+from penstock.server.openai.tools.choice import ToolPlan, plan_tools
+from penstock.text.tokenizer import Tokenizer
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -22,14 +28,21 @@ def chat_router(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         service.check_model(body.model)
-        with named(body):
+        with api_errors(body):
             plan = plan_tools(body, service.prompts.tokenizer)
             prompt = await service.prompts.of_chat(body.messages, plan.told, body.chat_template_kwargs)
             room = service.prompts.room(prompt, "messages")
-            asked = chat_params(body, service.defaults(), room, plan)
-        with named(body, asked.names):
-            generation = await service.generate(request, body, [prompt], [asked])
-        writer = ChatWriter(body, plan, generation, service.model, service.prompts.tokenizer)
-        return await reply_of(request, generation, writer, body)
+            params = chat_params(body, service.defaults(), room, plan)
+        with api_errors(body, params.names):
+            generation = await service.generate(request, body, [prompt], [params])
+        ends = hidden_ends(body, plan, service.prompts.tokenizer)
+        choices = [Choice(service.token_text, plan, ends) for _ in range(generation.choices)]
+        writer = ChatWriter(body, prompt, record_of(request).request_id, service.model, service.token_text)
+        return await reply_of(request, body, generation, choices, writer)
 
     return routes
+
+
+def hidden_ends(body: ChatCompletionRequest, plan: ToolPlan, tokenizer: Tokenizer) -> Sequence[int]:
+    """The end tokens, where special tokens are in the text only for the sake of a call's marks."""
+    return tokenizer.eos_token_ids if plan.marks_are_special and body.skip_special_tokens is not False else ()

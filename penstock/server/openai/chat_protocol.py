@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from penstock.server.openai.protocol import FinishWord, GenerationFields, ListOf, Metrics, Reply, Usage, Wire
+from penstock.server.openai.protocol import ApiModel, FinishWord, GenerationFields, ListOf, Metrics, Reply, Usage
 
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 """Of functions and schemas, as OpenAI allows it."""
@@ -14,24 +14,24 @@ NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 # ------------------------------------------------------------------------------------------------------------ request
 
 
-class TextPart(Wire):
+class TextPart(ApiModel):
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(Wire):
+class FunctionCall(ApiModel):
     name: str
     arguments: str
     """A JSON object, as text."""
 
 
-class ToolCall(Wire):
+class ToolCall(ApiModel):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(Wire):
+class Message(ApiModel):
     """One turn. The fields that can only be null are those of OpenAI's own replies, so that one can be sent back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -51,7 +51,7 @@ class Message(Wire):
         return self
 
 
-class FunctionDefinition(Wire):
+class FunctionDefinition(ApiModel):
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -60,29 +60,29 @@ class FunctionDefinition(Wire):
     """Arguments always follow the schema where the call is forced by tool_choice, strict or not."""
 
 
-class Tool(Wire):
+class Tool(ApiModel):
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class FunctionName(Wire):
+class FunctionName(ApiModel):
     name: str
 
 
-class NamedTool(Wire):
+class NamedTool(ApiModel):
     type: Literal["function"]
     function: FunctionName
 
 
-class TextFormat(Wire):
+class TextFormat(ApiModel):
     type: Literal["text"]
 
 
-class JsonObjectFormat(Wire):
+class JsonObjectFormat(ApiModel):
     type: Literal["json_object"]
 
 
-class JsonSchema(Wire):
+class JsonSchema(ApiModel):
     name: str = Field(pattern=NAME)
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
@@ -90,7 +90,7 @@ class JsonSchema(Wire):
     """The text follows the schema, strict or not."""
 
 
-class JsonSchemaFormat(Wire):
+class JsonSchemaFormat(ApiModel):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 

@@ -6,13 +6,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.server.http.errors import bad
+from penstock.server.http.records import record_of
+from penstock.server.openai.choices import Choice
 from penstock.server.openai.completion_protocol import Completion, CompletionRequest
 from penstock.server.openai.completion_writer import CompletionWriter
+from penstock.server.openai.field_errors import api_errors
 from penstock.server.openai.params import completion_params
 from penstock.server.openai.prompts import Prompt, Prompts
 from penstock.server.openai.protocol import MOST_CHOICES, generation_responses
 from penstock.server.openai.reply import reply_of
-from penstock.server.openai.service import Service, named
+from penstock.server.openai.service import Service
 
 
 def completion_router(service: Service) -> APIRouter:
@@ -22,14 +25,16 @@ def completion_router(service: Service) -> APIRouter:
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, or several."""
         service.check_model(body.model)
-        with named(body):
+        with api_errors(body):
             prompts = await prompts_of(body, service.prompts)
             defaults = service.defaults()
-            asked = [completion_params(body, defaults, service.prompts.room(prompt, "prompt")) for prompt in prompts]
-        with named(body, asked[0].names):
-            generation = await service.generate(request, body, prompts, asked)
-        writer = CompletionWriter(body, prompts, generation, service.model, service.prompts.tokenizer)
-        return await reply_of(request, generation, writer, body)
+            params = [completion_params(body, defaults, service.prompts.room(prompt, "prompt")) for prompt in prompts]
+        with api_errors(body, params[0].names):
+            generation = await service.generate(request, body, prompts, params)
+        choices = [Choice(service.token_text) for _ in range(generation.choices)]
+        name = record_of(request).request_id
+        writer = CompletionWriter(body, prompts, generation.n, name, service.model, service.token_text)
+        return await reply_of(request, body, generation, choices, writer)
 
     return routes
 

@@ -6,23 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import Request
 
-from penstock.core import RequestOutput, SamplingParams
+from penstock.core import RequestOutput
 from penstock.engine.completion import CompletionDelta
-from penstock.server.http.errors import ApiError, busy, timed_out
-from penstock.server.openai.prompts import Prompt
-
-if TYPE_CHECKING:
-    from penstock.engine.stream import RequestDelta, RequestStream
-    from penstock.server.openai.service import Service
-
-
-def gone() -> ApiError:
-    """The client has left. Nobody reads this; the log shows it, under the number that nginx gave it."""
-    return ApiError(499, "the client has closed the connection", code="client_gone")
+from penstock.engine.stream import RequestDelta, RequestStream
+from penstock.server.http.errors import ApiError, busy, client_closed, timed_out
+from penstock.server.http.gate import Gate
+from penstock.server.openai.usage import Summary, summarize
+from penstock.server.settings import ServerSettings
 
 
 class Generation:
@@ -34,50 +28,38 @@ class Generation:
 
     def __init__(
         self,
-        service: Service,
         request: Request,
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams],
-        *,
-        request_id: str,
-        priority: int,
-        client: str,
+        streams: Sequence[RequestStream],
+        n: int,
+        settings: ServerSettings,
+        gate: Gate,
+        began: float,
+        on_close: Callable[[Generation], None],
     ) -> None:
-        """Queue all, or none if one is refused. Raises as ``AsyncLLM.submit`` does, and ApiError once draining."""
-        service.gate.check_open()
-        self._service = service
-        self.request_id = request_id
-        self.began = time.monotonic()
-        self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
-        self.on_close: Callable[[], None] | None = None
-        self.streams: list[RequestStream] = []
-        self._n = params[0].n
+        """``request``'s body has been read; ``began`` is when, on ``time.monotonic``. ``on_close`` is called once."""
+        self.n = n
+        self._streams = streams
+        self._settings = settings
+        self._gate = gate
+        self._on_close = on_close
+        self._began = began
+        self._first_token_at: float | None = None
+        self._last_token_at: float | None = None
         self._reads: dict[asyncio.Future[RequestDelta], int] = {}
         """Which of the streams each read is of."""
         self._failed: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._closed = False
-        try:
-            for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-                name = request_id if len(prompts) == 1 else f"{request_id}-{number}"
-                self.streams.append(
-                    service.llm.submit(
-                        {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
-                        one,
-                        request_id=name,
-                        priority=priority,
-                        client=client,
-                    )
-                )
-        except BaseException:
-            self._abort()
-            raise
         self._watch = asyncio.ensure_future(self._watch_client(request))
-        service.gate.enter(self)
+        gate.enter(self)
+
+    @property
+    def choices(self) -> int:
+        """How many there are, of all prompts."""
+        return self.n * len(self._streams)
 
     async def deltas(self) -> AsyncIterator[CompletionDelta]:
         """What is new of any choice, as it comes. Raises ApiError or PipelineError where it ends early."""
-        for number in range(len(self.streams)):
+        for number in range(len(self._streams)):
             self._read(number)
         while self._reads:
             for read in await self._some():
@@ -86,36 +68,54 @@ class Generation:
                     self._read(number)
                 self._note_time()
                 for delta in news.deltas:
-                    yield replace(delta, index=number * self._n + delta.index)
+                    yield replace(delta, index=number * self.n + delta.index)
+
+    def whole(self) -> list[CompletionDelta]:
+        """All so far of every choice, each as one delta."""
+        return [
+            CompletionDelta(
+                number * self.n + choice.index,
+                choice.token_ids,
+                choice.text,
+                choice.logprobs,
+                choice.finish_reason,
+                choice.stop_reason,
+            )
+            for number, output in enumerate(self.outputs())
+            for choice in output.outputs
+        ]
+
+    def outputs(self) -> list[RequestOutput]:
+        """All so far, per prompt."""
+        return [stream.output() for stream in self._streams]
+
+    def summary(self) -> Summary:
+        """What it has cost so far."""
+        moments = [None if at is None else at - self._began for at in (self._first_token_at, self._last_token_at)]
+        return summarize(self.outputs(), *moments)
 
     def fail(self, error: ApiError) -> None:
         """End it early. Only the first reason counts."""
         if not self._failed.done():
             self._failed.set_result(error)
 
-    def outputs(self) -> list[RequestOutput]:
-        """All so far, per prompt."""
-        return [stream.output() for stream in self.streams]
-
     def close(self) -> None:
         """Abort what still runs. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
-        self._abort()
+        for stream in self._streams:
+            stream.abort()
         self._watch.cancel()
         for read in self._reads:
             read.cancel()
-        self._service.gate.leave(self)
-        if self.on_close is not None:
-            self.on_close()
+        self._gate.leave(self)
+        self._on_close(self)
 
-    def _abort(self) -> None:
-        for stream in self.streams:
-            stream.abort()
+    # ---------------------------------------------------------------------------------------------------- inside
 
     def _read(self, number: int) -> None:
-        self._reads[asyncio.ensure_future(self.streams[number].__anext__())] = number
+        self._reads[asyncio.ensure_future(self._streams[number].__anext__())] = number
 
     async def _some(self) -> list[asyncio.Future[RequestDelta]]:
         """Wait until a read has something, no longer than there is time."""
@@ -129,35 +129,33 @@ class Generation:
             self._raise_if_late()
 
     def _left(self) -> float:
-        settings = self._service.settings
-        seconds = settings.request_timeout
-        if not self._started and self._waited < settings.queue_timeout:
-            seconds = min(seconds, settings.queue_timeout)
+        seconds = self._settings.request_timeout
+        if not self._started and self._waited < self._settings.queue_timeout:
+            seconds = min(seconds, self._settings.queue_timeout)
         return max(seconds - self._waited, 0.0)
 
     def _raise_if_late(self) -> None:
-        settings = self._service.settings
-        if self._waited >= settings.request_timeout:
-            raise timed_out(settings.request_timeout)
-        if not self._started and self._waited >= settings.queue_timeout:
-            message = f"the request has waited {settings.queue_timeout:g} s for its turn (--queue-timeout)"
+        if self._waited >= self._settings.request_timeout:
+            raise timed_out(self._settings.request_timeout)
+        if not self._started and self._waited >= self._settings.queue_timeout:
+            message = f"the request has waited {self._settings.queue_timeout:g} s for its turn (--queue-timeout)"
             raise busy(message, "queue_timeout")
 
     @property
     def _started(self) -> bool:
-        return all(stream.started for stream in self.streams)
+        return all(stream.started for stream in self._streams)
 
     @property
     def _waited(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self._began
 
     def _note_time(self) -> None:
-        self.last_token_at = time.monotonic()
-        if self.first_token_at is None:
-            self.first_token_at = self.last_token_at
+        self._last_token_at = time.monotonic()
+        if self._first_token_at is None:
+            self._first_token_at = self._last_token_at
 
     async def _watch_client(self, request: Request) -> None:
-        """The body has been read: all that can come now is that the client leaves."""
+        """All that can still come from the client is that it leaves."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        self.fail(gone())
+        self.fail(client_closed())

@@ -37,14 +37,14 @@ DIGITS: Final = 10
 
 
 @dataclass
-class Asked:
+class RequestParams:
     """Sampling parameters, and what the request calls those of them that have another name there."""
 
-    params: SamplingParams
+    sampling: SamplingParams
     names: dict[str, str] = field(default_factory=dict)
 
 
-def chat_params(body: ChatCompletionRequest, defaults: SamplingParams, room: int, plan: ToolPlan) -> Asked:
+def chat_params(body: ChatCompletionRequest, defaults: SamplingParams, room: int, plan: ToolPlan) -> RequestParams:
     """``room`` tokens are left after the prompt, and that many are generated unless the request says fewer.
 
     Raises ApiError naming the field.
@@ -53,14 +53,14 @@ def chat_params(body: ChatCompletionRequest, defaults: SamplingParams, room: int
         raise bad("max_tokens", "is set beside max_completion_tokens, its newer name; remove it")
     if body.top_logprobs is not None and not body.logprobs:
         raise bad("top_logprobs", "is set without logprobs; set logprobs to true")
-    asked = fields_of(body, defaults)
+    shared = fields_of(body, defaults)
     newer = fitting(body, "max_completion_tokens", room)
     given: dict[str, Any] = {"max_tokens": newer or fitting(body, "max_tokens", room) or room}
     if newer is not None:
-        asked.names["max_tokens"] = "max_completion_tokens"
+        shared.names["max_tokens"] = "max_completion_tokens"
     if body.logprobs:
         given["logprobs"] = body.top_logprobs or 0
-        asked.names["logprobs"] = "top_logprobs"
+        shared.names["logprobs"] = "top_logprobs"
     found = structures(body)
     if isinstance(body.response_format, JsonSchemaFormat):
         name = "response_format.json_schema.schema"
@@ -71,13 +71,13 @@ def chat_params(body: ChatCompletionRequest, defaults: SamplingParams, room: int
         found["tool_choice"] = structure("tool_choice", "json", plan.forced)
     if plan.marks_are_special:
         given["skip_special_tokens"] = False
-    add_structure(given, asked.names, found)
-    return Asked(replace(asked.params, **given), asked.names)
+    add_structure(given, shared.names, found)
+    return RequestParams(replace(shared.sampling, **given), shared.names)
 
 
-def completion_params(body: CompletionRequest, defaults: SamplingParams, room: int) -> Asked:
+def completion_params(body: CompletionRequest, defaults: SamplingParams, room: int) -> RequestParams:
     """``room`` tokens are left after the prompt. Raises ApiError naming the field."""
-    asked = fields_of(body, defaults)
+    shared = fields_of(body, defaults)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of", f"is {body.best_of}, n is {body.n or 1}; remove it: every choice is returned")
     if body.echo and body.logprobs is not None:
@@ -85,11 +85,11 @@ def completion_params(body: CompletionRequest, defaults: SamplingParams, room: i
     given: dict[str, Any] = {"max_tokens": fitting(body, "max_tokens", room) or min(defaults.max_tokens, room)}
     if body.logprobs is not None:
         given["logprobs"] = body.logprobs
-    add_structure(given, asked.names, structures(body))
-    return Asked(replace(asked.params, **given), asked.names)
+    add_structure(given, shared.names, structures(body))
+    return RequestParams(replace(shared.sampling, **given), shared.names)
 
 
-def fields_of(body: GenerationFields, defaults: SamplingParams) -> Asked:
+def fields_of(body: GenerationFields, defaults: SamplingParams) -> RequestParams:
     """What both APIs share, over the model's defaults."""
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
@@ -97,7 +97,7 @@ def fields_of(body: GenerationFields, defaults: SamplingParams) -> Asked:
     if body.min_tokens is not None:
         # Checked against max_tokens once that is known too.
         given["max_tokens"] = max(defaults.max_tokens, body.min_tokens)
-    return Asked(replace(defaults, **given))
+    return RequestParams(replace(defaults, **given))
 
 
 def fitting(body: GenerationFields, name: str, room: int) -> int | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from penstock.server.http.errors import ErrorResponse
+from penstock.server.http.errors import Responses, error_responses
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
@@ -22,18 +22,18 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 """A list that is refused at its first wrong item: to tell of a million wrong ones takes seconds, for everybody."""
 
 
-class Wire(BaseModel):
+class ApiModel(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class StreamOptions(Wire):
+class StreamOptions(ApiModel):
     include_usage: bool | None = None
     """End with a chunk that carries ``usage`` and ``metrics``."""
 
 
-class StructuredOutputs(Wire):
+class StructuredOutputs(ApiModel):
     """Exactly one of them (vLLM's ``structured_outputs``)."""
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
@@ -43,7 +43,7 @@ class StructuredOutputs(Wire):
     json_object: bool | None = None
 
 
-class GenerationFields(Wire):
+class GenerationFields(ApiModel):
     """How to generate. What is left out, or null, is as the model's generation_config says."""
 
     model: str | None = None
@@ -130,14 +130,7 @@ class Metrics(BaseModel):
     num_accepted_tokens: int
 
 
-Responses = dict[int | str, dict[str, Any]]
 FinishWord = Literal["stop", "length", "tool_calls", "abort"]
-
-
-def error_responses(*statuses: int) -> Responses:
-    """For a route's OpenAPI: these statuses, and whatever else a client did wrong, carry an error object."""
-    keys: tuple[int | str, ...] = (*statuses, "4XX")
-    return {key: {"model": ErrorResponse} for key in keys}
 
 
 def generation_responses(chunk: str) -> Responses:

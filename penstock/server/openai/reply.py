@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Protocol
 
 from fastapi import Request
@@ -14,21 +14,33 @@ from penstock.engine.completion import CompletionDelta
 from penstock.server.http.errors import api_error
 from penstock.server.http.records import record_of
 from penstock.server.http.sse import DONE, EventStream, event
+from penstock.server.openai.choices import Choice, ChoiceDelta
 from penstock.server.openai.generation import Generation
 from penstock.server.openai.protocol import GenerationFields
+from penstock.server.openai.usage import Summary
 
 log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
-    def whole(self) -> BaseModel: ...
+    """Puts choices into the words of one API. It remembers nothing of what it has written."""
 
-    def chunks(self, delta: CompletionDelta) -> Iterator[BaseModel]: ...
+    def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> BaseModel:
+        """The reply of a request that is not streamed. Each choice is one delta."""
+        ...
 
-    def last_chunk(self) -> BaseModel: ...
+    def chunks(self, delta: ChoiceDelta) -> Iterator[BaseModel]:
+        """What a stream says of a delta, if anything."""
+        ...
+
+    def last_chunk(self, summary: Summary) -> BaseModel:
+        """What it took: after all choices have ended."""
+        ...
 
 
-async def reply_of(request: Request, generation: Generation, writer: Writer, body: GenerationFields) -> Response:
+async def reply_of(
+    request: Request, body: GenerationFields, generation: Generation, choices: Sequence[Choice], writer: Writer
+) -> Response:
     """Wait for the first token, so that what fails before it has a status of its own; then stream or collect.
 
     Closes the generation: here, or when the stream has been sent. Raises as ``Generation.deltas`` does.
@@ -37,11 +49,12 @@ async def reply_of(request: Request, generation: Generation, writer: Writer, bod
     try:
         first = await anext(deltas)
         if body.stream:
-            include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return EventStream(events(request, first, deltas, writer, include_usage), generation.close)
+            stream = events(request, body, generation, pushed(first, deltas, choices), writer)
+            return EventStream(stream, generation.close)
         async for _ in deltas:
             pass
-        whole = writer.whole()
+        found = [choice.push(delta) for choice, delta in zip(choices, generation.whole(), strict=True)]
+        whole = writer.whole(found, generation.summary())
     except BaseException:
         generation.close()
         raise
@@ -49,22 +62,29 @@ async def reply_of(request: Request, generation: Generation, writer: Writer, bod
     return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
+async def pushed(
+    first: CompletionDelta, rest: AsyncIterator[CompletionDelta], choices: Sequence[Choice]
+) -> AsyncIterator[ChoiceDelta]:
+    """Every delta, once its choice has taken it."""
+    yield choices[first.index].push(first)
+    async for delta in rest:
+        yield choices[delta.index].push(delta)
+
+
 async def events(
     request: Request,
-    first: CompletionDelta,
-    rest: AsyncIterator[CompletionDelta],
+    body: GenerationFields,
+    generation: Generation,
+    deltas: AsyncIterator[ChoiceDelta],
     writer: Writer,
-    include_usage: bool,
 ) -> AsyncGenerator[bytes, None]:
     """Whatever happens, the last event but ``[DONE]`` says how it ended."""
     try:
-        for chunk in writer.chunks(first):
-            yield event(chunk)
-        async for delta in rest:
+        async for delta in deltas:
             for chunk in writer.chunks(delta):
                 yield event(chunk)
-        if include_usage:
-            yield event(writer.last_chunk())
+        if body.stream_options is not None and body.stream_options.include_usage:
+            yield event(writer.last_chunk(generation.summary()))
     except Exception as error:
         problem = api_error(error)
         if problem.status_code == 500:

@@ -1,45 +1,44 @@
-"""What all routes share, and how a request gets from its fields into the engine."""
+"""What the API's routes share, and how a request gets from its fields into the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache
+from typing import Any, Final
 
 from fastapi import Request
-from pydantic import BaseModel
 
-from penstock.core import PenstockError, SamplingParams
-from penstock.server.http.errors import ApiError, api_error
+from penstock.core import SamplingParams
+from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.stream import RequestStream
+from penstock.server.http.errors import ApiError
 from penstock.server.http.gate import Gate
 from penstock.server.http.records import record_of
-from penstock.server.metrics import ServerMetrics
 from penstock.server.openai.generation import Generation
-from penstock.server.openai.params import Asked
+from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt, Prompts
 from penstock.server.openai.protocol import GenerationFields
-from penstock.server.openai.usage import metrics_of, usage_of
+from penstock.server.openai.usage import Summary, metrics_of, usage_of
 from penstock.server.settings import ServerSettings
 
-if TYPE_CHECKING:
-    from penstock.engine.async_llm import AsyncLLM
-
-OUR_NAMES: Final = {"request_id": "X-Request-Id", "prompt_token_ids": "prompt"}
-"""What requests call the fields of ``AsyncLLM.submit``."""
+CACHED_TEXTS: Final = 4096
+"""Tokens whose own text is remembered."""
 
 
 class Service:
-    """One engine and its settings, for one application."""
+    """One engine and its settings, for one application. ``tell`` hears of every generation that has ended."""
 
-    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings, gate: Gate, tell: Callable[[Summary], None]) -> None:
         self.llm = llm
         self.settings = settings
         self.model = settings.served_model_name[0]
-        self.gate = Gate()
         longest = min(llm.setup.max_model_len, llm.setup.kv_slots)  # else a chat that may fill the room never fits
         self.prompts = Prompts(llm.get_tokenizer(), longest)
-        self.metrics = ServerMetrics(llm, self.model)
+        self.token_text = lru_cache(CACHED_TEXTS)(self._token_text)
+        self._gate = gate
+        self._tell = tell
 
     def defaults(self) -> SamplingParams:
         """What requests leave out: as the model's generation_config says, and the server's own seed."""
@@ -53,57 +52,73 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def generate(
-        self, request: Request, body: GenerationFields, prompts: Sequence[Prompt], asked: Sequence[Asked]
+        self, request: Request, body: GenerationFields, prompts: Sequence[Prompt], params: Sequence[RequestParams]
     ) -> Generation:
-        """Have the engine begin. Raises as ``Generation`` and ``AsyncLLM.prepare`` do."""
-        for one in asked:
-            await self.llm.prepare(one.params)
-        record = record_of(request)
-        generation = Generation(
-            self,
+        """Have the engine begin. Raises as its ``prepare`` and ``submit`` do, and ApiError once draining."""
+        for one in params:
+            await self.llm.prepare(one.sampling)
+        self._gate.check_open()
+        began = time.monotonic()
+        streams = self._submit(request, body, prompts, params)
+        return Generation(
             request,
-            prompts,
-            [one.params for one in asked],
-            request_id=record.request_id,
-            priority=body.priority or 0,
-            client=body.user or record.client,
+            streams,
+            params[0].sampling.n,
+            self.settings,
+            self._gate,
+            began,
+            lambda ended: self._note(request, ended, body, prompts),
         )
-        generation.on_close = lambda: self._note(request, generation, body, prompts)
-        return generation
+
+    def _submit(
+        self, request: Request, body: GenerationFields, prompts: Sequence[Prompt], params: Sequence[RequestParams]
+    ) -> list[RequestStream]:
+        """Queue all prompts, or none if one is refused."""
+        record = record_of(request)
+        streams: list[RequestStream] = []
+        try:
+            for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+                stream = self.llm.submit(
+                    {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
+                    one.sampling,
+                    request_id=record.request_id if len(prompts) == 1 else f"{record.request_id}-{number}",
+                    priority=body.priority or 0,
+                    client=body.user or record.client,
+                )
+                streams.append(stream)
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
+        return streams
 
     def _note(
         self, request: Request, generation: Generation, body: GenerationFields, prompts: Sequence[Prompt]
     ) -> None:
         """A generation has ended: into the metrics and the request's line in the log."""
-        self.metrics.generated(generation)
-        record_of(request).details |= details_of(generation, bool(body.stream))
+        summary = generation.summary()
+        self._tell(summary)
+        details = record_of(request).details
+        details |= {"stream": bool(body.stream)} | details_of(summary)
         if self.settings.log_prompts:
-            texts = [choice.text for output in generation.outputs() for choice in output.outputs]
-            record_of(request).details |= {"prompts": [prompt.text for prompt in prompts], "texts": texts}
+            details |= {
+                "prompts": [prompt.text for prompt in prompts],
+                "texts": [choice.text for choice in generation.whole()],
+            }
+
+    def _token_text(self, token: int) -> str:
+        return self.prompts.tokenizer.decode([token], skip_special_tokens=False)
 
 
-def details_of(generation: Generation, stream: bool) -> dict[str, Any]:
-    usage, metrics = usage_of(generation), metrics_of(generation)
-    reasons = [choice.finish_reason for output in generation.outputs() for choice in output.outputs]
+def details_of(summary: Summary) -> dict[str, Any]:
+    """For the log."""
+    usage, metrics = usage_of(summary), metrics_of(summary)
     return {
-        "stream": stream,
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.prompt_tokens_details.cached_tokens,
         "completion_tokens": usage.completion_tokens,
-        "finish_reasons": reasons,
+        "finish_reasons": summary.finish_reasons,
         "time_to_first_token": metrics.time_to_first_token,
         "tokens_per_second": metrics.tokens_per_second,
         "mean_acceptance_length": metrics.mean_acceptance_length,
     }
-
-
-@contextmanager
-def named(body: BaseModel, names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn Penstock's errors into replies that name the field as this request calls it: ``names`` says how."""
-    try:
-        yield
-    except PenstockError as error:
-        raise api_error(error, list(type(body).model_fields), OUR_NAMES | dict(names or {})) from error
-    except RecursionError as error:
-        message = "the body nests too deep for whoever reads it: nest its schemas and template variables less"
-        raise ApiError(400, message) from error

@@ -5,13 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, model_validator
 
+from penstock.server.http.errors import error_responses
 from penstock.server.openai.chat_protocol import Message, Tool
+from penstock.server.openai.field_errors import api_errors
 from penstock.server.openai.prompts import Prompt
-from penstock.server.openai.protocol import ListOf, Wire, error_responses
-from penstock.server.openai.service import Service, named
+from penstock.server.openai.protocol import ApiModel, ListOf
+from penstock.server.openai.service import Service
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(ApiModel):
     """Either a text, or a conversation as the chat template puts it."""
 
     model: str | None = None
@@ -40,7 +42,7 @@ class Tokens(BaseModel):
     token_strs: list[str] | None
 
 
-class DetokenizeRequest(Wire):
+class DetokenizeRequest(ApiModel):
     model: str | None = None
     tokens: ListOf[int]
 
@@ -57,7 +59,7 @@ def token_router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> Tokens:
         """The token ids of a text or a conversation."""
         service.check_model(body.model)
-        with named(body):
+        with api_errors(body):
             found = await encoded(body)
         names = await prompts.names(found.token_ids) if body.return_token_strs else None
         return Tokens(

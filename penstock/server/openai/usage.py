@@ -1,22 +1,60 @@
-"""What a generation cost and how it went, as the replies, the metrics and the log tell it."""
+"""What a generation cost and how it went: summed up once, told by replies, metrics and the log."""
 
 from __future__ import annotations
 
-from penstock.core import SpeculationMetrics
-from penstock.server.openai.generation import Generation
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from penstock.core import FinishReason, RequestOutput, SpeculationMetrics
 from penstock.server.openai.protocol import CompletionDetails, Metrics, PromptDetails, Usage
 
 
-def usage_of(generation: Generation) -> Usage:
-    outputs = generation.outputs()
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = completion_tokens(generation)
-    speculation = speculation_of(generation)
+@dataclass(frozen=True)
+class Summary:
+    """All choices of all prompts together.
+
+    Seconds count from the request's arrival in the engine to its first and its last token; None while there is none.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    finish_reasons: list[FinishReason | None]
+    speculation: SpeculationMetrics
+    first_token_seconds: float | None
+    last_token_seconds: float | None
+
+    @property
+    def decoding_seconds(self) -> float:
+        """From the first token to the last."""
+        if self.first_token_seconds is None or self.last_token_seconds is None:
+            return 0.0
+        return self.last_token_seconds - self.first_token_seconds
+
+
+def summarize(
+    outputs: Sequence[RequestOutput], first_token_seconds: float | None, last_token_seconds: float | None
+) -> Summary:
+    choices = [choice for output in outputs for choice in output.outputs]
+    names = [field.name for field in fields(SpeculationMetrics)]
+    return Summary(
+        prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
+        cached_tokens=sum(output.num_cached_tokens for output in outputs),
+        completion_tokens=sum(len(choice.token_ids) for choice in choices),
+        finish_reasons=[choice.finish_reason for choice in choices],
+        speculation=SpeculationMetrics(*(sum(getattr(choice.metrics, name) for choice in choices) for name in names)),
+        first_token_seconds=first_token_seconds,
+        last_token_seconds=last_token_seconds,
+    )
+
+
+def usage_of(summary: Summary) -> Usage:
+    speculation = summary.speculation
     return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=prompt + completion,
-        prompt_tokens_details=PromptDetails(cached_tokens=sum(output.num_cached_tokens for output in outputs)),
+        prompt_tokens=summary.prompt_tokens,
+        completion_tokens=summary.completion_tokens,
+        total_tokens=summary.prompt_tokens + summary.completion_tokens,
+        prompt_tokens_details=PromptDetails(cached_tokens=summary.cached_tokens),
         completion_tokens_details=CompletionDetails(
             accepted_prediction_tokens=speculation.accepted,
             rejected_prediction_tokens=speculation.drafted_nodes - speculation.accepted,
@@ -24,33 +62,14 @@ def usage_of(generation: Generation) -> Usage:
     )
 
 
-def metrics_of(generation: Generation) -> Metrics:
-    speculation = speculation_of(generation)
-    first, last, tokens = generation.first_token_at, generation.last_token_at, completion_tokens(generation)
-    decoding = last - first if first is not None and last is not None else 0.0
+def metrics_of(summary: Summary) -> Metrics:
+    first, decoding, speculation = summary.first_token_seconds, summary.decoding_seconds, summary.speculation
     return Metrics(
-        time_to_first_token=None if first is None else round(first - generation.began, 6),
-        seconds=round((last or generation.began) - generation.began, 6),
-        tokens_per_second=round((tokens - 1) / decoding, 3) if decoding > 0 else None,
+        time_to_first_token=None if first is None else round(first, 6),
+        seconds=round(summary.last_token_seconds or 0.0, 6),
+        tokens_per_second=round((summary.completion_tokens - 1) / decoding, 3) if decoding > 0 else None,
         mean_acceptance_length=speculation.mean_acceptance_length,
         num_drafts=speculation.drafts,
         num_draft_tokens=speculation.drafted_nodes,
         num_accepted_tokens=speculation.accepted,
-    )
-
-
-def completion_tokens(generation: Generation) -> int:
-    return sum(len(choice.token_ids) for output in generation.outputs() for choice in output.outputs)
-
-
-def speculation_of(generation: Generation) -> SpeculationMetrics:
-    """The sum over all choices."""
-    found = [choice.metrics for output in generation.outputs() for choice in output.outputs]
-    return SpeculationMetrics(
-        drafts=sum(one.drafts for one in found),
-        accepted=sum(one.accepted for one in found),
-        misses=sum(one.misses for one in found),
-        drafted_nodes=sum(one.drafted_nodes for one in found),
-        rows_entered=sum(one.rows_entered for one in found),
-        rows_dead=sum(one.rows_dead for one in found),
     )

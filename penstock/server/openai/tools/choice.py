@@ -49,7 +49,7 @@ def plan_tools(body: ChatCompletionRequest, tokenizer: Tokenizer) -> ToolPlan:
         raise bad("tools", f"{problem} (hermes, llama or mistral); remove them, or see --chat-template")
     plan = ToolPlan(tools, format=format, single=body.parallel_tool_calls is False)
     if isinstance(choice, NamedTool):
-        tool = named(tools, choice.function.name)
+        tool = tool_called(choice.function.name, tools)
         plan.forced = tool.function.parameters or NO_ARGUMENTS
         plan.reader = lambda: ArgumentsReader(tool.function.name)
     elif choice == "required":
@@ -62,7 +62,7 @@ def plan_tools(body: ChatCompletionRequest, tokenizer: Tokenizer) -> ToolPlan:
     return plan
 
 
-def named(tools: list[Tool], name: str) -> Tool:
+def tool_called(name: str, tools: list[Tool]) -> Tool:
     for tool in tools:
         if tool.function.name == name:
             return tool

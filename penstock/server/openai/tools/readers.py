@@ -12,8 +12,8 @@ GAPS = " \t\r\n,"
 
 
 @dataclass
-class Said:
-    """A part of a reply. Of ``calls``, one without a name carries more of the last one's arguments."""
+class ParsedDelta:
+    """What is new of a reply. Of ``calls``, one without a name carries more of the last one's arguments."""
 
     content: str = ""
     calls: list[Call] = field(default_factory=list)
@@ -22,9 +22,9 @@ class Said:
 class Reader(Protocol):
     """Takes one choice's text as it comes."""
 
-    def push(self, text: str) -> Said: ...
+    def push(self, text: str) -> ParsedDelta: ...
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedDelta:
         """What was held back, at the end of the reply."""
         ...
 
@@ -32,11 +32,11 @@ class Reader(Protocol):
 class PlainReader:
     """There are no tools: all is text."""
 
-    def push(self, text: str) -> Said:
-        return Said(text)
+    def push(self, text: str) -> ParsedDelta:
+        return ParsedDelta(text)
 
-    def finish(self) -> Said:
-        return Said()
+    def finish(self) -> ParsedDelta:
+        return ParsedDelta()
 
 
 class FormatReader:
@@ -49,27 +49,27 @@ class FormatReader:
         self._begun = False
         self._after_call = False
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedDelta:
         self._held += text
-        said = Said()
-        while self._step(said):
+        parsed = ParsedDelta()
+        while self._step(parsed):
             pass
-        return said
+        return parsed
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedDelta:
         held, self._held = self._held, ""
         if not self._inside:
-            return Said(held)
+            return ParsedDelta(held)
         calls = None if self._format.closes else calls_in(held)
         if calls is not None:
-            return Said(calls=calls)
-        return Said(self._mark + held)
+            return ParsedDelta(calls=calls)
+        return ParsedDelta(self._mark + held)
 
-    def _step(self, said: Said) -> bool:
+    def _step(self, parsed: ParsedDelta) -> bool:
         """Take one piece from what is held. False if more text is needed to know what it is."""
-        return self._call(said) if self._inside else self._text(said)
+        return self._call(parsed) if self._inside else self._text(parsed)
 
-    def _text(self, said: Said) -> bool:
+    def _text(self, parsed: ParsedDelta) -> bool:
         if self._format.bare and not self._begun and self._held.lstrip().startswith("{"):
             self._inside, self._mark, self._begun = True, "", True
             return True
@@ -79,14 +79,14 @@ class FormatReader:
             self._after_call = False
         before, mark, rest = split_at(self._held, self._format.opens)
         self._begun = self._begun or bool(before.strip())
-        said.content += before
+        parsed.content += before
         self._held = rest
         if not mark:
             return False
         self._inside, self._mark = True, mark
         return True
 
-    def _call(self, said: Said) -> bool:
+    def _call(self, parsed: ParsedDelta) -> bool:
         if self._format.closes is None:
             return False
         body, mark, rest = self._held.partition(self._format.closes)
@@ -94,9 +94,9 @@ class FormatReader:
             return False
         calls = calls_in(body)
         if calls is None:
-            said.content += self._mark + body + mark
+            parsed.content += self._mark + body + mark
         else:
-            said.calls += calls
+            parsed.calls += calls
         self._inside, self._held, self._after_call = False, rest, calls is not None
         return True
 
@@ -108,21 +108,21 @@ class ListReader:
         self._held = ""
         self._open = False
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedDelta:
         self._held += text
-        said = Said()
+        parsed = ParsedDelta()
         if not self._open:
             start = self._held.lstrip()
             if not start.startswith("["):
-                return said
+                return parsed
             self._open, self._held = True, start[1:]
         while (call := self._next()) is not None:
-            said.calls.append(call)
-        return said
+            parsed.calls.append(call)
+        return parsed
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedDelta:
         """What was cut off within a call is text."""
-        return Said(self._held.strip(GAPS).removesuffix("]").strip(GAPS))
+        return ParsedDelta(self._held.strip(GAPS).removesuffix("]").strip(GAPS))
 
     def _next(self) -> Call | None:
         held = self._held.lstrip(GAPS)
@@ -143,12 +143,12 @@ class ArgumentsReader:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedDelta:
         name, self._name = self._name, ""
-        return Said(calls=[Call(name, text)])
+        return ParsedDelta(calls=[Call(name, text)])
 
-    def finish(self) -> Said:
-        return Said(calls=[Call(self._name, "")] if self._name else [])
+    def finish(self) -> ParsedDelta:
+        return ParsedDelta(calls=[Call(self._name, "")] if self._name else [])
 
 
 def split_at(text: str, mark: str) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.stats import EngineStats
 from penstock.server.live import routes
 from penstock.server.live.page_files import FOLDER
-from penstock.server.live.routes import events, router, tree_of
+from penstock.server.live.routes import events, live_router, tree_of
 from penstock.server.live.state import Picture, View, Watcher
 from penstock.server.live.tree_view import Certain, Sketch, Twig
 
@@ -130,7 +130,7 @@ def test_texts_are_for_the_requests_owner_only() -> None:
 
 def client(engine: Engine) -> TestClient:
     app = FastAPI()
-    app.include_router(router(engine))  # type: ignore[arg-type]
+    app.include_router(live_router(engine))  # type: ignore[arg-type]
     return TestClient(app)
 
 

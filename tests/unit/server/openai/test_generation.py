@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi import Request
 
-from penstock.core import CompletionOutput, FinishReason, PipelineError, RequestError, RequestOutput, SamplingParams
+from penstock.core import CompletionOutput, FinishReason, PipelineError, RequestOutput, SamplingParams
 from penstock.engine.async_llm import QueueFull
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.stream import RequestDelta
 from penstock.server.http.errors import ApiError, api_error
 from penstock.server.http.gate import Gate
-from penstock.server.http.sse import EventStream
+from penstock.server.http.records import Record
+from penstock.server.openai.completion_protocol import CompletionRequest
 from penstock.server.openai.generation import Generation
+from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt
+from penstock.server.openai.service import Service
+from penstock.server.openai.usage import Summary
 from penstock.server.settings import ServerSettings
 
 FOREVER = 1000.0
@@ -57,7 +61,14 @@ class FakeLLM:
     def __init__(self, full: tuple[str, ...] = ()) -> None:
         self.streams: list[FakeStream] = []
         self.asked: list[dict[str, Any]] = []
+        self.setup = SimpleNamespace(max_model_len=100, kv_slots=100)
         self._full = full
+
+    def get_tokenizer(self) -> None:
+        """No text is encoded here."""
+
+    async def prepare(self, params: SamplingParams) -> None:
+        """There is no grammar."""
 
     def submit(self, prompt: dict[str, Any], params: SamplingParams, **asked: Any) -> FakeStream:
         if asked["request_id"] in self._full:
@@ -79,26 +90,23 @@ class Client:
 
     @property
     def request(self) -> Request:
-        return Request({"type": "http", "headers": []}, self.receive)
+        record = Record("x", "POST", "/v1/completions", "me")
+        return Request({"type": "http", "headers": [], "state": {"record": record}}, self.receive)
 
 
 class Bench:
     def __init__(self, llm: FakeLLM | None = None, **timeouts: float) -> None:
         settings = ServerSettings(**{"request_timeout": FOREVER, "queue_timeout": FOREVER, **timeouts})  # type: ignore[arg-type]
         self.llm = llm or FakeLLM()
-        self.service: Any = SimpleNamespace(llm=self.llm, settings=settings, gate=Gate())
+        self.gate = Gate()
+        self.ended: list[Summary] = []
+        self.service = Service(self.llm, settings, self.gate, self.ended.append)  # type: ignore[arg-type]
         self.client = Client()
 
-    def begin(self, prompts: int = 1, n: int = 1) -> Generation:
-        return Generation(
-            self.service,
-            self.client.request,
-            [Prompt("a", [1])] * prompts,
-            [SamplingParams(n=n)] * prompts,
-            request_id="x",
-            priority=3,
-            client="me",
-        )
+    async def begin(self, prompts: int = 1, n: int = 1) -> Generation:
+        body = CompletionRequest(prompt="a", priority=3)
+        params = RequestParams(SamplingParams(n=n))
+        return await self.service.generate(self.client.request, body, [Prompt("a", [1])] * prompts, [params] * prompts)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -119,7 +127,7 @@ async def failure(generation: Generation) -> ApiError:
 def test_choices_of_all_prompts_are_numbered_and_come_as_they_are_ready() -> None:
     async def test() -> None:
         bench = Bench()
-        generation = bench.begin(prompts=2, n=2)
+        generation = await bench.begin(prompts=2, n=2)
         first, second = bench.llm.streams
         assert [asked["request_id"] for asked in bench.llm.asked] == ["x-0", "x-1"]
         assert {asked["priority"] for asked in bench.llm.asked} == {3}
@@ -134,15 +142,32 @@ def test_choices_of_all_prompts_are_numbered_and_come_as_they_are_ready() -> Non
     run(test)
 
 
+def test_its_end_is_told_once() -> None:
+    async def test() -> None:
+        bench = Bench()
+        generation = await bench.begin(prompts=2)
+        for stream in bench.llm.streams:
+            stream.say("a", end=FinishReason.STOP)
+        await texts(generation)
+        assert not bench.ended
+        generation.close()
+        generation.close()
+        (summary,) = bench.ended
+        assert summary.prompt_tokens == 2
+        assert 0 < (summary.first_token_seconds or 0) <= (summary.last_token_seconds or 0)
+
+    run(test)
+
+
 def test_all_are_queued_or_none() -> None:
     async def test() -> None:
         bench = Bench(FakeLLM(full=("x-1",)))
         with pytest.raises(QueueFull):
-            bench.begin(prompts=2)
+            await bench.begin(prompts=2)
         assert bench.llm.streams[0].aborted
-        bench.service.gate.draining = True
+        bench.gate.draining = True
         with pytest.raises(ApiError, match="shutting down"):
-            bench.begin()
+            await bench.begin()
 
     run(test)
 
@@ -150,7 +175,7 @@ def test_all_are_queued_or_none() -> None:
 def test_a_request_that_is_not_started_in_time() -> None:
     async def test() -> None:
         bench = Bench(queue_timeout=0.01)
-        error = await failure(bench.begin())
+        error = await failure(await bench.begin())
         assert (error.status_code, error.code) == (503, "queue_timeout")
         assert error.headers == {"Retry-After": "2"}
         assert bench.llm.streams[0].aborted
@@ -161,7 +186,7 @@ def test_a_request_that_is_not_started_in_time() -> None:
 def test_one_that_has_started_may_take_longer_than_the_queue() -> None:
     async def test() -> None:
         bench = Bench(queue_timeout=0.01)
-        generation = bench.begin()
+        generation = await bench.begin()
         bench.llm.streams[0].started = True
         reading = asyncio.ensure_future(texts(generation))
         done, _ = await asyncio.wait([reading], timeout=0.05)
@@ -175,7 +200,7 @@ def test_one_that_has_started_may_take_longer_than_the_queue() -> None:
 def test_a_request_that_takes_too_long() -> None:
     async def test() -> None:
         bench = Bench(request_timeout=0.01)
-        generation = bench.begin()
+        generation = await bench.begin()
         bench.llm.streams[0].say("a")
         error = await failure(generation)
         assert (error.status_code, error.code) == (504, "timeout")
@@ -188,7 +213,7 @@ def test_a_request_that_takes_too_long() -> None:
 def test_a_client_that_leaves() -> None:
     async def test() -> None:
         bench = Bench()
-        generation = bench.begin()
+        generation = await bench.begin()
         bench.client.gone.set()
         assert (await failure(generation)).code == "client_gone"
         assert bench.llm.streams[0].aborted
@@ -199,7 +224,7 @@ def test_a_client_that_leaves() -> None:
 def test_an_engine_that_is_lost() -> None:
     async def test() -> None:
         bench = Bench()
-        generation = bench.begin()
+        generation = await bench.begin()
         bench.llm.streams[0].news.put_nowait(PipelineError("stage 1 is gone"))
         error = await failure(generation)
         assert (error.status_code, error.code, error.detail) == (503, "engine_lost", "stage 1 is gone")
@@ -211,9 +236,9 @@ def test_an_engine_that_is_lost() -> None:
 def test_what_is_under_way_when_the_drain_ends(hurried: bool) -> None:
     async def test() -> None:
         bench = Bench()
-        gate: Gate = bench.service.gate
-        ended = bench.begin()
-        generation = bench.begin()
+        gate = bench.gate
+        ended = await bench.begin()
+        generation = await bench.begin()
         reading = asyncio.ensure_future(failure(generation))
         draining = asyncio.ensure_future(gate.drain(FOREVER if hurried else 0.02))
         ended.close()
@@ -223,80 +248,5 @@ def test_what_is_under_way_when_the_drain_ends(hurried: bool) -> None:
             gate.hurry()
         assert (await reading).code == "shutting_down"
         await draining
-
-    run(test)
-
-
-def test_a_drain_without_requests_does_not_wait() -> None:
-    run(lambda: Gate().drain(FOREVER))
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(QueueFull("full"), 429), (RequestError("bad"), 400), (PipelineError("lost"), 503), (KeyError("bug"), 500)],
-)
-def test_errors_and_their_status(error: Exception, status: int) -> None:
-    found = api_error(error)
-    assert found.status_code == status
-    assert ("Retry-After" in (found.headers or {})) is (status == 429), "what is lost does not come back"
-
-
-# ----------------------------------------------------------------------------------------------------------- streams
-
-
-class Counted:
-    """Events, counted as they are asked for, and whether somebody has cleaned up."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.cleaned = self.closed = False
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        try:
-            while True:
-                self.asked += 1
-                yield b"data: {}\n\n"
-        finally:
-            self.cleaned = True
-
-    def close(self) -> None:
-        self.closed = True
-
-
-async def nothing() -> Any:
-    raise AssertionError("the stream itself does not listen")
-
-
-def test_a_reader_that_does_not_read_is_not_written_for() -> None:
-    """The next event is made when the one before it has been taken."""
-
-    async def test() -> None:
-        counted, taken = Counted(), asyncio.Semaphore(3)
-
-        async def send(message: Any) -> None:
-            await taken.acquire()
-
-        response = EventStream(counted.events(), counted.close)
-        sending = asyncio.ensure_future(response({"type": "http"}, nothing, send))
-        await asyncio.wait([sending], timeout=0.05)
-        assert counted.asked == 3, "the head and two events were taken, the third is on offer"
-        sending.cancel()
-        await asyncio.wait([sending])
-        assert counted.cleaned
-        assert counted.closed
-
-    run(test)
-
-
-def test_a_stream_that_never_begins_is_closed_too() -> None:
-    async def test() -> None:
-        async def send(message: Any) -> None:
-            raise OSError("the connection is gone")
-
-        counted = Counted()
-        with pytest.raises(OSError, match="gone"):
-            await EventStream(counted.events(), counted.close)({"type": "http"}, nothing, send)
-        assert counted.asked == 0
-        assert counted.closed
 
     run(test)

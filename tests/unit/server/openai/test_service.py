@@ -11,12 +11,13 @@ import pytest
 from fastapi import Request
 
 from penstock.core import RequestError, SamplingParams, StructuredOutputsParams
+from penstock.server.http.gate import Gate
+from penstock.server.http.records import Record
 from penstock.server.openai.completion_protocol import CompletionRequest
-from penstock.server.openai.params import Asked
+from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt, Prompts
 from penstock.server.openai.service import Service
 from penstock.server.settings import ServerSettings
-from tests.unit.server.live.test_routes import stats
 
 
 class Engine:
@@ -24,6 +25,10 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.setup = SimpleNamespace(max_model_len=100, kv_slots=60)
+
+    def get_tokenizer(self) -> None:
+        """No text is encoded here."""
 
     async def prepare(self, params: SamplingParams) -> None:
         self.asked.append("prepare")
@@ -35,33 +40,32 @@ class Engine:
         raise RequestError("enough")
 
 
+def service(engine: Engine) -> Service:
+    """Called on an event loop's thread."""
+    return Service(engine, ServerSettings(), Gate(), lambda summary: None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("structure", "asked"), [(None, ["prepare", "submit"]), ("(", ["prepare"])])
 def test_a_grammar_is_compiled_before_the_request_is_submitted(structure: str | None, asked: list[str]) -> None:
     given = None if structure is None else StructuredOutputsParams(regex=structure)
     engine = Engine()
-    service: Any = SimpleNamespace(llm=engine, gate=SimpleNamespace(check_open=lambda: None))
-    record = SimpleNamespace(request_id="x", client="me")
+    record = Record("x", "POST", "/v1/completions", "me")
     request = Request({"type": "http", "headers": [], "state": {"record": record}})
-    begun = Service.generate(
-        service,
-        request,
-        CompletionRequest(prompt="a"),
-        [Prompt("a", [1])],
-        [Asked(SamplingParams(structured_outputs=given))],
-    )
+
+    async def begin() -> None:
+        params = RequestParams(SamplingParams(structured_outputs=given))
+        await service(engine).generate(request, CompletionRequest(prompt="a"), [Prompt("a", [1])], [params])
+
     with pytest.raises(RequestError):
-        asyncio.run(begun)
+        asyncio.run(begin())
     assert engine.asked == asked
 
 
 def test_a_chat_may_fill_what_the_slots_hold() -> None:
     """Where that is less than the model takes: a request for more could never run."""
-    llm: Any = SimpleNamespace(
-        get_tokenizer=lambda: None, setup=SimpleNamespace(max_model_len=100, kv_slots=60), stats=lambda: stats()
-    )
 
     async def room() -> int:
-        return Service(llm, ServerSettings()).prompts.room(Prompt("a", [1] * 20), "messages")
+        return service(Engine()).prompts.room(Prompt("a", [1] * 20), "messages")
 
     assert asyncio.run(room()) == 40
 

@@ -9,12 +9,17 @@ import pytest
 
 from penstock.core import CompletionOutput, FinishReason, Logprob, RequestOutput
 from penstock.engine.completion import CompletionDelta
-from penstock.server.openai.chat_protocol import ChatCompletionRequest, MessagePart
-from penstock.server.openai.chat_writer import ChatWriter, Voice
+from penstock.server.openai.chat import hidden_ends
+from penstock.server.openai.chat_protocol import ChatChoice, ChatCompletionChunk, ChatCompletionRequest, MessagePart
+from penstock.server.openai.chat_writer import ChatWriter
+from penstock.server.openai.choices import Choice
 from penstock.server.openai.logprobs import LEAST, chat_logprobs, completion_logprobs
+from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.tools.choice import ToolPlan
 from penstock.server.openai.tools.formats import HERMES, LLAMA, MISTRAL
 from penstock.server.openai.tools.readers import FormatReader, ListReader
+from penstock.server.openai.tools.stream import ToolStream
+from penstock.server.openai.usage import summarize
 
 NAMES = {1: "a", 2: "<|eos|>", 3: "\ufffd", 4: "é"}
 CALLS = '[{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}]'
@@ -27,23 +32,30 @@ class FakeTokenizer:
         return "".join(NAMES[token] for token in ids)
 
 
-class FakeGeneration:
-    request_id = "x"
-    began = 0.0
-    first_token_at = last_token_at = 1.0
-
-    def __init__(self, text: str, ids: list[int]) -> None:
-        self.output = CompletionOutput(0, ids, text, FinishReason.STOP)
-
-    def outputs(self) -> list[RequestOutput]:
-        return [RequestOutput("x", "p", [1], [self.output], True)]
+SUMMARY = summarize([RequestOutput("x", "p", [1], [CompletionOutput(0, [1])], True)], 0.5, 1.0)
 
 
-def writer(text: str, ids: list[int], plan: ToolPlan, **fields: Any) -> ChatWriter:
-    body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "a"}], **fields})
-    generation: Any = FakeGeneration(text, ids)
-    tokenizer: Any = FakeTokenizer()
-    return ChatWriter(body, plan, generation, "m", tokenizer)
+class Chat:
+    """One choice of a chat, and the writer of its reply."""
+
+    def __init__(self, plan: ToolPlan, **fields: Any) -> None:
+        body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "a"}], **fields})
+        tokenizer: Any = FakeTokenizer()
+        self._choice = Choice(NAMES.__getitem__, plan, hidden_ends(body, plan, tokenizer))
+        self._writer = ChatWriter(body, Prompt("p", [1]), "x", "m", NAMES.__getitem__)
+
+    def whole(self, text: str, ids: list[int]) -> ChatChoice:
+        """The choice of a reply in one piece."""
+        (choice,) = self._writer.whole([self._choice.push(ended(text, ids))], SUMMARY).choices
+        return choice
+
+    def chunks(self, text: str, ids: list[int]) -> list[ChatCompletionChunk]:
+        """A stream in which all comes at once."""
+        return list(self._writer.chunks(self._choice.push(ended(text, ids))))
+
+
+def ended(text: str, ids: list[int]) -> CompletionDelta:
+    return CompletionDelta(0, ids, text, None, FinishReason.STOP)
 
 
 @pytest.mark.parametrize(
@@ -57,27 +69,25 @@ def writer(text: str, ids: list[int], plan: ToolPlan, **fields: Any) -> ChatWrit
 def test_special_tokens_that_are_there_for_the_marks_only(special: bool, fields: dict[str, Any], content: str) -> None:
     """Marks that are special tokens are asked for as text, and the end token comes with them."""
     plan = ToolPlan(marks_are_special=special)
-    made = writer("a<|eos|>", [1, 2], plan, **fields)
-    assert made.whole().choices[0].message.content == content
-    delta = CompletionDelta(0, [1, 2], "a<|eos|>", None, FinishReason.STOP)
-    first, last = made.chunks(delta)
+    assert Chat(plan, **fields).whole("a<|eos|>", [1, 2]).message.content == content
+    first, last = Chat(plan, **fields).chunks("a<|eos|>", [1, 2])
     assert first.choices[0].delta == MessagePart(role="assistant", content="")
     assert last.choices[0].delta.content == content
 
 
 def test_at_most_one_call_if_so_asked() -> None:
     plan = ToolPlan(reader=ListReader, single=True)
-    (choice,) = writer(CALLS, [1], plan).whole().choices
+    choice = Chat(plan).whole(CALLS, [1])
     assert [call.function.name for call in choice.message.tool_calls or []] == ["f"]
-    voice = Voice(plan)
-    heard = [call for piece in CALLS for call in voice.hear(piece, ended=False).calls]
-    assert [call.name for call in heard] == ["f"]
+    stream = ToolStream(plan)
+    pushed = [call for piece in CALLS for call in stream.push(piece, ended=False)[1]]
+    assert [call.name for call in pushed] == ["f"]
 
 
 def test_of_two_calls_that_are_the_same_one_is_left() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     plan = ToolPlan(reader=lambda: FormatReader(HERMES), single=True)
-    (choice,) = writer(call + call, [1], plan).whole().choices
+    choice = Chat(plan).whole(call + call, [1])
     assert [one.function.name for one in choice.message.tool_calls or []] == ["f"]
     assert choice.finish_reason == "tool_calls"
 
@@ -85,7 +95,7 @@ def test_of_two_calls_that_are_the_same_one_is_left() -> None:
 def test_ids_are_as_the_format_has_them() -> None:
     text = '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
     plan = ToolPlan(reader=lambda: FormatReader(MISTRAL), format=MISTRAL)
-    (choice,) = writer(text, [1], plan).whole().choices
+    choice = Chat(plan).whole(text, [1])
     (call,) = choice.message.tool_calls or []
     assert len(call.id) == 9
     assert choice.finish_reason == "tool_calls"
@@ -93,7 +103,7 @@ def test_ids_are_as_the_format_has_them() -> None:
 
 def test_a_cut_off_call_is_text() -> None:
     plan = ToolPlan(reader=lambda: FormatReader(LLAMA), format=LLAMA)
-    (choice,) = writer('{"name": "f", ', [1], plan).whole().choices
+    choice = Chat(plan).whole('{"name": "f", ', [1])
     assert choice.message.content == '{"name": "f", '
     assert choice.message.tool_calls is None
 

@@ -13,7 +13,7 @@ from penstock.server.openai.chat_protocol import Tool
 from penstock.server.openai.prompts import arguments_of
 from penstock.server.openai.tools.choice import list_of_calls
 from penstock.server.openai.tools.formats import HERMES, LLAMA, MISTRAL, Call, calls_in, format_of
-from penstock.server.openai.tools.readers import ArgumentsReader, FormatReader, ListReader, Reader, Said
+from penstock.server.openai.tools.readers import ArgumentsReader, FormatReader, ListReader, ParsedDelta, Reader
 
 QWEN = r"""{%- if tools %}{{- "<tools>" }}{{- "\n{\"name\": <function-name>, \"arguments\": <args-json-object>}
 within <tool_call></tool_call> XML tags" }}{%- endif %}"""
@@ -47,16 +47,16 @@ def test_ids_are_as_the_templates_take_them() -> None:
     assert HERMES.new_id() != HERMES.new_id()
 
 
-def read(reader: Reader, text: str, seed: int) -> Said:
+def read(reader: Reader, text: str, seed: int) -> ParsedDelta:
     """Everything that ``reader`` says of ``text``, which comes in random pieces."""
-    dice, said, at = random.Random(seed), Said(), 0
+    dice, parsed, at = random.Random(seed), ParsedDelta(), 0
     while at < len(text):
         size = dice.randint(1, 9)
         piece = reader.push(text[at : at + size])
-        said = Said(said.content + piece.content, said.calls + piece.calls)
+        parsed = ParsedDelta(parsed.content + piece.content, parsed.calls + piece.calls)
         at += size
     rest = reader.finish()
-    return Said(said.content + rest.content, said.calls + rest.calls)
+    return ParsedDelta(parsed.content + rest.content, parsed.calls + rest.calls)
 
 
 A = '{"name": "a", "arguments": {"x": 1}}'
@@ -81,19 +81,19 @@ B = '{"name": "b", "arguments": {"y": "<tool_call>"}}'
     ],
 )
 def test_calls_between_marks(format: Any, text: str, content: str, names: list[str], seed: int) -> None:
-    said = read(FormatReader(format), text, seed)
-    assert said.content == content
-    assert [call.name for call in said.calls] == names
-    assert all(isinstance(json.loads(call.arguments), dict) for call in said.calls)
+    parsed = read(FormatReader(format), text, seed)
+    assert parsed.content == content
+    assert [call.name for call in parsed.calls] == names
+    assert all(isinstance(json.loads(call.arguments), dict) for call in parsed.calls)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_list_of_calls(seed: int) -> None:
     text = ' [ {"name": "a", "parameters": {"x": 1}} , {"name": "b", "parameters": {}} ] '
-    said = read(ListReader(), text, seed)
-    assert said == Said("", [Call("a", '{"x": 1}'), Call("b", "{}")])
+    parsed = read(ListReader(), text, seed)
+    assert parsed == ParsedDelta("", [Call("a", '{"x": 1}'), Call("b", "{}")])
     cut = read(ListReader(), '[{"name": "a", "parameters": {}}, {"name": "b", "par', seed)
-    assert cut == Said('{"name": "b", "par', [Call("a", "{}")])
+    assert cut == ParsedDelta('{"name": "b", "par', [Call("a", "{}")])
 
 
 def test_a_call_is_passed_on_as_soon_as_it_is_complete() -> None:
@@ -110,7 +110,7 @@ def test_the_named_functions_arguments_are_the_reply() -> None:
     reader = ArgumentsReader("f")
     assert reader.push('{"x"').calls == [Call("f", '{"x"')]
     assert reader.push(": 1}").calls == [Call("", ": 1}")]
-    assert reader.finish() == Said()
+    assert reader.finish() == ParsedDelta()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"name": 1}', '{"name": "a", "arguments": 3}', "a", f"{A} and so"])
@@ -126,7 +126,7 @@ def test_what_nests_too_deep_is_no_call() -> None:
     """Python's own reader of JSON gives up at some depth, and not with a ValueError."""
     deep = '{"name": ' + "[" * 100_000
     assert calls_in(deep) is None
-    assert ListReader().push("[" + deep) == Said()
+    assert ListReader().push("[" + deep) == ParsedDelta()
     with pytest.raises(ApiError, match="x is not JSON"):
         arguments_of("x", "[" * 100_000)
 

@@ -1,0 +1,58 @@
+"""Every error leaves the application as an error object: also of unknown paths, wrong methods and faults of our own."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from penstock.server.http.errors import ApiError, api_error
+from penstock.server.http.records import record_of
+from penstock.server.http.validation import validation_error
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_fault)
+
+
+async def on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return noted(request, validation_error(error.errors(), error.body, known_fields(request)))
+
+
+async def on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if not isinstance(error, ApiError):
+        message = str(error.detail)
+        if message == HTTPStatus.NOT_FOUND.phrase:
+            message = f"there is nothing at {request.method} {request.url.path!r}"
+        elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            message = f"{request.url.path} does not take {request.method}"
+        code = None
+        if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI says only that it cannot parse the body
+            message, code = f"the body is not JSON: {error.__cause__}", "invalid_json"
+        error = ApiError(error.status_code, message, code=code, headers=error.headers)
+    return noted(request, error)
+
+
+async def on_fault(request: Request, error: Exception) -> Response:
+    return api_error(error).response
+
+
+def noted(request: Request, error: ApiError) -> Response:
+    """The reply; what it was about goes into the request's line in the log."""
+    record_of(request).note(error)
+    return error.response
+
+
+def known_fields(request: Request) -> list[str]:
+    """The fields of the body that the request's route takes."""
+    body = getattr(request.scope.get("route"), "body_field", None)
+    model = getattr(getattr(body, "field_info", None), "annotation", None)
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []

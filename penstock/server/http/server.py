@@ -1,0 +1,68 @@
+"""uvicorn over an application, with an end in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from penstock.server.http.connections import limited_protocol
+from penstock.server.http.gate import Gate
+from penstock.server.http.listen import Listening
+
+LINGER: Final = 2
+"""Seconds for connections to close once no request is left."""
+BACKLOG: Final = 512
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but for its end: requests under way are waited for, and end with a reply in any case.
+
+    The first SIGTERM or SIGINT begins that: ``gate`` is drained for at most ``drain_timeout`` seconds, then ``stop``
+    ends whatever the application stands on. A second signal ends the wait. Made on the event loop's thread.
+    """
+
+    def __init__(
+        self, app: ASGIApp, listening: Listening, gate: Gate, drain_timeout: float, stop: Callable[[], None]
+    ) -> None:
+        protocol = limited_protocol(listening.max_connections, listening.header_timeout)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # a client could call itself another, in the log and in the queue
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=LINGER,
+                root_path=listening.root_path,
+                ssl_certfile=listening.ssl_certfile,
+                ssl_keyfile=listening.ssl_keyfile,
+            )
+        )
+        self._gate = gate
+        self._drain_timeout = drain_timeout
+        self._stop = stop
+        self._events = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On a signal. uvicorn would raise it again in the end, before the stages have been stopped."""
+        if self.should_exit:
+            self._events.call_soon_threadsafe(self._gate.hurry)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """Take no more connections, drain, stop, and then what uvicorn does."""
+        for server in self.servers:
+            server.close()
+        await self._gate.drain(self._drain_timeout)
+        self._stop()
+        await super().shutdown(list(sockets or []))

@@ -1,0 +1,54 @@
+"""What pydantic refuses of a request's body, as one error that names the field."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.server.http.errors import ApiError, bad
+
+
+def validation_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str]) -> ApiError:
+    """The most specific of what pydantic found: of a union's alternatives it reports each."""
+    worst = max(errors, key=lambda one: len(one["loc"]))
+    if worst["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {worst['ctx']['error']}", code="invalid_json")
+    param = path_of(worst["loc"][1:], body)
+    if worst["type"] == "value_error":
+        # Our own checks: of the whole body they begin with the field at fault, of a part with what is wrong with it.
+        problem = str(worst["ctx"]["error"])
+        return bad(param, problem) if param else bad(*problem.split(" ", 1))
+    if not param:
+        return ApiError(400, "the body has to be a JSON object, sent with Content-Type: application/json")
+    if worst["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(param, known, n=1)
+        hint = f", or did you mean {close[0]!r}?" if close else ""
+        return bad(param, f"is not supported here: remove it{hint}")
+    if worst["type"] == "missing":
+        return bad(param, "is missing")
+    return bad(param, f"is {reprlib.repr(worst['input'])}; {wanted(worst)}")
+
+
+def wanted(found: Mapping[str, Any]) -> str:
+    """What a value has to be: pydantic's words, but where they speak of pydantic."""
+    if found["type"] == "union_tag_invalid":
+        field = str(found["ctx"]["discriminator"]).strip("'")
+        return f"its {field} has to be one of {found['ctx']['expected_tags']}"
+    words: str = found["msg"]
+    return re.sub(r"^[A-Z]\w+ should ", "it has to ", words.partition(" after validation")[0])
+
+
+def path_of(location: Sequence[str | int], body: Any) -> str:
+    """``messages[0].content``: the path in what was sent; names of a union's alternatives are left out."""
+    path, here = "", body
+    for number, part in enumerate(location):
+        if isinstance(part, int):
+            path += f"[{part}]"
+            here = here[part] if isinstance(here, list) and part < len(here) else None
+        elif isinstance(here, dict) and (part in here or number == len(location) - 1):
+            path += f".{part}" if path else part
+            here = here.get(part)
+    return path
