@@ -20,7 +20,7 @@ MOST_PARAMETERS = 12
 MOST_FILES = 20
 
 STILL_LONG = {("penstock.cli", name) for name in ("generate", "serve", "bench", "bench_serve", "simulate", "train")}
-STILL_FULL = {"penstock/server"}
+STILL_FULL: set[str] = set()
 """What still breaks the rules; these lists only get shorter."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
