@@ -258,7 +258,7 @@ def generate(
         ),
     ] = None,
 ) -> None:
-    """Continue PROMPT, printing the text as it becomes certain."""
+    """Continue PROMPT, printing the text as it is committed."""
     with reported():
         text = read_prompt(prompt)
         given = only_given(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop)

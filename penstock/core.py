@@ -240,7 +240,7 @@ class SpeculationMetrics:
     """What speculation did for one request.
 
     ``drafts`` counts the trees that were drafted, each from its first child to the miss or the last leaf that ends
-    it; ``accepted`` the drafted tokens that became certain; ``misses`` the target's tokens that no drafted child of
+    it; ``accepted`` the drafted tokens that were committed; ``misses`` the target's tokens that no drafted child of
     the root carried. Rows are nodes that entered the pipeline, prompt included; dead ones were pruned in flight.
     """
 

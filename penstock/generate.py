@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Follower(Observer):
-    """Watches one request: prints its text as it becomes certain, and keeps what the report needs."""
+    """Watches one request: prints its text as it is committed, and keeps what the report needs."""
 
     def __init__(self, out: IO[str] | None) -> None:
         self.prompt_token_ids: list[int] = []

@@ -24,7 +24,7 @@ NO_SLOT: Final = -1
 """The parent slot of a request's very first row."""
 
 
-class Stranger(PenstockError):
+class ForeignFrame(PenstockError):
     """A frame that does not carry the session's secret, or speaks another protocol version."""
 
 
@@ -67,8 +67,8 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
     sampling: Sampling
 
 
-class Certain(msgspec.Struct, frozen=True, array_like=True):
-    """Slots of one request that have become certain since the last batch, in position order, no position left out."""
+class CommittedSlots(msgspec.Struct, frozen=True, array_like=True):
+    """Slots of one request that have been committed since the last batch, in position order, no position left out."""
 
     request: int
     slots: list[int]
@@ -120,21 +120,21 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True):
 
     ``alive`` are the indices of the rows that no stage so far has dropped: the tensor frame has one line for each.
     ``wanted`` are the indices of the rows whose next token the last stage is to pick; ``candidates`` above 0 asks
-    for that many noise-ranked candidates of each instead (the drafter's question). ``joins`` are the nodes whose
-    features a learned drafter must have before it computes the rows, one entry per row, 0 where it can do without;
-    empty where no features are read. ``levels`` say how deep they are to be, one entry per row, as the drafter counts
-    them; empty where it reads the same of every row.
+    for that many noise-ranked candidates of each instead (the drafter's question). ``feature_nodes`` are the nodes
+    whose features a learned drafter must have before it computes the rows, one entry per row, 0 if it needs none;
+    empty where no features are read. ``feature_levels`` say how deep they are to be, one entry per row, as the drafter
+    counts them; empty where it reads the same of every row.
     """
 
     stream: int
     opened: list[Opened] = []
-    certain: list[Certain] = []
+    committed: list[CommittedSlots] = []
     closed: list[int] = []
     rows: Rows
     wanted: list[int] = []
     candidates: int = 0
-    joins: list[int] = []
-    levels: list[int] = []
+    feature_nodes: list[int] = []
+    feature_levels: list[int] = []
     alive: list[int] = []
     dtype: str = ""
     width: int = 0
@@ -158,7 +158,7 @@ class Features(msgspec.Struct, tag="features", kw_only=True):
     arrives: float = 0.0
 
 
-class Pick(msgspec.Struct, frozen=True, array_like=True):
+class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     """The target's next token after one row. ``top`` holds (token, logprob) pairs when logprobs were asked for."""
 
     node: int
@@ -180,7 +180,7 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     """What came out of the last stage for one batch. Every batch has exactly one, also when no row survived."""
 
     stream: int
-    picks: list[Pick] = []
+    picks: list[SampledToken] = []
     candidates: list[Candidates] = []
     spans: list[Span] = []
     arrives: float = 0.0
@@ -225,21 +225,21 @@ class Started(msgspec.Struct, tag="started", kw_only=True):
     weight_bytes: int
 
 
-class Wire(msgspec.Struct, tag="wire", kw_only=True):
+class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):
     """Tells a stage its neighbours' addresses. The engine is both the first stage's and the last stage's neighbour."""
 
     upstream: str
     downstream: str
 
 
-class Alive(msgspec.Struct, tag="alive", kw_only=True):
-    """To the engine: the stage's loop goes round. The next one waits for the engine's Heard."""
+class Heartbeat(msgspec.Struct, tag="heartbeat", kw_only=True):
+    """To the engine: the stage's loop goes round. The next one waits for the engine's HeartbeatAck."""
 
     stage: int
 
 
-class Heard(msgspec.Struct, tag="heard", kw_only=True):
-    """The engine has taken in a stage's Alive: at most one of them ever waits in an inbox that nobody reads."""
+class HeartbeatAck(msgspec.Struct, tag="heartbeat_ack", kw_only=True):
+    """The engine has taken in a stage's Heartbeat: at most one of them ever waits in an inbox that nobody reads."""
 
 
 class Failed(msgspec.Struct, tag="failed", kw_only=True):
@@ -255,7 +255,19 @@ class Stop(msgspec.Struct, tag="stop", kw_only=True):
 
 
 Message = (
-    Batch | Features | Result | Cancel | Ready | Occupy | Occupied | Started | Wire | Alive | Heard | Failed | Stop
+    Batch
+    | Features
+    | Result
+    | Cancel
+    | Ready
+    | Occupy
+    | Occupied
+    | Started
+    | ConnectNeighbours
+    | Heartbeat
+    | HeartbeatAck
+    | Failed
+    | Stop
 )
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -291,14 +303,14 @@ def decode(frames: Sequence[bytes], session: str) -> Message:
 
     A batch with surviving rows past the first stage, and features, have their tensor as frames[1].
 
-    Raises Stranger when the header is not one of this session's, and MalformedMessage when the message does not
+    Raises ForeignFrame when the header is not one of this session's, and MalformedMessage when the message does not
     decode, is inconsistent, or its tensor frame is missing, unexpected or of the wrong size.
     """
     if not frames or len(frames[0]) > MAX_HEADER_BYTES:
-        raise Stranger("header missing or too large")
+        raise ForeignFrame("header missing or too large")
     start = opening(session)
     if not begins(frames[0], start):
-        raise Stranger(whose(frames[0]))
+        raise ForeignFrame(whose(frames[0]))
     try:
         message: Message = _decoder.decode(memoryview(frames[0])[len(start) :])
     except UNDECODABLE as error:
@@ -337,10 +349,12 @@ def check_batch(batch: Batch) -> None:
         raise MalformedMessage(f"stream {batch.stream}: an index points past its {count} rows")
     if batch.alive != sorted({*batch.alive}):
         raise MalformedMessage(f"stream {batch.stream}: surviving rows are not in ascending order")
-    if batch.joins and len(batch.joins) != count:
-        raise MalformedMessage(f"stream {batch.stream}: {len(batch.joins)} joins of {count} rows")
-    if batch.levels and len(batch.levels) != len(batch.joins):
-        raise MalformedMessage(f"stream {batch.stream}: {len(batch.levels)} levels of {len(batch.joins)} joins")
+    if batch.feature_nodes and len(batch.feature_nodes) != count:
+        raise MalformedMessage(f"stream {batch.stream}: {len(batch.feature_nodes)} feature_nodes of {count} rows")
+    if batch.feature_levels and len(batch.feature_levels) != len(batch.feature_nodes):
+        raise MalformedMessage(
+            f"stream {batch.stream}: {len(batch.feature_levels)} levels of {len(batch.feature_nodes)} feature_nodes"
+        )
     if (batch.dtype and batch.dtype not in DTYPE_BYTES) or batch.width < 0:
         raise MalformedMessage(f"stream {batch.stream}: dtype {batch.dtype!r}, width {batch.width}")
 

@@ -1,4 +1,4 @@
-"""The token tree of one request: its live nodes, rooted at the last certain token."""
+"""The token tree of one request: its live nodes, rooted at the last committed token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A drafted (or, at the root and in the certain prefix, certain) token at a position.
+    """A drafted (or, at the root and in the committed prefix, committed) token at a position.
 
     ``chance`` is the log of the chance that the target picks this node after its parent, as the drafter sees it;
     ``score`` is the sum of the chances along the path, from the root at which the tree began (not the present one) down
@@ -55,7 +55,7 @@ class NodeSource(Protocol):
 class TokenTree:
     """Live nodes of one request. Siblings are unique by token; dead nodes leave the tree and never come back.
 
-          root (certain)          commit(b): root = b; a and c die with d; e and f stay.
+          root (committed)          commit(b): root = b; a and c die with d; e and f stay.
           /    |    \\
          a     b     c            miss: everything below the root dies, and the target's
          |    / \\                      token, which nobody drafted, becomes the new root.
@@ -142,7 +142,7 @@ class TokenTree:
         return hit, dead
 
     def restart(self, root: Node) -> None:
-        """Begin anew from a token that has become certain."""
+        """Begin anew from a token that has been committed."""
         self.root.open = False
         self.root = root
         self.size = 1

@@ -20,7 +20,7 @@ from penstock.drafters.small_model import SmallModelDrafter
 from penstock.engine.build import learned_drafter, tapped_layers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Pick, Sampling
+from penstock.messages import SampledToken, Sampling
 from penstock.models.checkpoint import even_split, open_checkpoint
 from penstock.models.speculators.formats import open_speculator
 from penstock.models.speculators.stage import load_speculator_stage
@@ -38,17 +38,17 @@ class Picks:
     """Collects one request's picks."""
 
     def __init__(self) -> None:
-        self.picks: list[Pick] = []
+        self.picks: list[SampledToken] = []
 
     @property
     def tokens(self) -> list[int]:
         return [pick.token for pick in self.picks]
 
-    def append(self, pick: Pick, at: float) -> FinishReason | None:
+    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
         self.picks.append(pick)
         return None
 
-    def catch_up(self) -> None:
+    def detokenize_pending(self) -> None:
         pass
 
     def finish(self, reason: FinishReason, at: float) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.messages import Candidates, Features, Pick, Sampling
+from penstock.messages import Candidates, Features, SampledToken, Sampling
 from penstock.stage.visibility import BatchView
 
 
@@ -48,9 +48,9 @@ class HashLayers:
 
     def pick(
         self, view: BatchView, hidden: list[int], wanted: Sequence[int], samplings: Sequence[Sampling]
-    ) -> list[Pick]:
+    ) -> list[SampledToken]:
         return [
-            Pick(
+            SampledToken(
                 int(view.nodes[i]),
                 digest("token", sampling.seed, hidden[i], view.path(i).tolist()) % self.vocabulary,
             )
@@ -81,11 +81,11 @@ class HashReader(HashLayers):
         self._node_at: dict[int, int] = {}
         self._own: dict[int, int] = {}
 
-    def take(self, features: Features, states: HiddenRows) -> None:
+    def add_features(self, features: Features, states: HiddenRows) -> None:
         (layer,) = features.layers
         self.known.update(((node, layer), state) for node, state in zip(features.nodes, states, strict=True))
 
-    def lacks(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
         return {(node, layer) for node, _ in awaited for layer in self.reads} - self.known.keys()
 
     def forward(self, view: BatchView, hidden: None) -> HiddenRows:
@@ -121,11 +121,11 @@ class HashSpd(HashLayers):
         self.levels = levels
         self.known: dict[tuple[int, int], int] = {}
 
-    def take(self, features: Features, states: HiddenRows) -> None:
+    def add_features(self, features: Features, states: HiddenRows) -> None:
         (layer,) = features.layers
         self.known.update(((node, layer), state) for node, state in zip(features.nodes, states, strict=True))
 
-    def lacks(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
         return {(node, layer) for node, level in awaited for layer in self.levels[level]} - self.known.keys()
 
     def forward(self, view: BatchView, hidden: None) -> HiddenRows:
@@ -156,7 +156,7 @@ class HiddenRows(list[int]):
 
 
 def plain_kv(tokens: Sequence[int], stages: int) -> list[list[int]]:
-    """[stages][positions]: what every replica must hold for a certain prefix."""
+    """[stages][positions]: what every replica must hold for a committed prefix."""
     hidden: list[int] = list(tokens)
     table = []
     for stage in range(stages):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.core import FinishReason
-from penstock.drafters.base import Ask, Drafter
+from penstock.drafters.base import Drafter, DraftRequest
 from penstock.drafters.depths import Depths
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
@@ -23,13 +23,13 @@ from penstock.drafters.spd import SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Cancel, Pick, Sampling
+from penstock.messages import Cancel, SampledToken, Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
-from penstock.stage.driver import Line, StageDriver
+from penstock.stage.driver import LinkModel, StageDriver
 from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
@@ -63,7 +63,7 @@ class UnrulyPipeline(InProcessPipeline):
         rng: random.Random,
         drivers: list[StageDriver],
         clock: VirtualClock,
-        entrance: Line,
+        entrance: LinkModel,
         drafter: InProcessPipeline | None,
     ) -> None:
         super().__init__(drivers, clock, entrance, drafter)
@@ -86,10 +86,10 @@ class RestlessDrafter(FollowingDrafter):
         super().__init__(pipeline, chunk)
         self._rng = rng
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         return super().ask([self._with_corrections(ask) if ask.corrects else ask for ask in asks])
 
-    def _with_corrections(self, ask: Ask) -> Ask:
+    def _with_corrections(self, ask: DraftRequest) -> DraftRequest:
         asked = {node.id for node in ask.nodes}
         again = [
             node
@@ -104,11 +104,11 @@ class Collected:
     tokens: list[int] = field(default_factory=list)
     reasons: list[FinishReason] = field(default_factory=list)
 
-    def append(self, pick: Pick, at: float) -> FinishReason | None:
+    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
         self.tokens.append(pick.token)
         return None
 
-    def catch_up(self) -> None:
+    def detokenize_pending(self) -> None:
         pass
 
     def finish(self, reason: FinishReason, at: float) -> None:
@@ -140,7 +140,7 @@ class History:
         self.stages = rng.randint(1, 6)
         self.clock = VirtualClock()
         self.pool = SlotPool(
-            certain_capacity=rng.choice([40, rng.randint(40, 120)]), speculative_quota=rng.choice([0, 3, 20, 100])
+            committed_capacity=rng.choice([40, rng.randint(40, 120)]), speculative_quota=rng.choice([0, 3, 20, 100])
         )
         self.layers = [HashLayers(stage, self.pool.total, self.vocabulary) for stage in range(self.stages)]
         self.reads: list[int] = []
@@ -158,8 +158,8 @@ class History:
         self.loop.observers.append(Preempted(self.preempted))
         self.requests = [self._request(number) for number in range(rng.randint(1, 5))]
 
-    def _line(self) -> Line:
-        return Line(RandomTiming(self.rng, 0.2))  # type: ignore[arg-type]
+    def _line(self) -> LinkModel:
+        return LinkModel(RandomTiming(self.rng, 0.2))  # type: ignore[arg-type]
 
     def _drivers(self, layers: list[HashLayers], reads: Sequence[int] = ()) -> list[StageDriver]:
         """``reads`` are the stages whose outputs a learned drafter reads."""
@@ -232,7 +232,7 @@ class History:
     def _request(self, number: int) -> Request:
         rng = self.rng
         prompt = [rng.randrange(self.vocabulary) for _ in range(rng.randint(1, 20))]
-        prompt = [*self.shared[: rng.randint(0, len(self.shared))], *prompt][-(self.pool.certain_capacity - 20) :]
+        prompt = [*self.shared[: rng.randint(0, len(self.shared))], *prompt][-(self.pool.committed_capacity - 20) :]
         stop = frozenset({rng.randrange(self.vocabulary)}) if rng.random() < 0.3 else frozenset()
         sampling = Sampling(seed=rng.randrange(100))
         most, whose = rng.randint(1, 20), (rng.choice([0, 0, -1, 1]), rng.choice("ab"))
@@ -261,7 +261,7 @@ class History:
                 break
             self._check_replicas()
         assert not self.loop.busy, "the engine did not come to an end"
-        assert self.pool.certain == self.pool.speculative == self.pool.reserved == self.pool.used == 0
+        assert self.pool.committed == self.pool.speculative == self.pool.reserved == self.pool.used == 0
         for request in self.requests:
             self._check_output(request, request.number in aborted)
 
@@ -277,23 +277,23 @@ class History:
         assert output.reasons == [FinishReason.STOP if expected[-1] in request.stop_ids else FinishReason.LENGTH]
 
     def _check_replicas(self) -> None:
-        """What each stage holds in the slots of a request's announced certain prefix."""
+        """What each stage holds in the slots of a request's announced committed prefix."""
         if self.rng.random() > 0.05:
             return
         for request in self.loop.scheduler.running:
             if not request.started or request.number in self.preempted:  # a stage may still hold its earlier life
                 continue
-            tokens = [node.token for node in request.certain]
+            tokens = [node.token for node in request.committed]
             expected = plain_kv(tokens, self.stages)
             for stage, layers in enumerate(self.layers):
                 visibility = self.loop.pipeline.drivers[stage].core.visibility  # type: ignore[attr-defined]
                 if request.number not in visibility.open_requests:
                     continue
-                slots = visibility.certain_slots(request.number)
-                assert slots == [node.slot for node in request.certain[: len(slots)]]
+                slots = visibility.committed_slots(request.number)
+                assert slots == [node.slot for node in request.committed[: len(slots)]]
                 root = None if request.prefilling else request.tree.root
-                done = [p for p in range(len(slots)) if request.certain[p] is not root]
-                entered = [p for p in done if request.certain[p].picked is not None]
+                done = [p for p in range(len(slots)) if request.committed[p] is not root]
+                entered = [p for p in done if request.committed[p].picked is not None]
                 for p in entered:
                     assert layers.kv[slots[p]] == expected[stage][p], f"stage {stage} position {p}"
 

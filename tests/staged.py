@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.messages import NO_SLOT, Batch, Certain, Opened, Rows, Sampling
+from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
 from penstock.models.checkpoint import even_split, open_checkpoint
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.core import StageCore
@@ -41,13 +41,13 @@ class Staged:
         self.stream = 0
 
     def run(
-        self, rows: Rows, wanted: Sequence[int], opened: Sequence[int] = (), certain: Sequence[Certain] = ()
+        self, rows: Rows, wanted: Sequence[int], opened: Sequence[int] = (), committed: Sequence[CommittedSlots] = ()
     ) -> Tensor:
         """Send one batch through every stage; returns the logits [n, V] of the wanted rows."""
         batch = Batch(
             stream=self.stream,
             opened=[Opened(request, Sampling()) for request in opened],
-            certain=list(certain),
+            committed=list(committed),
             rows=rows,
             wanted=list(wanted),
             alive=list(range(len(rows))),
@@ -60,11 +60,11 @@ class Staged:
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """Plain greedy decoding of a fresh request 0 in slots 0, 1, 2..; for a fresh ``Staged`` only."""
-        tokens, position, certain, out = list(prompt), 0, [], []
+        tokens, position, committed, out = list(prompt), 0, [], []
         for _ in range(count):
             rows = chain_rows(0, tokens, range(position, position + len(tokens)), position)
-            logits = self.run(rows, [len(tokens) - 1], [0] if position == 0 else [], certain)
-            certain = [Certain(0, list(range(position, position + len(tokens))))]
+            logits = self.run(rows, [len(tokens) - 1], [0] if position == 0 else [], committed)
+            committed = [CommittedSlots(0, list(range(position, position + len(tokens))))]
             position += len(tokens)
             tokens = [int(logits[0].argmax())]
             out += tokens

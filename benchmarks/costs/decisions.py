@@ -24,7 +24,7 @@ import numpy as np
 from penstock.core import FinishReason
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Batch, Cancel, Pick, Result, Sampling, Span
+from penstock.messages import Batch, Cancel, Result, SampledToken, Sampling, Span
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.simulator.drafter import ScriptedDrafter
@@ -116,7 +116,7 @@ class Belt:
     def _result(self, batch: Batch) -> Result:
         rows = batch.rows
         picks = [
-            Pick(rows.nodes[row], self._script.after(0, rows.positions[row]))
+            SampledToken(rows.nodes[row], self._script.after(0, rows.positions[row]))
             for row in batch.wanted
             if rows.nodes[row] not in self._dead
         ]
@@ -141,10 +141,10 @@ class Belt:
 class Deaf:
     """An output that keeps nothing."""
 
-    def append(self, pick: Pick, at: float) -> FinishReason | None:
+    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
         return None
 
-    def catch_up(self) -> None:
+    def detokenize_pending(self) -> None:
         pass
 
     def finish(self, reason: FinishReason, at: float) -> None:
@@ -168,7 +168,7 @@ class Run:
         self.watch.timed("outside", drafter, "ask", "poll")
         self.watch.timed("ask", self.request.strategy, "ask")
         self.watch.timed("choose", self.request.strategy, "ready", "enter")
-        self.watch.timed("batch", self.loop.feed, "batch")
+        self.watch.timed("batch", self.loop.builder, "batch")
         self.watch.timed("loop", self.loop, "step")
         self.watch.timed("stage", self, "on_stage")
 

@@ -113,8 +113,8 @@ async def measured(model: Path, strategy: Strategy, stretch: float) -> dict[str,
     warm = asyncio.Event()
 
     async def read(number: int, stream: RequestStream) -> None:
-        async for news in stream:
-            moments[number] += [time.monotonic()] * sum(len(delta.token_ids) for delta in news.deltas)
+        async for update in stream:
+            moments[number] += [time.monotonic()] * sum(len(delta.token_ids) for delta in update.deltas)
             if min(map(len, moments[:DECODING])) >= WARM:
                 warm.set()
 

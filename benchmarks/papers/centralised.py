@@ -34,7 +34,7 @@ from penstock.cluster.uniform import uniform_cluster
 from penstock.pipeline.base import Host
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
-from penstock.pipeline.processes import Mailbox, StagePlan
+from penstock.pipeline.processes import ProcessHost, StagePlan
 from penstock.strategies.experience import Experience
 
 NAME, HOW = "centralised", "Measured, in virtual time and emulated, with the demo pair"
@@ -77,7 +77,7 @@ def executors(named: list[Named], case: str) -> Iterator[Executors]:
     hosts: tuple[Host, Host] = (
         (InProcessHost(VirtualClock()), RelayInProcessHost(VirtualClock()))
         if VIRTUAL in case
-        else (Mailbox(), RelayHost())
+        else (ProcessHost(), RelayHost())
     )
     options = {**CASES[case], "speculative_config": next(config for name, config in named if name != PLAIN)}
     with LLM(host=hosts[0], **options) as direct, LLM(host=hosts[1], **options) as relayed:

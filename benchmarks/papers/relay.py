@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Message, Ready
-from penstock.pipeline.processes import Mailbox, ProcessPipeline, StagePlan
+from penstock.pipeline.processes import ProcessHost, ProcessPipeline, StagePlan
 
 
-class RelayHost(Mailbox):
+class RelayHost(ProcessHost):
     """Stages in processes, as ever; every hop between two of them passes through the engine's."""
 
     def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> RelayPipeline:
@@ -27,7 +27,7 @@ class RelayHost(Mailbox):
 
 class RelayPipeline(ProcessPipeline):
     def _neighbours(self, index: int) -> tuple[str, str]:
-        engine = self._mailbox.inbox.address
+        engine = self._host.inbox.address
         return engine, engine
 
     def _on_message(self, message: Message, frames: Sequence[bytes]) -> bool:

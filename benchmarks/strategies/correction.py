@@ -31,7 +31,7 @@ from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster
 from penstock.config import SpeculativeConfig
-from penstock.drafters.base import Ask, Draft
+from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.requests.request import Request
 from penstock.simulator.drafter import ScriptedDrafter
@@ -59,7 +59,7 @@ class CorrectingDrafter(ScriptedDrafter):
         self._half = stages // 2
         self._sharpness = sharpness
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         rows = super().ask(asks)
         corrections = [
             Draft(node, self._correction(ask.request, node)[: ask.count])

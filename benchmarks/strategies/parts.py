@@ -32,7 +32,7 @@ NAME, HOW = "parts", "Simulated, with the synthetic profile"
 class Unpaced(Continuous):
     """Sends a batch as soon as the first stage can take one."""
 
-    paced = False
+    rate_limited = False
 
 
 class ImpatientOfResults(Continuous):

@@ -36,7 +36,7 @@ HUES: Final = ("#1f6fb4", "#c8702a", "#1b7f5c", "#a3346f", "#6b51a8", "#8f7a1c",
 """One per strategy, in the order in which the configuration names them."""
 
 Colour = str | tuple[float, float, float]
-Line = tuple[Sequence[float], Sequence[float] | None, Sequence[float] | None]
+LinkModel = tuple[Sequence[float], Sequence[float] | None, Sequence[float] | None]
 """y, and the lower and upper bounds of each y where there are any; NaN leaves a gap."""
 Interval = tuple[float, float | None, float | None]
 
@@ -78,7 +78,7 @@ def colours_of(labels: Sequence[str]) -> dict[str, Colour]:
 # -------------------------------------------------------------------------------------------------------------- lines
 
 
-def plot_lines(x: Sequence[float], lines: Mapping[str, Line], labels: Labels, path: Path) -> None:
+def plot_lines(x: Sequence[float], lines: Mapping[str, LinkModel], labels: Labels, path: Path) -> None:
     """One line per label over the same ``x``, its bounds as a band where there are few lines.
 
     A wide range of x is drawn in powers of two.

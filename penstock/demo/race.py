@@ -153,7 +153,7 @@ class Race(Observer):
         run = self._current
         assert run is not None
         completion = cast("Completion", request.output)
-        completion.catch_up()
+        completion.detokenize_pending()
         text = completion.output.text
         self._tree.advanced(done, printable(text[len(run.text) :]), at)
         if not done.committed:

@@ -6,7 +6,7 @@
                  +1   8  ○○○○○○○○          its drafted children
                  +2   9  ○○○××○○○○○○×      and theirs, best first; what dies fades
 
-A level appears when its nodes enter the first stage, and moves up a line with every token that becomes certain.
+A level appears when its nodes enter the first stage, and moves up a line with every token that is committed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from penstock.tree import Node
 
 
 @dataclass(frozen=True)
-class Ask:
+class DraftRequest:
     """Nodes of one request, parents first, for each of which ``count`` candidates are wanted.
 
     ``stream`` is the number of the last batch that has entered the target's stages.
@@ -36,7 +36,7 @@ class Draft(NamedTuple):
     candidates: Sequence[tuple[int, float]] | None
 
 
-class Spent(NamedTuple):
+class DraftTiming(NamedTuple):
     """What a drafter's round has spent its time on, in seconds: of the one under way, or the last one.
 
     It waited for ``features`` and for its ``device``, perhaps at once, and computed. The last features had arrived at
@@ -59,11 +59,11 @@ class Drafter(Protocol):
         ...
 
     @property
-    def spent(self) -> Spent:
+    def timing(self) -> DraftTiming:
         """What the last asks have cost so far; nothing where the answers are there at once."""
         ...
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         """Begin a round. Returns how many rows it takes, what the drafter lacks of the prompts included."""
         ...
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from penstock.cluster.timing import LinkTiming, StageTiming
-from penstock.drafters.base import Ask, Draft, Drafter, Spent
+from penstock.drafters.base import Draft, Drafter, DraftRequest, DraftTiming
 from penstock.messages import Occupied, Occupy
 from penstock.pipeline.base import Clock, Pipeline
 from penstock.requests.request import Request
@@ -45,13 +45,13 @@ class EmulatedDrafter:
         return self._waiting
 
     @property
-    def spent(self) -> Spent:
+    def timing(self) -> DraftTiming:
         """Of the round: modelled times."""
-        at = self.inner.spent.features_at
+        at = self.inner.timing.features_at
         features, device = max(0.0, at - self._arrives), self._begins - self._arrives
-        return Spent(features, at, device, self._pass, self._turn)
+        return DraftTiming(features, at, device, self._pass, self._turn)
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         started = self._clock.now()
         rows = self.inner.ask(asks)
         self._way = self._link.seconds(rows) if self._link is not None else 0.0
@@ -86,7 +86,7 @@ class EmulatedDrafter:
     @property
     def _until(self) -> float:
         """When the answer arrives, by what is known of the device and the features."""
-        return max(self._begins, self.inner.spent.features_at) + self._pass + self._way
+        return max(self._begins, self.inner.timing.features_at) + self._pass + self._way
 
     @property
     def due(self) -> float | None:

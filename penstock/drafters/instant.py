@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.drafters.base import Draft, Spent
+from penstock.drafters.base import Draft, DraftTiming
 from penstock.requests.request import Request
 
 
@@ -17,8 +17,8 @@ class InstantDrafter:
         return bool(self._answers)
 
     @property
-    def spent(self) -> Spent:
-        return Spent()
+    def timing(self) -> DraftTiming:
+        return DraftTiming()
 
     def poll(self) -> list[Draft]:
         answers, self._answers = self._answers, []

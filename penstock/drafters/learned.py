@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from penstock.drafters.base import Ask, Draft
+from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.small_model import Entries, SmallModelDrafter
 from penstock.messages import Batch, Cancel
 from penstock.pipeline.base import Pipeline
@@ -25,11 +25,11 @@ class LearnedDrafter(SmallModelDrafter):
         self._waiting: dict[int, list[Node]] = {}
         """By request, nodes whose rows may still wait for features."""
         self._final: dict[int, int] = {}
-        """By request, how many of its certain nodes, from the first on, have final rows."""
+        """By request, how many of its committed nodes, from the first on, have final rows."""
         self._final_in: dict[int, int] = {}
         """By slot, the node whose row there is final: of a block that requests share it stays that for all of them."""
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         self._again.clear()
         return super().ask(asks)
 
@@ -50,23 +50,23 @@ class LearnedDrafter(SmallModelDrafter):
     def _batch(self, entries: Entries, count: int) -> Batch:
         if not self._outstanding:
             self._waiting.clear()
-        batch = self._feed.batch(entries, set(self._asked), count, self._again)
+        batch = self._builder.batch(entries, set(self._asked), count, self._again)
         for request, nodes in entries:
             self._waiting.setdefault(request.number, []).extend(nodes)
         return batch
 
     def _cancel(self, nodes: Sequence[Node]) -> None:
-        self.pipeline.cancel(Cancel(before=self._feed.next_stream, nodes=[node.id for node in nodes]))
-        self._feed.drop(nodes)
+        self.pipeline.cancel(Cancel(before=self._builder.next_stream, nodes=[node.id for node in nodes]))
+        self._builder.drop(nodes)
         for node in nodes:
             self._final_in.pop(node.slot, None)
 
     def _finalize(self, request: Request, count: int) -> list[Node]:
-        """Those of the first ``count`` certain nodes that had no final row; the caller has them computed now."""
+        """Those of the first ``count`` committed nodes that had no final row; the caller has them computed now."""
         if request.number not in self._final:
-            shared = itertools.takewhile(lambda node: self._final_in.get(node.slot) == node.id, request.certain)
+            shared = itertools.takewhile(lambda node: self._final_in.get(node.slot) == node.id, request.committed)
             self._final[request.number] = sum(1 for _ in shared)
-        nodes = request.certain[self._final[request.number] : count]
+        nodes = request.committed[self._final[request.number] : count]
         self._final[request.number] = count
         self._final_in.update((node.slot, node.id) for node in nodes)
         return nodes
@@ -75,26 +75,26 @@ class LearnedDrafter(SmallModelDrafter):
 class FollowingDrafter(LearnedDrafter):
     """EAGLE's and Medusa's: each row needs its parent's feature.
 
-    What is certain has gone through the target, so its features are on their way at the latest: such rows wait for
+    What is committed has gone through the target, so its features are on their way at the latest: such rows wait for
     them. A row below the root does not: where its parent is still in flight, the module's own output takes the
-    feature's place. Once such a row has become certain it is computed anew with the target's (EAGLE, section 4.2: the
+    feature's place. Once such a row has been committed it is computed anew with the target's (EAGLE, section 4.2: the
     accepted tokens' features replace the drafted ones), and what is drafted later sees the better keys.
     """
 
-    def _rows(self, ask: Ask) -> list[Node]:
+    def _rows(self, ask: DraftRequest) -> list[Node]:
         request = ask.request
-        anew = {node.id: node for node in [*self._finalize(request, len(request.certain)), *ask.nodes]}
-        again = [node for node in anew.values() if self._feed.has(request, node)]
+        anew = {node.id: node for node in [*self._finalize(request, len(request.committed)), *ask.nodes]}
+        again = [node for node in anew.values() if self._builder.has(request, node)]
         self._again.update(node.id for node in again)
-        return [*again, *self._feed.missing(request, ask.nodes)]
+        return [*again, *self._builder.missing(request, ask.nodes)]
 
     def _batch(self, entries: Entries, count: int) -> Batch:
         batch = super()._batch(entries, count)
-        joins = {node.id: self._joins(request, node) for request, nodes in entries for node in nodes}
-        batch.joins = [joins[node] for node in batch.rows.nodes]
+        feature_nodes = {node.id: self._feature_node(request, node) for request, nodes in entries for node in nodes}
+        batch.feature_nodes = [feature_nodes[node] for node in batch.rows.nodes]
         return batch
 
-    def _joins(self, request: Request, node: Node) -> int:
+    def _feature_node(self, request: Request, node: Node) -> int:
         """The node whose feature the row cannot do without: its parent, if the target's result of it is known."""
         known = 0 < node.position <= request.tree.root.position
-        return request.certain[node.position - 1].id if known else 0
+        return request.committed[node.position - 1].id if known else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.drafters.base import Ask, Draft
+from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
 from penstock.requests.request import Request
 from penstock.tree import Node
@@ -23,7 +23,7 @@ class NgramDrafter(InstantDrafter):
         self._longest = longest
         self._shortest = shortest
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         for ask in asks:
             self._answers += [self._look_up(ask.request, node, ask.count) for node in ask.nodes]
         return len(self._answers)

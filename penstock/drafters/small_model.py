@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.drafters.base import Ask, Draft, Spent
+from penstock.drafters.base import Draft, DraftRequest, DraftTiming
 from penstock.messages import Batch, Candidates, Span
 from penstock.pipeline.base import Pipeline
-from penstock.requests.feed import Feed
+from penstock.requests.batch_builder import BatchBuilder
 from penstock.requests.request import Request
 from penstock.tree import Node
 
@@ -23,7 +23,7 @@ class SmallModelDrafter:
 
     def __init__(self, pipeline: Pipeline, chunk: int) -> None:
         self.pipeline = pipeline
-        self._feed = Feed()
+        self._builder = BatchBuilder()
         self._chunk = chunk
         self._queue: list[tuple[Entries, int]] = []
         self._asked: dict[int, Node] = {}
@@ -37,10 +37,10 @@ class SmallModelDrafter:
         return bool(self._queue or self._outstanding or self._drafts)
 
     @property
-    def spent(self) -> Spent:
-        return spent_on(self._spans)
+    def timing(self) -> DraftTiming:
+        return timing_of(self._spans)
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         total = 0
         self._spans = []
         for ask in asks:
@@ -77,14 +77,14 @@ class SmallModelDrafter:
     def forget(self, request: Request) -> None:
         left = [([e for e in entries if e[0] is not request], count) for entries, count in self._queue]
         self._queue = [(entries, count) for entries, count in left if entries]
-        self._feed.close(request.number)
+        self._builder.close(request.number)
 
-    def _rows(self, ask: Ask) -> list[Node]:
+    def _rows(self, ask: DraftRequest) -> list[Node]:
         """What has to enter so that the nodes can be answered for, parents first."""
-        return self._feed.missing(ask.request, ask.nodes)
+        return self._builder.missing(ask.request, ask.nodes)
 
     def _batch(self, entries: Entries, count: int) -> Batch:
-        return self._feed.batch(entries, wanted=set(self._asked), candidates=count)
+        return self._builder.batch(entries, wanted=set(self._asked), candidates=count)
 
     def close(self) -> None:
         self.pipeline.close()
@@ -92,7 +92,7 @@ class SmallModelDrafter:
     def _submit(self) -> None:
         while self._queue and self.pipeline.ready:
             entries, count = self._queue.pop(0)
-            # Between the ask and now nodes may have died; what is certain since then would hide their ancestors.
+            # Between the ask and now nodes may have died; what is committed since then would hide their ancestors.
             live = [(request, [node for node in nodes if node.alive]) for request, nodes in entries]
             batch = self._batch(live, count)
             self._outstanding += 1
@@ -102,7 +102,7 @@ class SmallModelDrafter:
         return Draft(self._asked.pop(answer.node), list(zip(answer.tokens, answer.scores, strict=True)))
 
 
-def spent_on(spans: Sequence[Span]) -> Spent:
+def timing_of(spans: Sequence[Span]) -> DraftTiming:
     """What a drafter's batches have cost, on its one stage one after the other."""
     features = at = computing = free = 0.0
     for span in spans:
@@ -111,7 +111,7 @@ def spent_on(spans: Sequence[Span]) -> Spent:
             at = max(at, span.features)
         computing += span.end - span.start
         free = span.end
-    return Spent(features=features, features_at=at, computing=computing)
+    return DraftTiming(features=features, features_at=at, computing=computing)
 
 
 def merge(queue: list[tuple[Entries, int]], limit: int) -> list[tuple[Entries, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.drafters.base import Ask, Draft
+from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.depths import Depths
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.small_model import Entries
@@ -18,7 +18,7 @@ from penstock.tree import Node
 class SpdDrafter(LearnedDrafter):
     """Before it answers, every token above the asked one is computed anew that has reached another level since.
 
-    What is certain, but for the root, has come out of the last stage or does so while the prompt is computed, and is
+    What is committed, but for the root, has come out of the last stage or does so while the prompt is computed, and is
     computed at the last level once: these keys and values stay. Tokens under way are computed anew from step to step
     (SPD, section 3.5), and where a strategy wants corrections, it is told what the module now thinks comes after them.
     """
@@ -35,7 +35,7 @@ class SpdDrafter(LearnedDrafter):
         super().forget(request)
         self._computed.pop(request.number, None)
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         """Begin a round. What needs a feature of a node that has not entered is not answered for until it has."""
         self._levels.clear()
         possible = []
@@ -47,19 +47,19 @@ class SpdDrafter(LearnedDrafter):
                 possible.append(replace(ask, nodes=nodes))
         return super().ask(possible)
 
-    def _rows(self, ask: Ask) -> list[Node]:
+    def _rows(self, ask: DraftRequest) -> list[Node]:
         request = ask.request
-        rows = [(node, self._depths.last) for node in self._finalize(request, len(request.certain) - 1)]
+        rows = [(node, self._depths.last) for node in self._finalize(request, len(request.committed) - 1)]
         rows += self._above(ask)
         for node, level in rows:
             self._levels[node.id] = level
-            if self._feed.has(request, node):
+            if self._builder.has(request, node):
                 self._again.add(node.id)
                 if ask.corrects and not self._depths.memory and node.position >= request.tree.root.position:
                     self._asked[node.id] = node
         return [node for node, _ in rows]
 
-    def _above(self, ask: Ask) -> list[tuple[Node, int]]:
+    def _above(self, ask: DraftRequest) -> list[tuple[Node, int]]:
         """What is asked about, and all above it that has another level than when it was computed; parents first."""
         computed = self._living(ask.request)
         asked = {node.id for node in ask.nodes}
@@ -78,7 +78,7 @@ class SpdDrafter(LearnedDrafter):
         computed.update(found)
         return list(found.values())
 
-    def _level(self, ask: Ask, node: Node, asked: bool) -> int:
+    def _level(self, ask: DraftRequest, node: Node, asked: bool) -> int:
         new = not node.entered or (asked and self._depths.memory)
         return self._depths.level(0 if new else ask.stream - node.stream)
 
@@ -92,9 +92,9 @@ class SpdDrafter(LearnedDrafter):
 
     def _batch(self, entries: Entries, count: int) -> Batch:
         batch = super()._batch(entries, count)
-        batch.levels = [self._levels.pop(node) for node in batch.rows.nodes]
+        batch.feature_levels = [self._levels.pop(node) for node in batch.rows.nodes]
         reading = self._depths.reading
-        batch.joins = [
-            node if level in reading else 0 for node, level in zip(batch.rows.nodes, batch.levels, strict=True)
+        batch.feature_nodes = [
+            node if level in reading else 0 for node, level in zip(batch.rows.nodes, batch.feature_levels, strict=True)
         ]
         return batch

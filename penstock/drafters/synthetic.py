@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from penstock.drafters.base import Ask, Draft
+from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
 from penstock.requests.request import Request
 from penstock.tree import Node
@@ -60,7 +60,7 @@ class SyntheticDrafter(InstantDrafter):
         self._seed = seed
         self._answer = answer
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         for ask in asks:
             self._answers += [self._draft(ask.request, node, ask.count) for node in ask.nodes]
         prompts = [len(ask.request.prompt) for ask in asks if ask.request.produced == 0]

@@ -24,7 +24,7 @@ from penstock.engine.llm import LLM, Job, Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.options import Resolved
 from penstock.engine.stats import Counters, EngineStats
-from penstock.engine.stream import News, RequestStream
+from penstock.engine.stream import RequestStream, StreamUpdate
 from penstock.pipeline.base import Host
 from penstock.text.tokenizer import Tokenizer
 
@@ -69,7 +69,7 @@ class AsyncLLM:
         self._published: dict[str, RequestStream] = {}
         """The engine's thread's: those that have not finished there."""
         self._commands: deque[Callable[[], None]] = deque()
-        self._news: deque[tuple[RequestStream, News]] = deque()
+        self._updates: deque[tuple[RequestStream, StreamUpdate]] = deque()
         """From the engine's thread; no event loop need be there to take it."""
         self._probing: RequestStream | None = None
         self._closing = False
@@ -208,7 +208,7 @@ class AsyncLLM:
     # --------------------------------------------------------------------------------------------------- inside
 
     def _enter(self) -> None:
-        """News go to the running event loop from now on, first of all what one before it has left."""
+        """StreamUpdate go to the running event loop from now on, first of all what one before it has left."""
         events = asyncio.get_running_loop()
         if events is not self._events:
             self._events = events
@@ -248,8 +248,8 @@ class AsyncLLM:
 
     def _take(self) -> None:
         """Pass on what the engine's thread has published. On the event loop's thread."""
-        while self._news:
-            stream, new = self._news.popleft()
+        while self._updates:
+            stream, new = self._updates.popleft()
             stream.take(new)
             if stream.finished:
                 self._forget(stream)
@@ -268,9 +268,9 @@ class AsyncLLM:
 
     def _run(self) -> None:
         while not self._closing:
-            self._guarded(self._turn)
+            self._guarded(self._step)
         self._guarded(self._llm.loop.end)
-        self._guarded(self._obey)
+        self._guarded(self._run_commands)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Whatever goes wrong on this thread ends every request with a reply: without the thread all would hang."""
@@ -278,16 +278,16 @@ class AsyncLLM:
             work()
         except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine has ended")
-            self._llm.loop.lose(error)
+            self._llm.loop.fail_all(error)
 
-    def _turn(self) -> None:
-        self._obey()
+    def _step(self) -> None:
+        self._run_commands()
         if self._llm.loop.ended is None:
             self._llm.loop.step()
         else:
             self._llm.host.wait(None)
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         """Carry out what was asked for meanwhile, and publish what that and the last step have brought."""
         while self._commands:
             self._commands.popleft()()
@@ -307,10 +307,10 @@ class AsyncLLM:
             started = stream.started or any(request.started for request in stream.job.requests)
             if deltas or started != stream.started:
                 cached = max(request.cached for request in stream.job.requests)
-                self._news.append((stream, News(deltas, started, cached, self._llm.loop.ended)))
+                self._updates.append((stream, StreamUpdate(deltas, started, cached, self._llm.loop.ended)))
             if all(request.finished is not None for request in stream.job.requests):
                 del self._published[stream.request_id]
-        if self._news and self._events is not None:
+        if self._updates and self._events is not None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed: the next one takes it, if there is one
                 self._events.call_soon_threadsafe(self._take)
 

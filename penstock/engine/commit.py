@@ -22,7 +22,7 @@ class Advance:
     dead: list[Node] = field(default_factory=list)
     verdicts: list[Node] = field(default_factory=list)
     finished: FinishReason | None = None
-    lacks_slot: bool = False
+    needs_slot: bool = False
     """Whether the walk goes on once a slot has been reserved for the next token."""
 
 
@@ -35,7 +35,7 @@ def advance(request: Request, nodes: Nodes, pool: SlotPool, at: float) -> Advanc
     done = Advance()
     while request.tree.root.picked is not None and done.finished is None:
         if not request.has_slot:
-            done.lacks_slot = True
+            done.needs_slot = True
             break
         _commit_one(request, nodes, pool, done, at)
     return done
@@ -52,12 +52,12 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, a
     pool.free_speculative(node.slot for node in dead)
     done.dead.extend(dead)
     if hit is None:
-        hit = nodes.certain(root.picked, root.position + 1)
+        hit = nodes.committed(root.picked, root.position + 1)
         request.tree.restart(hit)
     else:
-        pool.certify()
+        pool.commit()
         done.hits += 1
-    request.certain.append(hit)
+    request.committed.append(hit)
     request.produced += 1
     done.committed.append(hit)
     stopped = request.output.append(pick, at)

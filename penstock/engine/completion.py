@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.core import CompletionOutput, FinishReason, Logprob, SamplingParams
-from penstock.messages import Pick
+from penstock.messages import SampledToken
 from penstock.text.detokenizer import IncrementalDetokenizer
 
 
@@ -53,7 +53,7 @@ class Completion:
         self._taken_tokens = self._taken_text = 0
         self._taken_end = False
 
-    def append(self, pick: Pick, at: float) -> FinishReason | None:
+    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
         if not self.output.token_ids:
             self.output.first_token_seconds = at - self._started
         self.output.token_ids.append(pick.token)
@@ -62,20 +62,20 @@ class Completion:
         self._undecoded.append(pick.token)
         if self._text is None or not self._params.stop:
             return None
-        self.catch_up()
+        self.detokenize_pending()
         if self._text.stopped is None:
             return None
         self.output.stop_reason = self._text.stopped
         return FinishReason.STOP
 
-    def catch_up(self) -> None:
+    def detokenize_pending(self) -> None:
         """Decode the tokens so far: for a reader, or because their text may hold a stop string."""
         tokens, self._undecoded = self._undecoded, []
         if self._text is not None:
             self.output.text += "".join([self._text.append(token) for token in tokens])
 
     def finish(self, reason: FinishReason, at: float) -> None:
-        self.catch_up()
+        self.detokenize_pending()
         self.output.finish_reason = reason
         self.output.seconds = at - self._started
         ids = self.output.token_ids
@@ -103,7 +103,7 @@ class Completion:
         return delta
 
 
-def logprobs_of(pick: Pick) -> dict[int, Logprob]:
+def logprobs_of(pick: SampledToken) -> dict[int, Logprob]:
     """The k most probable tokens and the chosen one, most probable first, as vLLM gives them."""
     top = {token: Logprob(logprob, rank + 1) for rank, (token, logprob) in enumerate(pick.top)}
     top.setdefault(pick.token, Logprob(pick.logprob, pick.rank))

@@ -26,7 +26,7 @@ from penstock.engine.options import EngineOptions, Resolved, resolve_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
 from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server
-from penstock.pipeline.processes import Mailbox
+from penstock.pipeline.processes import ProcessHost
 from penstock.requests.request import Request
 from penstock.strategies import make_strategy
 from penstock.text.detokenizer import IncrementalDetokenizer
@@ -59,7 +59,7 @@ class LLM:
         self._numbers = itertools.count()
         self.plain_answers: dict[Any, Sequence[int]] = {}
         """What plain decoding gave, by request; only the synthetic drafter asks. Another LLM's may be added."""
-        self._host: Host = Mailbox(self._setup.options.transport) if host is None else host
+        self._host: Host = ProcessHost(self._setup.options.transport) if host is None else host
         self._drafter: Drafter | None = None
         try:
             if self._setup.speculation is not None and self._setup.speculation.strategy != "autoregressive":
@@ -89,7 +89,7 @@ class LLM:
         return self.run(many, params, self._setup.speculation)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """Yield the first completion's text as it becomes certain: always whole characters.
+        """Yield the first completion's text as it is committed: always whole characters.
 
         The request is checked and queued at once; it advances whenever the iterator, or another call, steps the engine.
         """

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.core import FinishReason, PenstockError, PipelineError
-from penstock.drafters.base import Ask, Draft, Drafter
+from penstock.drafters.base import Draft, Drafter, DraftRequest
 from penstock.engine.commit import Advance, advance
 from penstock.engine.inflight import InFlight
 from penstock.engine.pace import Pace
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Batch, Cancel, Result
 from penstock.pipeline.base import Clock, Pipeline
-from penstock.requests.feed import Feed
+from penstock.requests.batch_builder import BatchBuilder
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
 from penstock.strategies.experience import Experience
@@ -75,7 +75,7 @@ class EngineLoop:
         self.observers = list(observers)
         self.pool: SlotPool = scheduler.pool
         self.nodes: Nodes = scheduler.nodes
-        self.feed = Feed()
+        self.builder = BatchBuilder()
         self.inflight = InFlight()
         self.experience = Experience()
         self.requests: dict[int, Request] = {}
@@ -88,7 +88,7 @@ class EngineLoop:
         self._asked_rows = 0
         self._cancels: list[Cancel] = []
         """That have yet to be sent."""
-        self._later: list[Callable[[], object]] = []
+        self._deferred: list[Callable[[], object]] = []
         """What neither stages nor drafter wait for: learning from what has come, and its text."""
         self.pace = Pace(self.experience, pipeline.stages)
         self._changed = False
@@ -140,16 +140,16 @@ class EngineLoop:
                 self._changed = False
                 self.experience.look_again = math.inf
                 self._start_requests()
-                if not self._hasty:
+                if not self._sends_root_first:
                     self._ask()  # first: what enters may better wait for the answer
                 self._submit()
                 self._ask()  # again: of what has just entered
                 # What became free meanwhile has not been made use of: for that there is another step.
                 self._free_at_last = tuple(then and now for then, now in zip(free, self._free, strict=True))
             self._send_cancels()  # every stage gets one, and none is in such haste as what enters
-            self._catch_up()
+            self._do_deferred()
         except BaseException as error:
-            self.lose(error)
+            self.fail_all(error)
             raise
 
     @property
@@ -159,16 +159,16 @@ class EngineLoop:
         return self.pipeline.ready and not self._full, not self._held, idle
 
     @property
-    def _hasty(self) -> bool:
+    def _sends_root_first(self) -> bool:
         """Whether all that can enter are new roots, which do so at once: to miss is dear enough without any delay."""
         return all(
-            request.strategy.hasty and not request.prefilling and not request.tree.root.entered
+            request.strategy.sends_root_first and not request.prefilling and not request.tree.root.entered
             for request in self.scheduler.running
         )
 
     @property
     def _held(self) -> bool:
-        return self.pace.holds(self.clock.now(), len(self.inflight))
+        return self.pace.should_wait(self.clock.now(), len(self.inflight))
 
     @property
     def _full(self) -> bool:
@@ -177,7 +177,7 @@ class EngineLoop:
 
     @property
     def _batches(self) -> int:
-        return self.pace.batches(len(self.scheduler.running))
+        return self.pace.target_in_flight(len(self.scheduler.running))
 
     def drain(self) -> None:
         """Step until nothing is in flight any more, neither in the stages nor in the drafter."""
@@ -188,7 +188,7 @@ class EngineLoop:
     def _under_way(self) -> bool:
         return len(self.inflight) > 0 or (self.drafter is not None and self.drafter.busy)
 
-    def consult(self, experience: Experience) -> None:
+    def use_estimates(self, experience: Experience) -> None:
         """Learn into this from now on, and have the strategies of requests that come ask it.
 
         Raises PenstockError unless the loop is idle: what is under way was begun with another experience.
@@ -216,7 +216,7 @@ class EngineLoop:
         for result in self.pipeline.poll():
             self._changed = True
             out = self.inflight.out(result.stream)
-            self._later.append(partial(self.experience.arrived, result))
+            self._deferred.append(partial(self.experience.arrived, result))
             touched: dict[int, Request] = {}
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
@@ -228,11 +228,11 @@ class EngineLoop:
                 del self._owner[node_id]
             for observer in self.observers:
                 observer.arrived(result, self.clock.now())
-            self._later += [request.output.catch_up for request in touched.values()]
+            self._deferred += [request.output.detokenize_pending for request in touched.values()]
             for request in touched.values():
                 while request.started and self._advance(request):
                     if not self.scheduler.grow(request):
-                        self._make_room(request)
+                        self._preempt(request)
 
     def _advance(self, request: Request) -> bool:
         """Walk a request's tree as far as it goes. Returns whether it goes on once there are slots for it."""
@@ -248,18 +248,18 @@ class EngineLoop:
             observer.advanced(request, done, now)
         if done.finished is not None:
             self._finish(request, done.finished)
-        return done.lacks_slot
+        return done.needs_slot
 
-    def _make_room(self, request: Request) -> None:
-        """Preempt the least of the running requests, be it this one: it begins anew with what is certain by then."""
+    def _preempt(self, request: Request) -> None:
+        """Preempt the least of the running requests, be it this one: it begins anew with what is committed by then."""
         victim = self.scheduler.victim()
         self._release(victim)
-        victim.vacate()
+        victim.reset_for_recompute()
         self.scheduler.preempt(victim)
         for observer in self.observers:
             observer.preempted(victim, self.clock.now())
         if victim is not request and not self.scheduler.grow(request):
-            self._make_room(request)
+            self._preempt(request)
 
     def _cancel(self, request: Request, dead: Sequence[Node]) -> None:
         for node in dead:
@@ -275,8 +275,8 @@ class EngineLoop:
         for message in cancels:
             self.pipeline.cancel(message)
 
-    def _catch_up(self) -> None:
-        later, self._later = self._later, []
+    def _do_deferred(self) -> None:
+        later, self._deferred = self._deferred, []
         for do in later:
             do()
 
@@ -289,9 +289,9 @@ class EngineLoop:
         if not self.drafter.busy:
             if self._asked_rows:
                 seconds = self.clock.now() - self._asked_at
-                self._later.append(partial(self.experience.drafter.learn, self._asked_rows, seconds))
-                if (turn := self.drafter.spent.turn) is not None:
-                    self._later.append(partial(self.experience.pipeline.yielded, turn))
+                self._deferred.append(partial(self.experience.drafter.learn, self._asked_rows, seconds))
+                if (turn := self.drafter.timing.turn) is not None:
+                    self._deferred.append(partial(self.experience.pipeline.yielded, turn))
             self.experience.draft_due = math.inf
             self._asked_rows = 0
         if drafts:
@@ -318,7 +318,7 @@ class EngineLoop:
 
     def _submit(self) -> None:
         while self.pipeline.ready and not self._full:
-            entries = self.scheduler.compose(self.experience, self._batches, self._held)
+            entries = self.scheduler.schedule(self.experience, self._batches, self._held)
             if not entries:
                 break
             wanted: set[int] = set()
@@ -331,9 +331,9 @@ class EngineLoop:
                     if not request.prefilling and node.position >= request.tree.root.position:
                         wanted.add(node.id)
                 entering.extend(nodes)
-            batch = self.feed.batch(entries, wanted)
+            batch = self.builder.batch(entries, wanted)
             for request, _ in entries:
-                self.scheduler.share(request, self.feed.prefix(request))
+                self.scheduler.cache_blocks(request, self.builder.prefix(request))
             self.inflight.entered(batch.stream, entering)
             due = self.experience.entered(batch.stream, len(entering))
             for node in entering:
@@ -355,8 +355,8 @@ class EngineLoop:
             nodes = [*request.take_postponed(), *request.strategy.ask(request.tree)]
             load.asked += len(nodes)
             if nodes:
-                strategy, stream = request.strategy, self.feed.next_stream - 1
-                asks.append(Ask(request, nodes, strategy.candidates, stream, strategy.corrects))
+                strategy, stream = request.strategy, self.builder.next_stream - 1
+                asks.append(DraftRequest(request, nodes, strategy.candidates, stream, strategy.corrects))
                 request.metrics.drafted_nodes += len(nodes)
             for node in nodes:
                 node.asked = True
@@ -382,17 +382,17 @@ class EngineLoop:
         self._changed = True
         dead = [] if request.prefilling else request.tree.discard()
         self.pool.free_speculative(node.slot for node in dead)
-        self._cancel(request, [*dead, *request.own])
-        for node in request.certain[-1:]:
+        self._cancel(request, [*dead, *request.private_nodes])
+        for node in request.committed[-1:]:
             self._asked.pop(node.id, None)
-        self.pool.free_certain(node.slot for node in request.own)
+        self.pool.free_committed(node.slot for node in request.private_nodes)
         self.pool.cache.let_go(request.blocks)
         self.pool.unreserve(request.reserved)
-        self.feed.close(request.number)
+        self.builder.close(request.number)
         if self.drafter is not None:
             self.drafter.forget(request)
 
-    def lose(self, cause: BaseException) -> None:
+    def fail_all(self, cause: BaseException) -> None:
         """Nothing can go on: every request gets its final reply, and no further one is taken."""
         if self.ended is None:
             self.ended = f"{type(cause).__name__}: {cause}"
@@ -410,7 +410,7 @@ class EngineLoop:
         """Raise PenstockError unless every slot is accounted for. Cheap; called when idle and by the tests."""
         running = self.scheduler.running
         trees = [request.tree for request in running if not request.prefilling]
-        self.pool.audit(sum(len(request.own) for request in running), sum(tree.size - 1 for tree in trees))
+        self.pool.audit(sum(len(request.private_nodes) for request in running), sum(tree.size - 1 for tree in trees))
 
 
 def fresh_seed() -> int:

@@ -28,10 +28,10 @@ class Pace:
         self._most = self._stages = stages
         self._experience = experience
 
-    def holds(self, now: float, in_flight: int) -> bool:
+    def should_wait(self, now: float, in_flight: int) -> bool:
         return now < self.until or in_flight >= self._most
 
-    def batches(self, requests: int) -> int:
+    def target_in_flight(self, requests: int) -> int:
         """How many batches had better be in flight where so many requests run; what is ready then waits outside.
 
         Each brings a token for its share of the requests, once in as many steps or once a trip, whichever is longer.

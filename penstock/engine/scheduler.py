@@ -16,7 +16,7 @@ from penstock.strategies.experience import Experience
 from penstock.tree import Node
 
 GROWTH: Final = 64
-"""Certain slots that a request has reserved at a time, beyond its text."""
+"""Committed slots that a request has reserved at a time, beyond its text."""
 
 Entries = list[tuple[Request, list[Node]]]
 
@@ -56,10 +56,10 @@ class Scheduler:
                 f"prompt of {length} tokens + max_tokens {tokens} = {request.slots_needed} exceeds "
                 f"max_model_len {self.max_model_len}: shorten one or raise max_model_len"
             )
-        if request.slots_needed > self.pool.certain_capacity:
+        if request.slots_needed > self.pool.committed_capacity:
             raise RequestError(
                 f"prompt of {length} tokens + max_tokens {tokens} needs {request.slots_needed} KV slots of "
-                f"{self.pool.certain_capacity}: shorten one or raise kv_slots"
+                f"{self.pool.committed_capacity}: shorten one or raise kv_slots"
             )
 
     def add(self, request: Request) -> None:
@@ -77,7 +77,7 @@ class Scheduler:
 
     def grow(self, request: Request) -> bool:
         """Reserve further slots for a running request, or say that they are not there now."""
-        count = min(self.growth, request.slots_needed - len(request.certain))
+        count = min(self.growth, request.slots_needed - len(request.committed))
         if not self.pool.reserve(count):
             return False
         request.reserved += count
@@ -98,22 +98,22 @@ class Scheduler:
         if request in self.running:
             self.running.remove(request)
 
-    def share(self, request: Request, entered: int) -> None:
-        """Let others have what of a request's certain rows has entered: so many, from the first on."""
+    def cache_blocks(self, request: Request, entered: int) -> None:
+        """Let others have what of a request's committed rows has entered: so many, from the first on."""
         while (first := len(request.blocks) * BLOCK) + BLOCK <= entered:
-            block = self.pool.share(request.blocks[-1] if first else None, request.certain[first : first + BLOCK])
+            block = self.pool.share(request.blocks[-1] if first else None, request.committed[first : first + BLOCK])
             if block is None:
                 return
             request.blocks.append(block)
             request.reserved -= BLOCK
 
-    def compose(self, experience: Experience, batches: int, held: bool = False) -> Entries:
+    def schedule(self, experience: Experience, batches: int, held: bool = False) -> Entries:
         """Rows for the next batch, request by request; the requests that were served go to the back of the queue.
 
         A batch takes ceil(running / batches) requests, so that they spread over so many batches in flight instead of
-        marching in one clump and leaving the other stages idle; those whose certain tokens have yet to enter come
+        marching in one clump and leaving the other stages idle; those whose committed tokens have yet to enter come
         first. Drafted rows of further requests ride along where they are worth it. While ``held``, strategies that are
-        paced wait, unless their root has yet to enter.
+        rate-limited wait, unless their root has yet to enter.
         """
         experience.load.begin(sum(not request.prefilling for request in self.running))
         ready = [request for request in self.running if self._is_ready(request, held)]
@@ -123,11 +123,15 @@ class Scheduler:
         for request in chosen:
             if not request.prefilling and (not entries or self._is_ready(request, held)):
                 self._enter(request, entries, experience)
-        entries += self._fill([request for request in chosen if request.prefilling], experience)
+        entries += self._schedule_prefill([request for request in chosen if request.prefilling], experience)
         served = {request.number for request, _ in entries}
         if entries:
             for request in [one for one in self.running if one.number not in served]:
-                if not request.prefilling and request.tree.root.entered and request.strategy.rides(request.tree):
+                if (
+                    not request.prefilling
+                    and request.tree.root.entered
+                    and request.strategy.can_piggyback(request.tree)
+                ):
                     self._enter(request, entries, experience)
         for request, _ in entries:
             if request.number in served:
@@ -142,33 +146,33 @@ class Scheduler:
     def _is_ready(self, request: Request, held: bool) -> bool:
         if request.prefilling:
             return True
-        if held and request.strategy.paced and request.tree.root.entered:
+        if held and request.strategy.rate_limited and request.tree.root.entered:
             return False
         return request.strategy.ready(request.tree)
 
     def _reserve(self, request: Request) -> bool:
         """Set aside what a request needs to begin, sharing what others have computed of its text."""
-        blocks = list(self.pool.cache.chain(request.text))
+        blocks = list(self.pool.cache.chain(request.token_ids))
         for block in blocks:
             self.pool.cache.hold(block)
-        count = min(len(request.text) + self.growth, request.slots_needed) - len(blocks) * BLOCK
+        count = min(len(request.token_ids) + self.growth, request.slots_needed) - len(blocks) * BLOCK
         if not self.pool.reserve(count):
             self.pool.cache.let_go(blocks)
             return False
         request.reserved = count
         for block in blocks:
-            request.adopt(block)
+            request.attach_block(block)
         return True
 
-    def _fill(self, requests: Iterable[Request], experience: Experience) -> Entries:
+    def _schedule_prefill(self, requests: Iterable[Request], experience: Experience) -> Entries:
         """Chunks of these requests' texts, as many rows as the batch may have of them."""
         entries: Entries = []
         left = self._most_rows(experience)
         for request in requests:
             if left <= 0:
                 break
-            self._adopt(request)
-            entries.append((request, request.fill(self.nodes, left)))
+            self._attach_blocks(request)
+            entries.append((request, request.take_prefill_chunk(self.nodes, left)))
             left -= len(entries[-1][1])
         return entries
 
@@ -181,14 +185,16 @@ class Scheduler:
                 rows //= 2
         return rows
 
-    def _adopt(self, request: Request) -> None:
+    def _attach_blocks(self, request: Request) -> None:
         """Skip what others have computed of the text since the request was admitted."""
-        while (first := len(request.certain)) == len(request.blocks) * BLOCK and first + BLOCK < len(request.text):
+        while (first := len(request.committed)) == len(request.blocks) * BLOCK and first + BLOCK < len(
+            request.token_ids
+        ):
             before = request.blocks[-1] if request.blocks else None
-            block = self.pool.cache.find(before, request.text[first : first + BLOCK])
+            block = self.pool.cache.find(before, request.token_ids[first : first + BLOCK])
             if block is None:
                 return
             self.pool.cache.hold(block)
-            request.adopt(block)
+            request.attach_block(block)
             request.reserved -= BLOCK
             self.pool.unreserve(BLOCK)

@@ -111,7 +111,7 @@ class Counters(Observer):
         return EngineStats(
             running=len(loop.scheduler.running),
             waiting=len(loop.scheduler.waiting),
-            kv_slots=pool.certain_capacity,
+            kv_slots=pool.committed_capacity,
             kv_used=pool.used,
             kv_cached=pool.cached,
             speculative_slots=pool.speculative_quota,
@@ -133,7 +133,7 @@ class Counters(Observer):
             emulated_passes=counted["passes"],
             emulated_overruns=counted["overruns"],
             stage_busy_seconds=list(self._busy),
-            stage_heard_seconds_ago=[now - heard for heard in loop.pipeline.heard],
+            stage_heard_seconds_ago=[now - heard for heard in loop.pipeline.last_heartbeat],
             last_step_seconds_ago=None if self._last_result is None else now - self._last_result,
             ended=loop.ended,
         )

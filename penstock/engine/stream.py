@@ -20,7 +20,7 @@ class RequestDelta:
 
 
 @dataclass
-class News:
+class StreamUpdate:
     """What the engine's thread has to say of one stream after a step."""
 
     deltas: list[CompletionDelta]
@@ -51,7 +51,7 @@ class RequestStream:
         self._deltas: dict[int, CompletionDelta] = {}
         self._told = False
         self._ended: str | None = None
-        self._news = asyncio.Event()
+        self._updates = asyncio.Event()
         self._end = asyncio.Event()
 
     def abort(self) -> None:
@@ -88,8 +88,8 @@ class RequestStream:
         if self._told and not self._deltas:
             raise StopAsyncIteration
         if not self.finished:
-            await self._news.wait()
-        self._news.clear()
+            await self._updates.wait()
+        self._updates.clear()
         self._raise_if_lost()
         deltas, self._deltas = list(self._deltas.values()), {}
         self._told = self.finished
@@ -99,17 +99,17 @@ class RequestStream:
         if any(output.finish_reason is FinishReason.ERROR for output in self._outputs):
             raise PipelineError(f"the request was lost ({self._ended})")
 
-    def take(self, news: News) -> None:
+    def take(self, update: StreamUpdate) -> None:
         """On the event loop's thread: what the engine's thread has published."""
-        self.started = self.started or news.started
-        self._ended, self._cached = news.ended, news.cached
-        for delta in news.deltas:
+        self.started = self.started or update.started
+        self._ended, self._cached = update.ended, update.cached
+        for delta in update.deltas:
             before = self._deltas.get(delta.index)
             self._deltas[delta.index] = delta if before is None else before.followed_by(delta)
             output, known = self._outputs[delta.index], self.job.completions[delta.index].output
             delta.add_to(output)
             output.first_token_seconds, output.seconds = known.first_token_seconds, known.seconds
-        if news.deltas:
-            self._news.set()
+        if update.deltas:
+            self._updates.set()
         if self.finished:
             self._end.set()

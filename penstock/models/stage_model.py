@@ -12,7 +12,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from penstock.core import ConfigError
 from penstock.dtypes import torch_dtype
-from penstock.messages import Candidates, Pick, Sampling
+from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, folded_kernel, plain_kernel
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.loader import load_module
@@ -146,7 +146,9 @@ class StageModel:
             raise ConfigError(f"layers {self.first} to {self.last} have no head; only the last stage has")
         return self._causal(inputs_embeds=hidden[list(wanted)][None], use_cache=False).logits[0].float()
 
-    def pick(self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
+    def pick(
+        self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]
+    ) -> list[SampledToken]:
         """Last stage: the target's next token after each row in ``wanted``."""
         positions, nodes = _places(view, wanted)
         contexts = contexts_of(view, wanted, samplings, self.grammars)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Cancel, Occupied, Occupy, Ready, Result
-from penstock.stage.driver import Line
+from penstock.stage.driver import LinkModel
 from penstock.stage.visibility import ProtocolError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Pipeline(Protocol):
         ...
 
     @property
-    def heard(self) -> list[float]:
+    def last_heartbeat(self) -> list[float]:
         """When each stage was last heard of (seconds, this pipeline's clock). May be read from any thread.
 
         A stage that computes says nothing, so silence tells how long one computation takes, or that it will not end.
@@ -97,7 +97,7 @@ class EngineEnd:
     nothing but the rows whose successors were asked for.
     """
 
-    def __init__(self, clock: Clock, line: Line) -> None:
+    def __init__(self, clock: Clock, line: LinkModel) -> None:
         self._clock = clock
         self._line = line
         self._free_at: float | None = 0.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Cancel, Message, Occupied, Occupy, Ready, Result
 from penstock.pipeline.base import Clock, EngineEnd
-from penstock.stage.driver import Line, Outgoing, StageDriver
+from penstock.stage.driver import LinkModel, Outgoing, StageDriver
 
 if TYPE_CHECKING:
     from penstock.pipeline.processes import StagePlan
@@ -27,14 +27,14 @@ class InProcessPipeline:
         self,
         drivers: Sequence[StageDriver],
         clock: Clock,
-        entrance: Line | None = None,
+        entrance: LinkModel | None = None,
         drafter: InProcessPipeline | None = None,
     ) -> None:
         self._drafter = drafter
         self.stages = len(drivers)
         self.drivers = drivers
         self._clock = clock
-        self._end = EngineEnd(clock, entrance or Line(None))
+        self._end = EngineEnd(clock, entrance or LinkModel(None))
         self._dues = [math.inf] * len(drivers)
         """When each driver has something to do: asked anew only after a message to it or a step of it."""
 
@@ -43,7 +43,7 @@ class InProcessPipeline:
         return self._end.ready
 
     @property
-    def heard(self) -> list[float]:
+    def last_heartbeat(self) -> list[float]:
         """Now: the stages are as alive as the engine."""
         return [self._clock.now()] * self.stages
 
@@ -99,7 +99,7 @@ class InProcessPipeline:
         self._end.received(message)
 
     def _deliver(self, index: int, sent: Outgoing) -> None:
-        if sent.aside:
+        if sent.to_drafter:
             assert self._drafter is not None
             self._drafter._tell(0, sent.message, sent.tensor)
             return
@@ -144,7 +144,7 @@ class InProcessHost:
 
         drivers = [make_driver(plan, i, len(plans), load(plan), self.now) for i, plan in enumerate(plans)]
         readers = [self._pipelines[plan.tap.address] for plan in plans if plan.tap is not None]
-        pipeline = InProcessPipeline(drivers, self, Line(plans[0].up), readers[0] if readers else None)
+        pipeline = InProcessPipeline(drivers, self, LinkModel(plans[0].up), readers[0] if readers else None)
         self._pipelines[pipeline.address] = pipeline
         return pipeline
 

@@ -37,7 +37,7 @@ GONE: Final = (ConnectionError, FileNotFoundError)
 """What a receiver that has left, or has never come, is met with. Its process's end is news that others bring."""
 
 
-class Garbled(PenstockError):
+class FramingError(PenstockError):
     """What comes over a connection is no frame."""
 
 
@@ -95,7 +95,7 @@ class LocalInbox(Inbox):
     def _read(self, stream: Stream) -> list[list[bytes]]:
         try:
             messages = stream.read(self._chunk)
-        except Garbled as error:
+        except FramingError as error:
             log.warning("closed a connection: %s", error)
             stream.ended, messages = True, []
         if stream.ended:
@@ -124,7 +124,7 @@ class Stream:
         self._held = bytearray()
 
     def read(self, chunk: memoryview) -> list[list[bytes]]:
-        """Every message that has come whole; ``chunk`` is room for what is read. Raises Garbled for what is none."""
+        """Every message that has come whole; ``chunk`` is room for what is read. Raises FramingError otherwise."""
         messages: list[list[bytes]] = []
         count = len(chunk)
         while count == len(chunk):
@@ -152,7 +152,7 @@ class Stream:
 
 
 def messages_in(held: memoryview) -> tuple[list[list[bytes]], int]:
-    """The messages that are whole, and where the last one ends. Raises Garbled."""
+    """The messages that are whole, and where the last one ends. Raises FramingError."""
     messages: list[list[bytes]] = []
     end = 0
     while (message := message_at(held, end)) is not None:
@@ -162,17 +162,17 @@ def messages_in(held: memoryview) -> tuple[list[list[bytes]], int]:
 
 
 def message_at(held: memoryview, start: int) -> tuple[list[bytes], int] | None:
-    """The frames of the message that begins there, and where it ends; None while it is not whole. Raises Garbled."""
+    """The frames of the message that begins there, and its end; None while it is not whole. Raises FramingError."""
     bounds = []
     more = True
     while more:
         if len(held) < start + FRAME.size:
             return None
         if held[start + FRAME.size - 1] > 1:
-            raise Garbled("a frame's mark is neither 0 nor 1")
+            raise FramingError("a frame's mark is neither 0 nor 1")
         length, more = FRAME.unpack_from(held, start)
         if length > MAX_FRAME_BYTES:
-            raise Garbled(f"a frame of {length} bytes; {MAX_FRAME_BYTES} are the most")
+            raise FramingError(f"a frame of {length} bytes; {MAX_FRAME_BYTES} are the most")
         start += FRAME.size
         bounds.append((start, start + length))
         start += length

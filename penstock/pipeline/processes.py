@@ -17,11 +17,13 @@ from typing import Any
 from penstock.cluster.timing import LinkTiming
 from penstock.core import PipelineError
 from penstock.messages import (
-    Alive,
     Batch,
     Cancel,
+    ConnectNeighbours,
     Failed,
-    Heard,
+    ForeignFrame,
+    Heartbeat,
+    HeartbeatAck,
     MalformedMessage,
     Message,
     Occupied,
@@ -30,8 +32,6 @@ from penstock.messages import (
     Result,
     Started,
     Stop,
-    Stranger,
-    Wire,
     belongs,
     decode,
     encode,
@@ -42,7 +42,7 @@ from penstock.pipeline.inbox import Outbox
 from penstock.pipeline.local import SCHEME
 from penstock.pipeline.sockets import Sockets
 from penstock.pipeline.worker import StageSpec, TapSpec
-from penstock.stage.driver import Line
+from penstock.stage.driver import LinkModel
 from penstock.stage.visibility import ProtocolError
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ START_TIMEOUT = 600.0
 """Seconds that stages may take to load their layers."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
-LAST_WORDS = 0.5
+CAUSE_GRACE_S = 0.5
 """Seconds that the error of a stage may take to arrive after its process has ended."""
 
 
@@ -59,7 +59,7 @@ Owner = Callable[[Message, Sequence[bytes]], bool]
 """Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
 
 
-class Mailbox:
+class ProcessHost:
     """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
 
     ``transport`` is "ipc" or "tcp" (loopback). A frame that names no session of ours is refused and counted.
@@ -126,7 +126,7 @@ class Mailbox:
                 continue
             try:
                 message = decode(frames, session)
-            except Stranger:  # too large, which nobody of ours would send
+            except ForeignFrame:  # too large, which nobody of ours would send
                 continue
             except MalformedMessage as error:
                 message = Failed(stage=-1, cause=str(error))
@@ -207,12 +207,12 @@ class ProcessPipeline:
     Raises PipelineError from the constructor when a stage cannot start, and from ``poll`` when one is lost.
     """
 
-    def __init__(self, plans: Sequence[StagePlan], mailbox: Mailbox, name: str = "stage") -> None:
+    def __init__(self, plans: Sequence[StagePlan], host: ProcessHost, name: str = "stage") -> None:
         self.stages = len(plans)
         self.name = name
         self.started: dict[int, Started] = {}
         self._plans = plans
-        self._mailbox = mailbox
+        self._host = host
         self._session = secrets.token_hex(16)
         self._forked: set[int] = set()
         self._gone: set[int] = set()
@@ -221,9 +221,9 @@ class ProcessPipeline:
         self._inboxes: list[Outbox] = []
         self._closing = False
         entrance = plans[0].up
-        self._end = EngineEnd(mailbox, Line(entrance))
-        self._heard = [mailbox.now()] * self.stages
-        mailbox.register(self._session, self._on_message, self._on_exit)
+        self._end = EngineEnd(host, LinkModel(entrance))
+        self._last_heartbeat = [host.now()] * self.stages
+        host.register(self._session, self._on_message, self._on_exit)
         try:
             self._start()
         except BaseException:
@@ -235,8 +235,8 @@ class ProcessPipeline:
         return self._end.ready and self._lost is None
 
     @property
-    def heard(self) -> list[float]:
-        return list(self._heard)
+    def last_heartbeat(self) -> list[float]:
+        return list(self._last_heartbeat)
 
     def submit(self, batch: Batch) -> None:
         self._end.sending(batch)
@@ -276,36 +276,36 @@ class ProcessPipeline:
         try:
             self._wait_until_gone(CLOSE_TIMEOUT if self._inboxes else 0.0)
         finally:
-            self._mailbox.server.kill(self._session)
+            self._host.server.kill(self._session)
         self._wait_until_gone(CLOSE_TIMEOUT)
-        self._mailbox.unregister(self._session)
+        self._host.unregister(self._session)
         for inbox in self._inboxes:
             inbox.close()
 
     def _wait_until_gone(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._forked - self._gone and time.monotonic() < deadline and self._mailbox.server.alive:
-            self._mailbox.wait(deadline)
+        while self._forked - self._gone and time.monotonic() < deadline and self._host.server.alive:
+            self._host.wait(deadline)
 
     def _start(self) -> None:
         for index, plan in enumerate(self._plans):
-            self._mailbox.server.start(self._spec(index, plan))
+            self._host.server.start(self._spec(index, plan))
             self._forked.add(index)
         deadline = time.monotonic() + START_TIMEOUT
         while len(self.started) < self.stages:
-            self._mailbox.wait(min(deadline, self._lost_at))
+            self._host.wait(min(deadline, self._lost_at))
             self._raise_if_lost()
             if time.monotonic() > deadline:
                 raise PipelineError(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
         addresses = [self.started[index].address for index in range(self.stages)]
-        self._inboxes = [self._mailbox.sockets.connect(address) for address in addresses]
+        self._inboxes = [self._host.sockets.connect(address) for address in addresses]
         for index, inbox in enumerate(self._inboxes):
             upstream, downstream = self._neighbours(index)
-            inbox.send(encode(Wire(upstream=upstream, downstream=downstream), self._session))
+            inbox.send(encode(ConnectNeighbours(upstream=upstream, downstream=downstream), self._session))
 
     def _neighbours(self, index: int) -> tuple[str, str]:
         """Addresses of whoever is before a stage and after it: the engine is at both ends."""
-        engine = self._mailbox.inbox.address
+        engine = self._host.inbox.address
         around = [engine, *(self.started[stage].address for stage in range(self.stages)), engine]
         return around[index], around[index + 2]
 
@@ -321,8 +321,8 @@ class ProcessPipeline:
             dtype=plan.dtype,
             device=plan.device,
             max_model_len=plan.max_model_len,
-            bind=self._mailbox.bind_address(f"{self._session[:8]}-{index}"),
-            engine=self._mailbox.inbox.address,
+            bind=self._host.bind_address(f"{self._session[:8]}-{index}"),
+            engine=self._host.inbox.address,
             timing=plan.timing,
             up=plan.up,
             down=plan.down,
@@ -334,9 +334,9 @@ class ProcessPipeline:
         )
 
     def _on_message(self, message: Message, frames: Sequence[bytes]) -> bool:
-        if isinstance(message, Alive) and 0 <= message.stage < len(self._inboxes):
+        if isinstance(message, Heartbeat) and 0 <= message.stage < len(self._inboxes):
             self._hear(message.stage)
-            self._inboxes[message.stage].send(encode(Heard(), self._session))
+            self._inboxes[message.stage].send(encode(HeartbeatAck(), self._session))
             return False
         if isinstance(message, Result | Ready | Occupied):
             self._hear(self.stages - 1 if isinstance(message, Result) else message.stage)
@@ -355,17 +355,17 @@ class ProcessPipeline:
 
     def _hear(self, stage: int) -> None:
         if 0 <= stage < self.stages:
-            self._heard[stage] = self._mailbox.now()
+            self._last_heartbeat[stage] = self._host.now()
 
     def _on_exit(self, stage: int, cause: str) -> None:
         self._gone.add(stage)
         if not self._closing and self._lost is None:
             self._lose(stage, cause)
-            self._lost_at += LAST_WORDS
+            self._lost_at += CAUSE_GRACE_S
 
     def _lose(self, stage: int, cause: str, details: str = "") -> None:
         """The first loss counts, but what a stage says of its own failure says more than its exit code."""
-        now = self._mailbox.now()
+        now = self._host.now()
         if self._lost is None or now < self._lost_at:
             self._lost = PipelineError(f"{self._who(stage)} was lost: {cause}")
             self._lost_at = now
@@ -378,5 +378,5 @@ class ProcessPipeline:
         return f"{self.name} {stage} ({self._plans[stage].label})"
 
     def _raise_if_lost(self) -> None:
-        if self._lost is not None and self._mailbox.now() >= self._lost_at:
+        if self._lost is not None and self._host.now() >= self._lost_at:
             raise self._lost

@@ -12,17 +12,17 @@ import msgspec
 
 from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.messages import (
-    Alive,
     Batch,
+    ConnectNeighbours,
     Failed,
     Features,
-    Heard,
+    ForeignFrame,
+    Heartbeat,
+    HeartbeatAck,
     MalformedMessage,
     Occupied,
     Started,
     Stop,
-    Stranger,
-    Wire,
     decode,
     encode,
 )
@@ -42,7 +42,7 @@ HEARTBEAT = 1.0
 """Seconds between a stage's signs of life."""
 LOOK_AHEAD = 5e-4
 """Seconds before something is due at which a stage takes in what has come: then only the due thing is left to do."""
-LAST_WORDS = 1.0
+FLUSH_S = 1.0
 """Seconds that a stage which failed waits for the engine to hear of it. One told to stop has nothing to say."""
 
 
@@ -102,7 +102,7 @@ def run(spec: StageSpec) -> None:
             details = traceback.format_exc()
             cause = f"{type(error).__name__}: {error}"
             engine.send(encode(Failed(stage=spec.index, cause=cause, details=details), spec.session))
-            last_words = LAST_WORDS
+            last_words = FLUSH_S
             raise
         finally:
             sockets.close(last_words)
@@ -159,7 +159,7 @@ class Worker:
         self._engine = self._upstream = self._downstream = engine
         self._packed: tuple[Outgoing, Frames] | None = None
         """What leaves next, as it does."""
-        self._wired = self._stopped = self._heard = False
+        self._wired = self._stopped = self._acknowledged = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
         self._model = load(spec)
         self._width = self._model.hidden_size  # looked up once: a checkpoint's configuration takes as long as a message
@@ -167,7 +167,7 @@ class Worker:
             keep_time(STAGE)
         self._driver = make_driver(spec, spec.index, spec.stages, self._model, time.monotonic, self._framed)
         if spec.tap is not None:
-            self._aside = sockets.connect(spec.tap.address)
+            self._to_drafter = sockets.connect(spec.tap.address)
         started = Started(
             stage=spec.index,
             address=inbox.address,
@@ -190,7 +190,7 @@ class Worker:
             if self._wired and (leaving := self._driver.leave()) is not None:
                 self._send(leaving)
             self._look()
-            # A neighbour's first batch may overtake the engine's Wire: it waits in the driver.
+            # A neighbour's first batch may overtake the engine's ConnectNeighbours: it waits in the driver.
             for outgoing in self._driver.step() if self._wired else ():
                 self._send(outgoing)
             self._beat()
@@ -221,26 +221,26 @@ class Worker:
         if time.monotonic() < self._beat_at:
             return
         self._beat_at = time.monotonic() + HEARTBEAT
-        if self._heard:
-            self._engine.send(encode(Alive(stage=self._spec.index), self._spec.session))
-            self._heard = False
+        if self._acknowledged:
+            self._engine.send(encode(Heartbeat(stage=self._spec.index), self._spec.session))
+            self._acknowledged = False
 
     def _receive(self, frames: list[bytes]) -> None:
         try:
             message = decode(frames, self._spec.session)
-        except Stranger as error:
+        except ForeignFrame as error:
             log.warning("stage %d refused a frame: %s", self._spec.index, error)
             return
         if isinstance(message, Batch):
             self._driver.on_message(message, self._hidden_states(message, frames))
         elif isinstance(message, Stop):
             self._stopped = True
-        elif isinstance(message, Wire):
+        elif isinstance(message, ConnectNeighbours):
             self._upstream = self._sockets.connect(message.upstream)
             self._downstream = self._sockets.connect(message.downstream)
-            self._wired = self._heard = True
-        elif isinstance(message, Heard):
-            self._heard = True
+            self._wired = self._acknowledged = True
+        elif isinstance(message, HeartbeatAck):
+            self._acknowledged = True
         elif isinstance(message, Features):
             self._driver.on_message(message, frames[1] if message.nodes else None)
         else:
@@ -262,15 +262,15 @@ class Worker:
         self._outbox(outgoing).send(*frames)
 
     def _outbox(self, outgoing: Outgoing) -> Outbox:
-        if outgoing.aside:
-            return self._aside
+        if outgoing.to_drafter:
+            return self._to_drafter
         if isinstance(outgoing.message, Occupied):
             return self._engine
         return self._upstream if outgoing.upstream else self._downstream
 
     def _frames(self, outgoing: Outgoing) -> Frames:
         message, session = outgoing.message, self._spec.session
-        if outgoing.aside:
+        if outgoing.to_drafter:
             assert self._spec.tap is not None
             session = self._spec.tap.session
         if outgoing.tensor is None or not isinstance(message, Batch | Features):

@@ -1,4 +1,4 @@
-"""Blocks of certain rows that later requests with the same beginning need not compute again.
+"""Blocks of committed rows that later requests with the same beginning need not compute again.
 
 A block is ``BLOCK`` tokens in a row, by their slots; it follows another one, or stands at the beginning. Blocks are
 found by the block they follow and their tokens, so that what is found is what was computed, and nothing that merely
@@ -23,7 +23,7 @@ BLOCK: Final = 16
 
 @dataclass(eq=False)
 class Block:
-    """``nodes`` are certain and have entered every pipeline's stream before anybody who is given the block."""
+    """``nodes`` are committed and have entered every pipeline's stream before anybody who is given the block."""
 
     number: int
     before: int
@@ -97,5 +97,5 @@ class PrefixCache:
 
 
 def settled(node: Node) -> Node:
-    """The node as whoever is given its block sees it: certain, computed, and nothing below or above it."""
+    """The node as whoever is given its block sees it: committed, computed, and nothing below or above it."""
     return Node(node.id, node.token, node.position, node.slot, entered=True, stream=node.stream)

@@ -1,4 +1,4 @@
-"""One request as the engine sees it: certain tokens, the tree above them, and how it ends."""
+"""One request as the engine sees it: committed tokens, the tree above them, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from penstock.core import FinishReason, SpeculationMetrics
-from penstock.messages import Pick, Sampling
+from penstock.messages import SampledToken, Sampling
 from penstock.requests.prefix_cache import BLOCK, Block
 from penstock.requests.slots import SlotPool
 from penstock.strategies.base import Strategy
@@ -17,11 +17,11 @@ from penstock.tree import Node, TokenTree
 class Output(Protocol):
     """Receives a request's tokens one by one and may end it (a stop string)."""
 
-    def append(self, pick: Pick, at: float) -> FinishReason | None:
-        """Take a token. Stages wait meanwhile for what enters next: whatever decides nothing is for ``catch_up``."""
+    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
+        """Take a token. Stages wait meanwhile: what decides nothing is left to ``detokenize_pending``."""
         ...
 
-    def catch_up(self) -> None:
+    def detokenize_pending(self) -> None:
         """Do the rest of what the tokens so far call for."""
         ...
 
@@ -44,8 +44,8 @@ class Nodes:
     def speculative(self, token: int, position: int) -> Node:
         return self._node(token, position, self._pool.take_speculative())
 
-    def certain(self, token: int, position: int) -> Node:
-        return self._node(token, position, self._pool.take_certain())
+    def committed(self, token: int, position: int) -> Node:
+        return self._node(token, position, self._pool.take_committed())
 
     def _node(self, token: int, position: int, slot: int) -> Node:
         self._next += 1
@@ -55,9 +55,9 @@ class Nodes:
 class Request:
     """State of one running request.
 
-    ``text`` are the token ids that are known when it is admitted: the prompt and, after a preemption, what has been
-    produced. ``certain`` holds a node per certain token, position by position, as far as they have been given one; the
-    last of them, once it covers the text, is the tree's root, whose successor the target has not told yet. The first of
+    ``token_ids`` are known when it is admitted: the prompt and, after a preemption, what has been produced.
+    ``committed`` holds a node per committed token, position by position, as far as they have been given one. The last
+    one, once they cover ``token_ids``, is the tree's root, whose successor the target has not told yet. The first of
     them lie in ``blocks``, shared with others; ``reserved`` counts the slots that are set aside for the rest.
     ``drafted_tree`` says that the present root was itself drafted, so that its tree has been counted.
     """
@@ -87,15 +87,15 @@ class Request:
         """Whose it is: clients get the same share of the engine."""
         self.metrics = SpeculationMetrics()
         self.drafted_tree = False
-        self.text = self.prompt
-        self.certain: list[Node] = []
+        self.token_ids = self.prompt
+        self.committed: list[Node] = []
         self.blocks: list[Block] = []
         self.reserved = 0
         self.cached = 0
         """Prompt tokens that the prefix cache had when it was first computed."""
         self.tree: TokenTree
         self.produced = 0
-        self.picks: dict[int, Pick] = {}
+        self.picks: dict[int, SampledToken] = {}
         self.finished: FinishReason | None = None
         self._postponed: list[tuple[Node, bool]] = []
         """Nodes, and whether they had entered when they were asked about."""
@@ -109,58 +109,58 @@ class Request:
     @property
     def started(self) -> bool:
         """Whether it has any node: else it waits, or has just been admitted."""
-        return bool(self.certain)
+        return bool(self.committed)
 
     @property
     def prefilling(self) -> bool:
         """Whether tokens of its text still have to enter."""
-        return len(self.certain) < len(self.text)
+        return len(self.committed) < len(self.token_ids)
 
     @property
-    def own(self) -> list[Node]:
-        """Certain nodes whose slots it holds alone."""
-        return self.certain[len(self.blocks) * BLOCK :]
+    def private_nodes(self) -> list[Node]:
+        """Committed nodes whose slots it holds alone."""
+        return self.committed[len(self.blocks) * BLOCK :]
 
     @property
     def has_slot(self) -> bool:
-        """Whether a further certain token has its slot reserved."""
-        return len(self.certain) - len(self.blocks) * BLOCK < self.reserved
+        """Whether a further committed token has its slot reserved."""
+        return len(self.committed) - len(self.blocks) * BLOCK < self.reserved
 
-    def fill(self, nodes: Nodes, most: int) -> list[Node]:
+    def take_prefill_chunk(self, nodes: Nodes, most: int) -> list[Node]:
         """Give up to ``most`` further tokens of the text their nodes; the last token of all is the root.
 
         Where the text goes on after them they end with a block, if there is one to be finished.
         """
-        first = len(self.certain)
+        first = len(self.committed)
         last = first + most
-        if last < len(self.text):
+        if last < len(self.token_ids):
             last = max(last // BLOCK * BLOCK, min(last, first + BLOCK))
-        for position in range(first, min(last, len(self.text))):
-            self.certain.append(nodes.certain(self.text[position], position))
+        for position in range(first, min(last, len(self.token_ids))):
+            self.committed.append(nodes.committed(self.token_ids[position], position))
         if not self.prefilling:
-            self.tree = TokenTree(self.certain[-1], nodes)
-        return self.certain[first:]
+            self.tree = TokenTree(self.committed[-1], nodes)
+        return self.committed[first:]
 
-    def adopt(self, block: Block) -> None:
+    def attach_block(self, block: Block) -> None:
         """Go on behind a block that others have computed, or still compute ahead of whatever enters now."""
-        assert len(self.certain) == len(self.blocks) * BLOCK
+        assert len(self.committed) == len(self.blocks) * BLOCK
         self.blocks.append(block)
-        self.certain += [replace(node, children={}) for node in block.nodes]
+        self.committed += [replace(node, children={}) for node in block.nodes]
         if not self.produced:
-            self.cached = len(self.certain)
+            self.cached = len(self.committed)
 
-    def vacate(self) -> None:
-        """Give up every node, to begin anew with what is certain by now."""
-        for node in self.certain:
+    def reset_for_recompute(self) -> None:
+        """Give up every node, to begin anew with what is committed by now."""
+        for node in self.committed:
             node.alive = node.open = False
-        self.text = self.tokens
-        self.certain, self.blocks, self.picks, self.reserved = [], [], {}, 0
+        self.token_ids = self.tokens
+        self.committed, self.blocks, self.picks, self.reserved = [], [], {}, 0
         self.drafted_tree, self._postponed = False, []
 
     @property
     def tokens(self) -> list[int]:
         """The prompt and all that has been produced."""
-        return self.text if self.prefilling else [node.token for node in self.certain]
+        return self.token_ids if self.prefilling else [node.token for node in self.committed]
 
     def postpone(self, node: Node, entered: bool) -> None:
         """The drafter could not say what follows ``node``: ask again under another root, or once it has entered.
@@ -186,7 +186,7 @@ class Request:
         while current is not None and current is not self.tree.root:
             above.append(current.token)
             current = current.parent
-        return [certain.token for certain in self.certain] + above[::-1]
+        return [committed.token for committed in self.committed] + above[::-1]
 
     def end_of(self, token: int) -> FinishReason | None:
         """Whether the request is over with this committed token, not looking at its text."""

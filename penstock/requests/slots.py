@@ -25,24 +25,24 @@ def speculative_slots(stages: int, speculation: SpeculativeConfig | None) -> int
 
 
 class SlotPool:
-    """Every slot is free, certain, speculative or cached: free + certain + speculative + cached = total, always.
+    """Every slot is free, committed, speculative or cached: free + committed + speculative + cached = total, always.
 
-    Certain slots are reserved before they are taken: some when a request is admitted, further ones as it grows. With
+    Committed slots are reserved before they are taken: some when a request is admitted, further ones as it grows. With
     ``sharing``, those of a finished block may be shared, and stay cached once nobody holds them, until a reservation
     needs the room. Speculation has a quota of its own on top. The lowest free slot is given first, which keeps a
     request's slots close together (a stage can then read them without gathering).
     """
 
-    def __init__(self, certain_capacity: int, speculative_quota: int, sharing: bool = True) -> None:
-        self.certain_capacity = certain_capacity
+    def __init__(self, committed_capacity: int, speculative_quota: int, sharing: bool = True) -> None:
+        self.committed_capacity = committed_capacity
         self.speculative_quota = speculative_quota
-        self.total = certain_capacity + speculative_quota
+        self.total = committed_capacity + speculative_quota
         self.sharing = sharing
         self.cache = PrefixCache()
         self.reserved = 0
-        """Certain slots that requests have set aside or hold alone; those of held blocks come on top."""
-        self.certain = 0
-        """Certain slots that are taken and in no block."""
+        """Committed slots that requests have set aside or hold alone; those of held blocks come on top."""
+        self.committed = 0
+        """Committed slots that are taken and in no block."""
         self.room = speculative_quota
         """Speculative slots that can still be taken."""
         self._free = list(range(self.total))
@@ -55,8 +55,8 @@ class SlotPool:
 
     @property
     def used(self) -> int:
-        """Certain slots that are taken, those of held blocks included."""
-        return self.certain + self.cache.held_slots
+        """Committed slots that are taken, those of held blocks included."""
+        return self.committed + self.cache.held_slots
 
     @property
     def cached(self) -> int:
@@ -64,11 +64,11 @@ class SlotPool:
         return self.cache.unheld_slots
 
     def reserve(self, count: int) -> bool:
-        """Set ``count`` certain slots aside for a request, or say that they are not there now.
+        """Set ``count`` committed slots aside for a request, or say that they are not there now.
 
         Blocks that nobody holds give way.
         """
-        left = self.certain_capacity - self.reserved - self.cache.held_slots - count
+        left = self.committed_capacity - self.reserved - self.cache.held_slots - count
         if left < 0:
             return False
         while self.cache.unheld_slots > left:
@@ -79,8 +79,8 @@ class SlotPool:
     def unreserve(self, count: int) -> None:
         self.reserved -= count
 
-    def take_certain(self) -> int:
-        self.certain += 1
+    def take_committed(self) -> int:
+        self.committed += 1
         return self._take()
 
     def take_speculative(self) -> int:
@@ -89,37 +89,37 @@ class SlotPool:
         self.room -= 1
         return self._take()
 
-    def certify(self) -> None:
-        """One speculative slot has become certain, in place."""
+    def commit(self) -> None:
+        """One speculative slot has been committed, in place."""
         self.room += 1
-        self.certain += 1
+        self.committed += 1
 
-    def free_certain(self, slots: Iterable[int]) -> None:
-        self.certain -= self._give_back(slots)
+    def free_committed(self, slots: Iterable[int]) -> None:
+        self.committed -= self._give_back(slots)
 
     def free_speculative(self, slots: Iterable[int]) -> None:
         self.room += self._give_back(slots)
 
     def share(self, before: Block | None, nodes: Sequence[Node]) -> Block | None:
-        """Make a block, held once, of certain slots that were a request's own; None if there is one of these tokens."""
+        """Make a block, held once, of a request's private slots; None if there is one of these tokens."""
         block = self.cache.add(before, nodes) if self.sharing else None
         if block is not None:
-            self.certain -= BLOCK
+            self.committed -= BLOCK
             self.reserved -= BLOCK
         return block
 
-    def audit(self, certain: int, speculative: int) -> None:
+    def audit(self, committed: int, speculative: int) -> None:
         """Raise PenstockError unless the counts are those of the live requests and add up to the total.
 
-        ``certain`` are the slots that requests hold alone.
+        ``committed`` are the slots that requests hold alone.
         """
         shared = self.cache.held_slots + self.cached
-        found = (len(self._free), self.certain, self.speculative)
-        wanted = (self.total - certain - speculative - shared, certain, speculative)
-        if found != wanted or self.certain > self.reserved or self.reserved + shared > self.certain_capacity:
+        found = (len(self._free), self.committed, self.speculative)
+        wanted = (self.total - committed - speculative - shared, committed, speculative)
+        if found != wanted or self.committed > self.reserved or self.reserved + shared > self.committed_capacity:
             raise PenstockError(
-                f"slots (free, certain, speculative) are {found}, the requests hold {wanted}; {self.reserved} reserved "
-                f"and {shared} in blocks of {self.certain_capacity}"
+                f"slots (free, committed, speculative) are {found}, the requests hold {wanted}; {self.reserved} "
+                f"reserved and {shared} in blocks of {self.committed_capacity}"
             )
 
     def _take(self) -> int:

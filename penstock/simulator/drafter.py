@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from penstock.drafters.base import Ask, Draft
+from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
 from penstock.requests.request import Request
 from penstock.simulator.script import Script
@@ -22,7 +22,7 @@ class ScriptedDrafter(InstantDrafter):
         self._off_path: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """By request and id the nodes that have been asked about off the target's path: a hash of the way there."""
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         for ask in asks:
             self._answers += [self._draft(ask.request, node, ask.count) for node in ask.nodes]
         return len(self._answers) + sum(len(ask.request.prompt) for ask in asks if ask.request.produced == 0)

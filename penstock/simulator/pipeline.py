@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.messages import Occupied, Ready, Result
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
-from penstock.stage.driver import Line, StageDriver
+from penstock.stage.driver import LinkModel, StageDriver
 
 
 class SimulatedPipeline(InProcessPipeline):
@@ -18,7 +18,7 @@ class SimulatedPipeline(InProcessPipeline):
     else. Woken for every message between two stages, it would find nothing to do most of the time.
     """
 
-    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: Line) -> None:
+    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: LinkModel) -> None:
         super().__init__(drivers, clock, entrance)
         self._time = clock
         self._told = False

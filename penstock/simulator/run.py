@@ -15,7 +15,7 @@ from penstock.drafters.base import Draft
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Pick, Result, Sampling
+from penstock.messages import Result, SampledToken, Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool, speculative_slots
@@ -23,7 +23,7 @@ from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.pipeline import SimulatedPipeline
 from penstock.simulator.script import Script
 from penstock.simulator.stage import SimulatedCore
-from penstock.stage.driver import Line, StageDriver
+from penstock.stage.driver import LinkModel, StageDriver
 from penstock.strategies import make_strategy
 from penstock.strategies.base import Strategy
 
@@ -54,11 +54,11 @@ class Timed:
     queued: float = 0.0
     moments: list[float] = field(default_factory=list)
 
-    def append(self, pick: Pick, at: float) -> FinishReason | None:
+    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
         self.moments.append(at)
         return None
 
-    def catch_up(self) -> None:
+    def detokenize_pending(self) -> None:
         pass
 
     def finish(self, reason: FinishReason, at: float) -> None:
@@ -170,7 +170,7 @@ def make_loop(
         StageDriver(i, SimulatedCore(script, i == last), clock.now, timing, links[i + 1], links[i])
         for i, timing in enumerate(timings)
     ]
-    pipeline = SimulatedPipeline(drivers, clock, Line(links[0]))
+    pipeline = SimulatedPipeline(drivers, clock, LinkModel(links[0]))
     drafter = None
     if speculation is not None:
         timing, link = draft_timing(cluster), draft_link(cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.messages import Batch, Cancel, Candidates, Features, Pick
+from penstock.messages import Batch, Cancel, Candidates, Features, SampledToken
 from penstock.simulator.script import Script
 from penstock.stage.cancels import Cancels
 from penstock.stage.visibility import ProtocolError
@@ -24,16 +24,16 @@ class SimulatedCore:
     def cancel(self, message: Cancel) -> None:
         self._cancels.add(message)
 
-    def lacks(self, batch: Batch) -> set[tuple[int, int]]:
+    def missing_features(self, batch: Batch) -> set[tuple[int, int]]:
         return set()
 
-    def take(self, features: Features, states: Any) -> None:
+    def add_features(self, features: Features, states: Any) -> None:
         pass
 
     def tapped(self) -> None:
         return None
 
-    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
+    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[SampledToken], list[Candidates]]:
         if batch.stream != self._cancels.next_stream:
             raise ProtocolError(f"batch {batch.stream} arrived where {self._cancels.next_stream} was due")
         rows = self._cancels.surviving(batch)
@@ -42,7 +42,7 @@ class SimulatedCore:
         if self.is_last:
             columns, alive = batch.rows, set(rows)
             picks = [
-                Pick(columns.nodes[row], self._script.after(columns.requests[row], columns.positions[row]))
+                SampledToken(columns.nodes[row], self._script.after(columns.requests[row], columns.positions[row]))
                 for row in batch.wanted
                 if row in alive
             ]

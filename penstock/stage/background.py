@@ -35,11 +35,11 @@ class BackgroundCore:
     def cancel(self, message: Cancel) -> None:
         self._core.cancel(message)
 
-    def lacks(self, batch: Batch) -> set[tuple[int, int]]:
-        return self._core.lacks(batch)
+    def missing_features(self, batch: Batch) -> set[tuple[int, int]]:
+        return self._core.missing_features(batch)
 
-    def take(self, features: Features, states: Any) -> None:
-        self._do(partial(self._core.take, features, states))
+    def add_features(self, features: Features, states: Any) -> None:
+        self._do(partial(self._core.add_features, features, states))
 
     def process(self, batch: Batch, hidden: Any) -> Processed:
         processed: Processed = self._do(partial(self._core.process, batch, hidden))

@@ -30,10 +30,10 @@ class Cancels:
 
     def awaited(self, batch: Batch) -> set[tuple[int, int]]:
         """Nodes whose features the batch's surviving rows need, and of which level."""
-        if not batch.joins:
+        if not batch.feature_nodes:
             return set()
-        rows = (row for row in self.surviving(batch) if batch.joins[row])
-        return {(batch.joins[row], batch.levels[row] if batch.levels else 0) for row in rows}
+        rows = (row for row in self.surviving(batch) if batch.feature_nodes[row])
+        return {(batch.feature_nodes[row], batch.feature_levels[row] if batch.feature_levels else 0) for row in rows}
 
     def passed(self, stream: int) -> None:
         """The batch with this number has been computed: forget what concerned it and its forerunners alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from penstock.messages import Batch, Cancel, Candidates, Features, Pick, Sampling
+from penstock.messages import Batch, Cancel, Candidates, Features, SampledToken, Sampling
 from penstock.stage.cancels import Cancels
 from penstock.stage.visibility import BatchView, ProtocolError, Visibility
 
@@ -20,7 +20,9 @@ class Layers(Protocol):
         """Compute the rows and store their K and V; returns the hidden states [N, D] that go to the next stage."""
         ...
 
-    def pick(self, view: BatchView, hidden: Any, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
+    def pick(
+        self, view: BatchView, hidden: Any, wanted: Sequence[int], samplings: Sequence[Sampling]
+    ) -> list[SampledToken]:
         """Last stage: the target's next token after each row in ``wanted`` (indices into the view)."""
         ...
 
@@ -38,11 +40,11 @@ class Layers(Protocol):
 class Reader(Protocol):
     """What the layers of a learned drafter also do: they read the features that the target's stages send."""
 
-    def take(self, features: Features, states: Any) -> None:
+    def add_features(self, features: Features, states: Any) -> None:
         """Features have arrived; ``states`` [rows, width]."""
         ...
 
-    def lacks(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
         """What has not arrived yet, as (node, layer), of the features of ``awaited``: (node, level)."""
         ...
 
@@ -69,23 +71,23 @@ class StageCore:
         """Remember the dead nodes until the stream number they precede has passed."""
         self._cancels.add(message)
 
-    def lacks(self, batch: Batch) -> set[tuple[int, int]]:
+    def missing_features(self, batch: Batch) -> set[tuple[int, int]]:
         """The features, as (node, layer), that have to arrive before the batch can be computed."""
         awaited = self._cancels.awaited(batch)
-        return self.reader.lacks(awaited) if awaited and self.reader else set()
+        return self.reader.missing_features(awaited) if awaited and self.reader else set()
 
-    def take(self, features: Features, states: Any) -> None:
+    def add_features(self, features: Features, states: Any) -> None:
         """Features have arrived from a stage of the target. Raises ProtocolError where nobody reads any."""
         if self.reader is None:
             raise ProtocolError("features arrived at a stage that reads none")
-        self.reader.take(features, states)
+        self.reader.add_features(features, states)
 
     def tapped(self) -> tuple[Features, Any] | None:
         """What the drafter is to be told of the batch that has just been processed."""
         tapped, self._tapped = self._tapped, None
         return tapped
 
-    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[Pick], list[Candidates]]:
+    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[SampledToken], list[Candidates]]:
         """Compute one batch.
 
         ``hidden`` [len(batch.alive), D] belongs to the rows in ``batch.alive`` (None on the first stage). Returns the

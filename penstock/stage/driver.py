@@ -31,9 +31,9 @@ from penstock.messages import (
     Message,
     Occupied,
     Occupy,
-    Pick,
     Ready,
     Result,
+    SampledToken,
     Span,
     encode,
 )
@@ -43,7 +43,7 @@ SECRET_SIZED = "0" * 32
 
 
 class Outgoing(NamedTuple):
-    """A message and its tensor for one neighbour: upstream or downstream, or aside for a drafter.
+    """A message and its tensor for one neighbour: upstream or downstream, or ``to_drafter``.
 
     An Occupied is for the engine, wherever the stage is.
     """
@@ -51,10 +51,10 @@ class Outgoing(NamedTuple):
     message: Message
     tensor: Any = None
     upstream: bool = False
-    aside: bool = False
+    to_drafter: bool = False
 
 
-class Line:
+class LinkModel:
     """One direction of an emulated link: messages go out one after the other, each takes its bytes' time."""
 
     def __init__(self, timing: LinkTiming | None) -> None:
@@ -75,7 +75,7 @@ class Line:
         return self._free_at + self.timing.latency_s
 
 
-Processed = tuple[list[int], Any, list[Pick], list[Candidates]]
+Processed = tuple[list[int], Any, list[SampledToken], list[Candidates]]
 """Of a batch: its surviving rows, their hidden states, and, behind the last stage, picks or candidates."""
 
 
@@ -86,9 +86,9 @@ class Core(Protocol):
 
     def cancel(self, message: Cancel) -> None: ...
 
-    def lacks(self, batch: Batch) -> set[tuple[int, int]]: ...
+    def missing_features(self, batch: Batch) -> set[tuple[int, int]]: ...
 
-    def take(self, features: Features, states: Any) -> None: ...
+    def add_features(self, features: Features, states: Any) -> None: ...
 
     def process(self, batch: Batch, hidden: Any) -> Processed: ...
 
@@ -106,13 +106,13 @@ class StageDriver:
         timing: StageTiming | None = None,
         down: LinkTiming | None = None,
         up: LinkTiming | None = None,
-        aside: LinkTiming | None = None,
+        to_drafter: LinkTiming | None = None,
     ) -> None:
         self.index = index
         self.core = core
         self.clock = clock
         self.timing = timing
-        self._down, self._up, self._aside = Line(down), Line(up), Line(aside)
+        self._down, self._up, self._to_drafter = LinkModel(down), LinkModel(up), LinkModel(to_drafter)
         self._sending_ready = self._up.sending(Ready(stage=index))
         self._features: list[tuple[Features, Any]] = []
         self._buffer: deque[tuple[Batch, Any, float]] = deque()
@@ -175,9 +175,9 @@ class StageDriver:
 
     def _joined_at(self, batch: Batch) -> float | None:
         """When a batch and the features that its rows need have all arrived; None while some are not on their way."""
-        if not batch.joins:
+        if not batch.feature_nodes:
             return batch.arrives
-        at, lacking = batch.arrives, self.core.lacks(batch)
+        at, lacking = batch.arrives, self.core.missing_features(batch)
         for features, _ in self._features:
             brought = lacking.intersection(product(features.nodes, features.layers))
             if brought:
@@ -229,7 +229,7 @@ class StageDriver:
         ready = Ready(stage=self.index)
         ready.arrives = self._up.arrival(start, self._sending_ready)
         yield Outgoing(ready, upstream=True)  # the next batch travels while this one is computed
-        joined = self._joined_at(batch) if batch.joins else None
+        joined = self._joined_at(batch) if batch.feature_nodes else None
         self._apply_cancels(start)
         self._apply_features(start)
         rows, hidden, picks, candidates = self.core.process(batch, hidden)
@@ -238,9 +238,9 @@ class StageDriver:
         end = self._free_at = start + max(computed, modelled)
         if (tapped := self.core.tapped()) is not None:
             features, states = tapped
-            sending = self._aside.sending(features, len(features.nodes) * len(features.layers))
-            features.arrives = joined = self._aside.arrival(end, sending)
-            yield Outgoing(features, states, aside=True)
+            sending = self._to_drafter.sending(features, len(features.nodes) * len(features.layers))
+            features.arrives = joined = self._to_drafter.arrival(end, sending)
+            yield Outgoing(features, states, to_drafter=True)
         span = Span(self.index, received, start, end, computed, modelled, len(rows), joined)
         spans = [*batch.spans, span]
         if self.core.is_last:
@@ -254,7 +254,7 @@ class StageDriver:
     def _apply_features(self, now: float) -> None:
         for features, states in self._features:
             if features.arrives <= now:
-                self.core.take(features, states)
+                self.core.add_features(features, states)
         self._features = [entry for entry in self._features if entry[0].arrives > now]
 
     def _apply_cancels(self, now: float) -> None:

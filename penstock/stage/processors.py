@@ -1,7 +1,7 @@
 """What changes a row's logits before temperature and filters: masks, bias, penalties. All of the row's own path.
 
 The order is vLLM's: the grammar's mask and the allowed tokens, barred tokens, bias, repetition penalty, frequency and
-presence penalty. A row's path is the prompt, what is certain of the output, the row's ancestors and the row itself,
+presence penalty. A row's path is the prompt, what is committed of the output, the row's ancestors and the row itself,
 never what its request has come to by now: so a token stays a function of the text before it.
 """
 

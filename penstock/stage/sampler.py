@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from penstock.core import PipelineError
-from penstock.messages import Candidates, Pick, Sampling
+from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.noise import gumbel
 from penstock.stage.processors import NO_CONTEXT, Context, is_hopeless, is_processing, processed
 
@@ -43,7 +43,7 @@ def pick_tokens(
     positions: Sequence[int],
     nodes: Sequence[int],
     contexts: Sequence[Context] | None = None,
-) -> list[Pick]:
+) -> list[SampledToken]:
     """The target's next token after each row.
 
     ``logits`` [n, V], any float type and device; ``positions`` are those of the tokens to be picked. ``contexts`` are
@@ -52,7 +52,7 @@ def pick_tokens(
     """
     best, tokens = logits.max(dim=-1)  # [n], [n]; the lowest id on ties
     check_finite(best, nodes)
-    picks = [Pick(int(node), token) for node, token in zip(nodes, tokens.tolist(), strict=True)]
+    picks = [SampledToken(int(node), token) for node, token in zip(nodes, tokens.tolist(), strict=True)]
     rest = [i for i, sampling in enumerate(samplings) if not is_plain(sampling, positions[i])]
     if rest:
         for i, logits_V in zip(rest, to_float64(logits[rest]), strict=True):
@@ -106,14 +106,16 @@ def to_float64(logits: torch.Tensor) -> np.ndarray:
     return array
 
 
-def pick_one(logits_V: np.ndarray, sampling: Sampling, position: int, node: int, context: Context = NO_CONTEXT) -> Pick:
+def pick_one(
+    logits_V: np.ndarray, sampling: Sampling, position: int, node: int, context: Context = NO_CONTEXT
+) -> SampledToken:
     scores_V = scaled_scores(logits_V, sampling, position, context)
     if sampling.temperature == 0:
         token = int(scores_V.argmax())
     else:
         token = pick_noisy(scores_V, gumbel(sampling.seed, sampling.sample, position, len(scores_V)), sampling)
     if sampling.logprobs < 0:
-        return Pick(node, token)
+        return SampledToken(node, token)
     return with_logprobs(logits_V, token, sampling.logprobs, node)
 
 
@@ -201,7 +203,7 @@ def log_softmax(scores_V: np.ndarray) -> np.ndarray:
     return chance_V
 
 
-def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> Pick:
+def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> SampledToken:
     """A pick with what vLLM calls raw_logprobs: of the model's own distribution, before processors, T and filters.
 
     Rank 1 is the most probable token; tied tokens share the best rank among them.
@@ -209,7 +211,7 @@ def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> Pi
     logprobs_V = log_softmax(logits_V)
     rank = 1 + int((logits_V > logits_V[token]).sum())
     best = best_tokens(logits_V, count) if count else ()
-    return Pick(node, token, float(logprobs_V[token]), rank, [(int(i), float(logprobs_V[i])) for i in best])
+    return SampledToken(node, token, float(logprobs_V[token]), rank, [(int(i), float(logprobs_V[i])) for i in best])
 
 
 def rank_one(

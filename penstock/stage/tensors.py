@@ -36,15 +36,15 @@ class FramedCore:
     def cancel(self, message: Cancel) -> None:
         self._core.cancel(message)
 
-    def lacks(self, batch: Batch) -> set[tuple[int, int]]:
-        return self._core.lacks(batch)
+    def missing_features(self, batch: Batch) -> set[tuple[int, int]]:
+        return self._core.missing_features(batch)
 
-    def take(self, features: Features, states: Any) -> None:
+    def add_features(self, features: Features, states: Any) -> None:
         """What a stage of the target sends comes in that stage's type."""
         if states is not None:
             states = from_bytes(states, len(features.nodes), features.width, features.dtype, self._device)
             states = states.to(torch_dtype(self._dtype))
-        self._core.take(features, states)
+        self._core.add_features(features, states)
 
     def process(self, batch: Batch, hidden: Any) -> Processed:
         if hidden is not None:

@@ -23,9 +23,9 @@ class RequestView:
     """What the rows of one request see in one batch.
 
     ``rows``      [n]     indices into the surviving rows of the batch
-    ``slots``     [S]     the slots that at least one of them sees, certain ones first, in position order
+    ``slots``     [S]     the slots that at least one of them sees, committed ones first, in position order
     ``positions`` [S]     the position that each of these slots holds
-    ``mask``      [n, S]  True where the row sees the slot (its ancestors, its certain prefix, itself)
+    ``mask``      [n, S]  True where the row sees the slot (its ancestors, its committed prefix, itself)
     """
 
     request: int
@@ -66,35 +66,35 @@ class BatchView:
 
 
 class _RequestSlots:
-    """One request on one stage: its certain slots in position order, and the path of every other slot.
+    """One request on one stage: its committed slots in position order, and the path of every other slot.
 
     ``positions`` [capacity] says of every slot of the stage which position it holds.
 
     A path is the set of the slots that hold a row's ancestors and the row itself, as bits: bit s is slot s. It may hold
-    slots that have become certain since, which ``certain_bits`` takes out again; it holds none that has been reused,
+    slots that have been committed since, which ``committed_bits`` takes out again; it holds none that has been reused,
     because a row dies with its ancestors.
     """
 
     def __init__(self, positions: np.ndarray) -> None:
         self.positions = positions
-        self.certain = array("q")
-        self.is_certain: set[int] = set()
-        self.certain_bits = 0
+        self.committed = array("q")
+        self.is_committed: set[int] = set()
+        self.committed_bits = 0
         self.paths: dict[int, int] = {}
 
-    def certify(self, slots: Sequence[int]) -> None:
+    def commit(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self.paths.pop(slot, None)
-            self.certain.append(slot)
-            self.is_certain.add(slot)
-            self.certain_bits |= 1 << slot
+            self.committed.append(slot)
+            self.is_committed.add(slot)
+            self.committed_bits |= 1 << slot
 
     def register(self, slot: int, parent: int, position: int) -> None:
-        """A row has entered this slot. What is certain stays as it is: a row may be computed anew."""
-        if slot in self.is_certain:
+        """A row has entered this slot. What is committed stays as it is: a row may be computed anew."""
+        if slot in self.is_committed:
             return
         above = self.paths.get(parent, 0)
-        if not above and parent != NO_SLOT and parent not in self.is_certain:
+        if not above and parent != NO_SLOT and parent not in self.is_committed:
             raise ProtocolError(f"slot {parent} is named as a parent but holds no row")
         if above and self.positions[parent] != position - 1:
             raise ProtocolError(f"slot {parent} is named as a parent at position {position - 1}, its row has another")
@@ -104,16 +104,16 @@ class _RequestSlots:
         self.positions[slot] = position
 
     def seen_by(self, slots: Sequence[int]) -> list[int]:
-        """The part of each slot's path that is above the certain prefix, as bits; none if it is certain itself."""
-        uncertain = ~self.certain_bits
-        return [self.paths.get(slot, 0) & uncertain for slot in slots]
+        """The part of each slot's path that is above the committed prefix, as bits; none if it is committed itself."""
+        uncommitted = ~self.committed_bits
+        return [self.paths.get(slot, 0) & uncommitted for slot in slots]
 
 
 class Visibility:
     """Follows the stream of batches on one stage. ``capacity`` is the number of slots of the stage's arenas.
 
-    A row sees a slot if and only if that slot holds one of its ancestors or itself. Certain slots are kept in
-    position order, so the certain prefix of a row at position p is the first p of them; above it a row sees what its
+    A row sees a slot if and only if that slot holds one of its ancestors or itself. Committed slots are kept in
+    position order, so the committed prefix of a row at position p is the first p of them; above it a row sees what its
     parent saw, and itself. Commit and prune therefore move no data.
     """
 
@@ -127,20 +127,20 @@ class Visibility:
     def open_requests(self) -> set[int]:
         return set(self._requests)
 
-    def certain_slots(self, request: int) -> list[int]:
-        return list(self._requests[request].certain)
+    def committed_slots(self, request: int) -> list[int]:
+        return list(self._requests[request].committed)
 
     def apply_header(self, batch: Batch) -> None:
-        """Take in what has been closed, opened and become certain. Every batch's header, also one without rows."""
+        """Take in what has been closed, opened and have been committed. Every batch's header, also one without rows."""
         for request in batch.closed:
             self._requests.pop(request, None)
         for opened in batch.opened:
             if opened.request in self._requests:
                 raise ProtocolError(f"stream {batch.stream}: request {opened.request} is opened twice")
             self._requests[opened.request] = _RequestSlots(self._positions)
-        for certain in batch.certain:
-            self._check_slots(certain.slots, batch.stream)
-            self._of(certain.request, batch.stream).certify(certain.slots)
+        for committed in batch.committed:
+            self._check_slots(committed.slots, batch.stream)
+            self._of(committed.request, batch.stream).commit(committed.slots)
 
     def view(self, batch: Batch, surviving: Sequence[int]) -> BatchView:
         """Register the surviving rows of ``batch`` (indices into its rows) and say what each of them sees."""
@@ -169,7 +169,7 @@ class Visibility:
             parents=array_of(parents),
             positions=positions,
             tokens=tokens,
-            levels=array_of(column(batch.levels)) if batch.levels else None,
+            levels=array_of(column(batch.feature_levels)) if batch.feature_levels else None,
             slot_tokens=self._tokens,
             views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
         )
@@ -188,13 +188,13 @@ class Visibility:
     def _view_request(self, request: int, indices: list[int], slots: np.ndarray, positions: np.ndarray) -> RequestView:
         table = self._requests[request]
         rows = np.asarray(indices, dtype=np.int64)
-        seen_certain = min(len(table.certain), int(positions[rows].max()) + 1)
+        seen_committed = min(len(table.committed), int(positions[rows].max()) + 1)
         seen, sees = unpack(table.seen_by(slots[rows].tolist()))
-        all_slots = np.concatenate([np.asarray(table.certain[:seen_certain], dtype=np.int64), seen])
-        slot_positions = np.concatenate([np.arange(seen_certain, dtype=np.int64), self._positions[seen]])
+        all_slots = np.concatenate([np.asarray(table.committed[:seen_committed], dtype=np.int64), seen])
+        slot_positions = np.concatenate([np.arange(seen_committed, dtype=np.int64), self._positions[seen]])
         mask = np.empty((len(rows), len(all_slots)), dtype=bool)
-        mask[:, :seen_certain] = slot_positions[None, :seen_certain] <= positions[rows, None]
-        mask[:, seen_certain:] = sees
+        mask[:, :seen_committed] = slot_positions[None, :seen_committed] <= positions[rows, None]
+        mask[:, seen_committed:] = sees
         return RequestView(request, rows, all_slots, slot_positions, mask)
 
 

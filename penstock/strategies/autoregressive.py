@@ -8,8 +8,8 @@ from penstock.tree import Node, TokenTree
 class Autoregressive:
     candidates = 0
 
-    paced = False
-    hasty = True
+    rate_limited = False
+    sends_root_first = True
     corrects = False
 
     def ask(self, tree: TokenTree) -> list[Node]:
@@ -18,7 +18,7 @@ class Autoregressive:
     def ready(self, tree: TokenTree) -> bool:
         return not tree.root.entered
 
-    def rides(self, tree: TokenTree) -> bool:
+    def can_piggyback(self, tree: TokenTree) -> bool:
         return False
 
     def enter(self, tree: TokenTree) -> list[Node]:

@@ -13,11 +13,11 @@ class Strategy(Protocol):
     Invariants that the engine relies on: a parent never enters after its child, and a node enters once.
     """
 
-    paced: bool
+    rate_limited: bool
     """Whether batches follow each other no faster than the slowest stage takes them: none then waits inside the
     pipeline, and each is composed as late as it can be."""
 
-    hasty: bool
+    sends_root_first: bool
     """Whether a new root enters alone and as soon as it can, whatever the drafter may say: before that is asked."""
 
     @property
@@ -38,7 +38,7 @@ class Strategy(Protocol):
         """Whether ``enter`` would name any row now. Changes no row; a strategy may note how long it has waited."""
         ...
 
-    def rides(self, tree: TokenTree) -> bool:
+    def can_piggyback(self, tree: TokenTree) -> bool:
         """Whether rows of a tree whose root has entered are worth a place in a batch that other requests fill."""
         ...
 

@@ -32,8 +32,8 @@ class Continuous:
     stage; once a batch where it takes a stage's device for it.
     """
 
-    paced = True
-    hasty = False
+    rate_limited = True
+    sends_root_first = False
 
     def __init__(self, experience: Experience, width: int, children: int, in_flight_correction: bool = True) -> None:
         self.width = width
@@ -64,7 +64,7 @@ class Continuous:
         self._order.look(tree)
         return self._order.best_unsent(tree) > -math.inf and not self._waits(tree)
 
-    def rides(self, tree: TokenTree) -> bool:
+    def can_piggyback(self, tree: TokenTree) -> bool:
         self._order.look(tree)
         return self._is_worth_it(self._order.best_unsent(tree), 0, 0.0)
 

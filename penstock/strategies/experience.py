@@ -359,6 +359,6 @@ class Experience:
         return self.pipeline.trip(rows) + max(0.0, self._lag - self._waiting)
 
     def decided(self, hits: int, tokens: int) -> None:
-        """So many tokens have become certain, of which so many had been drafted."""
+        """So many tokens have been committed, of which so many had been drafted."""
         for i in range(tokens):
             self.miss_rate += WEIGHT * ((i >= hits) - self.miss_rate)

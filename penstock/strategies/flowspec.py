@@ -43,8 +43,8 @@ class FlowSpec:
     Ablations (Table 2): without ``expand`` it is Pruned PP; without ``score_order`` segments follow the layers.
     """
 
-    paced = False
-    hasty = False
+    rate_limited = False
+    sends_root_first = False
     corrects = False
 
     def __init__(
@@ -88,7 +88,7 @@ class FlowSpec:
         self._follow(tree)
         return bool(self._segments)
 
-    def rides(self, tree: TokenTree) -> bool:
+    def can_piggyback(self, tree: TokenTree) -> bool:
         return False
 
     def enter(self, tree: TokenTree) -> list[Node]:

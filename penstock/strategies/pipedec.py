@@ -17,8 +17,8 @@ class PipeDec:
     last layer alive, the paper waits for a miss; here the deepest live nodes grow on from candidates that were cut.
     """
 
-    paced = False
-    hasty = True
+    rate_limited = False
+    sends_root_first = True
     corrects = False
 
     def __init__(self, depth: int, width: int, children: int) -> None:
@@ -36,7 +36,7 @@ class PipeDec:
         shallow = frontier[0].position - tree.root.position + 1 < self.depth
         return shallow and tree.room > 0 and any(has_candidates(node) for node in frontier)
 
-    def rides(self, tree: TokenTree) -> bool:
+    def can_piggyback(self, tree: TokenTree) -> bool:
         return False
 
     def enter(self, tree: TokenTree) -> list[Node]:

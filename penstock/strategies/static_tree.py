@@ -13,8 +13,8 @@ class StaticTree:
     candidates each, and the best of all candidates are verified together with the root in one batch.
     """
 
-    paced = False
-    hasty = False
+    rate_limited = False
+    sends_root_first = False
     corrects = False
 
     def __init__(self, tree_size: int, tree_depth: int, children: int) -> None:
@@ -30,7 +30,7 @@ class StaticTree:
     def ready(self, tree: TokenTree) -> bool:
         return not tree.root.entered and not self._grow(tree)
 
-    def rides(self, tree: TokenTree) -> bool:
+    def can_piggyback(self, tree: TokenTree) -> bool:
         return False
 
     def enter(self, tree: TokenTree) -> list[Node]:

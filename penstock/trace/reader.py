@@ -202,7 +202,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Commit:
-    """So many tokens became certain, ``hits`` of which had been drafted."""
+    """So many tokens were committed, ``hits`` of which had been drafted."""
 
     at: int
     tokens: int

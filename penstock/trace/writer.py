@@ -3,7 +3,7 @@
 Open the file in ui.perfetto.dev or chrome://tracing, or have ``penstock trace`` say where the time went. One track
 each, times in microseconds from the first event:
 
-    engine     . enter 17 . enter 18  . result 17 . commit 2 . miss    what entered and came back; what became certain
+    engine     . enter 17 . enter 18  . result 17 . commit 2 . miss    what entered and came back; what were committed
     drafter    [   draft   ]  [  draft  ]                 from the question to its answer
     stage 0    [ 17 ][ 18 ][ 19 ]                         batches by stream number: rows, dropped rows, times
     stage 1         [ 17 ][ 18 ][ 19 ][pass][ 20 ]         a drafter that shares the device takes its turns there
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from penstock.drafters.base import Draft, Drafter, Spent
+from penstock.drafters.base import Draft, Drafter, DraftTiming
 from penstock.engine.commit import Advance
 from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
@@ -76,7 +76,7 @@ class TraceWriter(Observer):
         self._drafter = drafter
         self._lines = [Line(bytes_) for bytes_ in row_bytes or [0.0] * len(stages)]
         self._begun: set[int] = set()
-        """Requests of which something has become certain: what entered before was the prompt's."""
+        """Requests of which something has been committed: what entered before was the prompt's."""
         self._of_prompt: set[int] = set()
         self._title = title
         self._events: list[Event] = []
@@ -114,7 +114,7 @@ class TraceWriter(Observer):
         details["candidates"] += sum(len(draft.candidates or ()) for draft in drafts)
         self._round.end = at
         if self._drafter is not None:
-            spent = self._drafter.spent
+            spent = self._drafter.timing
             details.update(spent_details(spent))
             if (turn := spent.turn) is not None:
                 self._events.append(
@@ -181,7 +181,7 @@ class TraceWriter(Observer):
         return Event(track, "features", name, start, end if span.features else None, details)
 
 
-def spent_details(spent: Spent) -> dict[str, float]:
+def spent_details(spent: DraftTiming) -> dict[str, float]:
     """What a round took, in milliseconds."""
     parts = {"features_ms": spent.features, "device_ms": spent.device, "computing_ms": spent.computing}
     return {name: round(seconds * 1e3, 3) for name, seconds in parts.items()}

@@ -13,27 +13,27 @@ from penstock.dtypes import DTYPE_BYTES
 from penstock.messages import (
     MAX_HEADER_BYTES,
     PROTOCOL,
-    Alive,
     Batch,
     Cancel,
     Candidates,
-    Certain,
+    CommittedSlots,
+    ConnectNeighbours,
     Failed,
     Features,
-    Heard,
+    ForeignFrame,
+    Heartbeat,
+    HeartbeatAck,
     MalformedMessage,
     Message,
     Opened,
-    Pick,
     Ready,
     Result,
     Rows,
+    SampledToken,
     Sampling,
     Span,
     Started,
     Stop,
-    Stranger,
-    Wire,
     decode,
     encode,
 )
@@ -54,13 +54,13 @@ def batches(draw: st.DrawFn) -> tuple[Batch, list[bytes]]:
     batch = Batch(
         stream=draw(whole),
         opened=draw(st.lists(st.builds(Opened, whole, st.builds(Sampling, whole, whole, number)), max_size=2)),
-        certain=draw(st.lists(st.builds(Certain, whole, st.lists(whole, max_size=4)), max_size=2)),
+        committed=draw(st.lists(st.builds(CommittedSlots, whole, st.lists(whole, max_size=4)), max_size=2)),
         closed=draw(st.lists(whole, max_size=3)),
         rows=Rows(*columns),
         wanted=draw(indices),
         alive=sorted(draw(indices)),
         candidates=draw(whole),
-        joins=draw(st.lists(whole, min_size=count, max_size=count) | st.just([])),
+        feature_nodes=draw(st.lists(whole, min_size=count, max_size=count) | st.just([])),
         dtype=draw(st.sampled_from(["", *DTYPE_BYTES])),
         width=draw(st.integers(0, 9)),
         arrives=draw(number),
@@ -81,16 +81,16 @@ def features(draw: st.DrawFn) -> tuple[Features, list[bytes]]:
     return sent, [bytes(size)] if size else []
 
 
-picks = st.builds(Pick, whole, whole, number, whole, st.lists(st.tuples(whole, number), max_size=2))
+picks = st.builds(SampledToken, whole, whole, number, whole, st.lists(st.tuples(whole, number), max_size=2))
 candidates = st.builds(Candidates, whole, st.lists(whole, max_size=2), st.lists(number, max_size=2))
 others: st.SearchStrategy[Message] = st.one_of(
     st.builds(Result, stream=whole, picks=st.lists(picks, max_size=3), candidates=st.lists(candidates, max_size=3)),
     st.builds(Cancel, before=whole, nodes=st.lists(whole), arrives=number),
     st.builds(Ready, stage=whole, arrives=number),
     st.builds(Started, stage=whole, address=text, kv_bytes=whole, weight_bytes=whole),
-    st.builds(Wire, upstream=text, downstream=text),
-    st.builds(Alive, stage=whole),
-    st.just(Heard()),
+    st.builds(ConnectNeighbours, upstream=text, downstream=text),
+    st.builds(Heartbeat, stage=whole),
+    st.just(HeartbeatAck()),
     st.builds(Failed, stage=whole, cause=text, details=text),
     st.just(Stop()),
 )
@@ -114,14 +114,14 @@ def test_damage_is_noticed_or_harmless(sent: tuple[Message, list[bytes]], data: 
         frame[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
     try:
         found = decode([bytes(frame), *tensors], SESSION)
-    except (Stranger, MalformedMessage):
+    except (ForeignFrame, MalformedMessage):
         return
     assert isinstance(found, Message)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=3))
 def test_noise_is_a_strangers(frames: list[bytes]) -> None:
-    with pytest.raises(Stranger):
+    with pytest.raises(ForeignFrame):
         decode(frames, SESSION)
 
 
@@ -157,7 +157,7 @@ def test_any_other_content_of_the_session_is_malformed(content: Any) -> None:
     ],
 )
 def test_strangers(frames: list[bytes], complaint: str) -> None:
-    with pytest.raises(Stranger, match=complaint):
+    with pytest.raises(ForeignFrame, match=complaint):
         decode(frames, SESSION)
 
 
@@ -184,7 +184,7 @@ def simple(**fields: Any) -> Batch:
         (simple(alive=[0, 1], dtype="float16", width=3), [], "frame of 0 bytes, header announces 12"),
         (simple(alive=[0, 1], dtype="float16", width=3), [bytes(6), bytes(6)], "tensor frame"),
         (simple(alive=[], dtype="float16", width=3), [bytes(6)], "header announces 0"),
-        (simple(joins=[0]), [], "1 joins of 2 rows"),
+        (simple(feature_nodes=[0]), [], "1 feature_nodes of 2 rows"),
         (state(slots=[1]), [bytes(32)], "2 nodes name 1 slots"),
         (state(layers=[]), [bytes(32)], "features of layers"),
         (state(layers=[1, 2, 3]), [bytes(32)], "width 4"),

@@ -21,7 +21,7 @@ from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
-from penstock.pipeline.processes import Mailbox
+from penstock.pipeline.processes import ProcessHost
 from penstock.priority import ENGINE, keeping_time
 from penstock.strategies.experience import Experience
 
@@ -191,14 +191,14 @@ def watching(llm: LLM, observer: Observer | None) -> Iterator[None]:
 
 def on_time(llm: LLM) -> AbstractContextManager[bool]:
     """Where stage processes stand for devices, this thread keeps time as theirs do. Under another clock none has to."""
-    if emulated_cluster(llm) is not None and isinstance(llm.host, Mailbox):
+    if emulated_cluster(llm) is not None and isinstance(llm.host, ProcessHost):
         return keeping_time(ENGINE)
     return nullcontext(False)
 
 
 def run_alone(llm: LLM, question: Question, config: SpeculativeConfig | None, experience: Experience) -> RequestOutput:
     """One request, until nothing of it is in flight, with what its strategy has learned so far."""
-    llm.loop.consult(experience)
+    llm.loop.use_estimates(experience)
     (output,) = llm.run([question.prompt], [question.params], config)
     llm.loop.drain()
     return output

@@ -11,13 +11,13 @@ from penstock.tree import Node
 
 
 def drafted_rows(batch: Batch) -> list[int]:
-    """Indices of the rows that were drafted and not certain when they entered.
+    """Indices of the rows that were drafted and not committed when they entered.
 
-    A batch announces the slots of its own certain rows (``requests.feed``): what it does not announce was a guess.
+    A batch announces the slots of its own committed rows (see ``BatchBuilder``): what it does not announce was a guess.
     """
-    certain = {(one.request, slot) for one in batch.certain for slot in one.slots}
+    committed = {(one.request, slot) for one in batch.committed for slot in one.slots}
     keys = zip(batch.rows.requests, batch.rows.slots, strict=True)
-    return [row for row, key in enumerate(keys) if key not in certain]
+    return [row for row, key in enumerate(keys) if key not in committed]
 
 
 class HitCounts:
@@ -37,7 +37,7 @@ class HitCounts:
         self.entered = 0
         """Drafted rows that were given to the stages."""
         self.accepted = 0
-        """Those of them that became certain."""
+        """Those of them that were committed."""
         self.decided: Counter[int] = Counter()
         self.hit: Counter[int] = Counter()
         self._root = 0
@@ -47,8 +47,8 @@ class HitCounts:
 
     def submitted(self, batch: Batch) -> None:
         rows, drafted = batch.rows, drafted_rows(batch)
-        certain = set(range(len(rows))).difference(drafted)
-        self._root = max([self._root, *(rows.positions[row] for row in certain)])
+        committed = set(range(len(rows))).difference(drafted)
+        self._root = max([self._root, *(rows.positions[row] for row in committed)])
         self._root_at_entry.update((rows.nodes[row], self._root) for row in drafted)
         self.entered += len(drafted)
 

@@ -40,7 +40,7 @@ class Lockstep:
             self._earliest = max(self._earliest, out)
 
     def committed(self) -> None:
-        """The result that has just arrived made tokens certain."""
+        """The result that has just arrived committed tokens."""
         self._first = self._now if self._first is None else self._first
         self._last = self._now
 

@@ -15,7 +15,7 @@ from penstock.bench.intervals import share_bounds
 from penstock.bench.measure.comparison import StrategyRun
 from penstock.bench.measure.small_model import SmallModel
 from penstock.bench.measure.tables import by_setting, markdown, markdown_of, title_of
-from penstock.bench.plots import Interval, Labels, Line, plot_bars, plot_heat_map, plot_lines, plot_timelines
+from penstock.bench.plots import Interval, Labels, LinkModel, plot_bars, plot_heat_map, plot_lines, plot_timelines
 
 STEPS_SHOWN: Final = 60
 """The occupancy plot ends after this many stage times at most: beyond it the bars are too narrow to tell apart."""
@@ -127,7 +127,7 @@ def depth_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
     return name, title
 
 
-def depth_line(run: StrategyRun, deepest: int) -> Line:
+def depth_line(run: StrategyRun, deepest: int) -> LinkModel:
     """Shares with their bounds; gaps where nothing was decided."""
     counts = list(zip(run.hit_by_depth, run.decided_by_depth, strict=True))
     shares = [hit / decided if decided else NAN for hit, decided in counts]

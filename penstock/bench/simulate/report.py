@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.bench.measure.report import NAN, Image, cell, shown
 from penstock.bench.measure.tables import markdown
-from penstock.bench.plots import Interval, Labels, Line, plot_bars, plot_heat_map, plot_lines
+from penstock.bench.plots import Interval, Labels, LinkModel, plot_bars, plot_heat_map, plot_lines
 from penstock.bench.simulate.runs import SimulatedRun, by_cluster, markdown_of
 from penstock.bench.simulate.sweep import STAGES, Sweep, with_options
 
@@ -82,7 +82,7 @@ def label_of(run: SimulatedRun, axis: str, others: dict[str, int]) -> str:
     return f"{entry}, {run.stages} stages" if axis != STAGES and STAGES in run.settings else entry
 
 
-def line_of(found: Mapping[int, SimulatedRun], values: Sequence[int]) -> Line:
+def line_of(found: Mapping[int, SimulatedRun], values: Sequence[int]) -> LinkModel:
     """Speed-ups with their bounds; gaps where there is no run."""
     runs = [found.get(value) for value in values]
     intervals = [run.speedup_interval if run else None for run in runs]

@@ -27,7 +27,7 @@ class FeatureStore:
         self._owner_LS = np.zeros((len(self.layers), capacity), dtype=np.int64)
         self._nodes: list[set[int]] = [set() for _ in self.layers]
 
-    def take(self, features: Features, states: Tensor | None) -> None:
+    def add_features(self, features: Features, states: Tensor | None) -> None:
         """Keep what a stage of the target has sent; ``states`` [rows, layers x width], None of no rows.
 
         Raises ProtocolError for layers, widths or slots that are not this drafter's.
@@ -50,7 +50,7 @@ class FeatureStore:
             self._nodes[place].update(features.nodes)
             self._owner_LS[place, slots] = features.nodes
 
-    def lacks(self, nodes: set[int]) -> set[tuple[int, int]]:
+    def missing_features(self, nodes: set[int]) -> set[tuple[int, int]]:
         """What has not come of these nodes' states: (node, layer)."""
         here = zip(self.layers, self._nodes, strict=True)
         return {(node, layer) for layer, known in here for node in nodes - known}

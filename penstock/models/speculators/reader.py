@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.core import ConfigError
 from penstock.dtypes import torch_dtype
-from penstock.messages import Candidates, Features, Pick, Sampling
+from penstock.messages import Candidates, Features, SampledToken, Sampling
 from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
 from penstock.models.packing import weight_bytes
 from penstock.models.speculators.features import FeatureStore
@@ -46,13 +46,15 @@ class FeatureReader:
     def weight_bytes(self) -> int:
         return weight_bytes(self.module)
 
-    def take(self, features: Features, states: Tensor | None) -> None:
-        self.store.take(features, states)
+    def add_features(self, features: Features, states: Tensor | None) -> None:
+        self.store.add_features(features, states)
 
-    def lacks(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        return self.store.lacks({node for node, _ in awaited})
+    def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        return self.store.missing_features({node for node, _ in awaited})
 
-    def pick(self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]) -> list[Pick]:
+    def pick(
+        self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]
+    ) -> list[SampledToken]:
         raise ConfigError("a learned drafter picks no tokens; it gives candidates")
 
     def features(self, hidden: Tensor) -> Tensor:

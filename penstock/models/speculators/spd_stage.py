@@ -23,8 +23,8 @@ class SpdStage(AttendingReader):
           4      g2  g2  g1  g0            x1 x2 x3
     """
 
-    def lacks(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        lacking = self.store.lacks({node for node, _ in awaited})
+    def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        lacking = self.store.missing_features({node for node, _ in awaited})
         if not lacking:
             return lacking
         level_of = dict(awaited)

@@ -10,7 +10,7 @@ from penstock.server.http.errors import ApiError, busy
 
 log = logging.getLogger("penstock.server")
 
-LAST_WORDS: Final = 5.0
+GRACE_S: Final = 5.0
 """Seconds for replies to leave once their requests have been ended."""
 
 
@@ -58,7 +58,7 @@ class Gate:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for work in list(self._inside):
             work.fail(stopping())
-        await asyncio.wait(waits[:1], timeout=LAST_WORDS)
+        await asyncio.wait(waits[:1], timeout=GRACE_S)
         for wait in waits:
             wait.cancel()
 

@@ -73,7 +73,7 @@ def sketch(request: Request, hits: Hits) -> Sketch:
 def path(request: Request, hits: Hits) -> list[Certain]:
     """The certain tokens whose commit has been seen, at least the root."""
     known = list(hits.last) or [True]
-    nodes = request.certain[-len(known) :]
+    nodes = request.committed[-len(known) :]
     return [Certain(node.id, node.token, hit) for node, hit in zip(nodes, known, strict=True)]
 
 

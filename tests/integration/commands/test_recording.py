@@ -112,7 +112,7 @@ def test_candidates_are_those_of_the_engines_drafter(setting: str, target: Path,
     for number, request in enumerate(speculated):
         rows, first = recording.rows(number), len(request.prompt)
         for i in range(TOKENS):
-            answer = answers.get(request.certain[first + i - 1].id)
+            answer = answers.get(request.committed[first + i - 1].id)
             if answer is None:  # a miss came before the drafter was asked
                 continue
             compared += 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.messages import Certain, Rows
+from penstock.messages import CommittedSlots, Rows
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
 from tests.staged import Staged, chain_rows
 
@@ -58,7 +58,7 @@ def test_tree_rows_equal_separate_sequences(checkpoint: Path, reference, plain: 
     other = chain_rows(1, OTHER_PROMPT, slots[22:31])
     for column in ("requests", "nodes", "slots", "parents", "positions", "tokens"):
         getattr(rows, column).extend(getattr(other, column))
-    logits = staged.run(rows, [*range(15), 23], opened=[1], certain=[Certain(0, prompt_slots)])
+    logits = staged.run(rows, [*range(15), 23], opened=[1], committed=[CommittedSlots(0, prompt_slots)])
 
     for path, row in zip([*paths, OTHER_PROMPT], logits, strict=True):
         expected = reference(torch.tensor([path])).logits[0, -1]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock import LLM, SamplingParams
 from penstock.config import FieldError
-from penstock.drafters.base import Ask
+from penstock.drafters.base import DraftRequest
 from penstock.drafters.learned import FollowingDrafter
 from penstock.drafters.spd import SpdDrafter
 from penstock.engine.llm import Prompt
@@ -113,7 +113,7 @@ def test_certain_rows_are_what_the_whole_text_gives_at_once(
     engine = InProcessEngine(target, stages, learned=draft.save(tmp_path / kind))
     strategy = strategies(stages, engine.loop.experience)[-2]
     request = engine.submit(PROMPTS[1], Sampling(), TOKENS, strategy)
-    while len(request.certain) < len(PROMPTS[1]) + TOKENS - 4:
+    while len(request.committed) < len(PROMPTS[1]) + TOKENS - 4:
         engine.loop.step()
     stage, drafter = engine.reader, engine.drafter
     assert isinstance(stage, EagleStage)
@@ -121,8 +121,8 @@ def test_certain_rows_are_what_the_whole_text_gives_at_once(
     done = drafter._final[request.number]
     while drafter.busy:
         engine.loop.step()
-    certain = request.certain[:done]
-    tokens, slots = [node.token for node in certain], np.array([node.slot for node in certain])
+    committed = request.committed[:done]
+    tokens, slots = [node.token for node in committed], np.array([node.slot for node in committed])
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     with torch.inference_mode():
         states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
@@ -202,12 +202,12 @@ class SpdWatch:
         """By node and layer."""
         self._drafter = engine.drafter
         self._paths: dict[int, list[tuple[Node, int]]] = {}
-        self._ask, self._forward, self._take = engine.drafter._rows, engine.reader.forward, engine.reader.take
-        engine.reader.take = self.take  # type: ignore[method-assign]
+        self._ask, self._forward, self._take = engine.drafter._rows, engine.reader.forward, engine.reader.add_features
+        engine.reader.add_features = self.take  # type: ignore[method-assign]
         engine.drafter._rows = self.rows  # type: ignore[method-assign]
         engine.reader.forward = self.forward  # type: ignore[method-assign]
 
-    def rows(self, ask: Ask) -> list[Node]:
+    def rows(self, ask: DraftRequest) -> list[Node]:
         found = self._ask(ask)
         computed, last = self._drafter._computed[ask.request.number], self._drafter._depths.last
         for node in ask.nodes:
@@ -215,8 +215,8 @@ class SpdWatch:
             while current is not None:
                 path.append((current, computed[current.id][1]))
                 top, current = current, current.parent
-            certain = [(one, last) for one in ask.request.certain[: top.position]]
-            self._paths[node.id] = [*certain, *reversed(path)]
+            committed = [(one, last) for one in ask.request.committed[: top.position]]
+            self._paths[node.id] = [*committed, *reversed(path)]
         return found
 
     def take(self, features: Features, states: torch.Tensor) -> None:

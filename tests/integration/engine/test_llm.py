@@ -82,9 +82,9 @@ def assert_idle(llm: LLM) -> None:
     assert not llm.loop.busy
     assert not llm.loop.scheduler.waiting
     assert not llm.loop.scheduler.running
-    assert (pool.certain, pool.speculative, pool.reserved) == (0, 0, 0)
-    assert not llm.loop.feed._told, "the stages still think that a request is open"
-    assert not getattr(llm.drafter, "_feed", llm.loop.feed)._told
+    assert (pool.committed, pool.speculative, pool.reserved) == (0, 0, 0)
+    assert not llm.loop.builder._told, "the stages still think that a request is open"
+    assert not getattr(llm.drafter, "_builder", llm.loop.builder)._told
 
 
 def ids_of(llm: LLM, text: str) -> list[int]:

@@ -16,7 +16,7 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.cluster import load_cluster, stage_timings
 from penstock.cluster.uniform import uniform_cluster
-from penstock.messages import Alive, Heard, encode
+from penstock.messages import Heartbeat, HeartbeatAck, encode
 from penstock.pipeline.base import Pipeline
 from penstock.pipeline.local import FRAME, SCHEME
 from penstock.pipeline.worker import HEARTBEAT
@@ -40,8 +40,8 @@ def listen(llm: LLM, pipeline: Pipeline, stages: list[int], beats: int) -> None:
     """Do what an idle engine does, wait, until each of these stages has been heard so many times more."""
     deadline = time.monotonic() + PATIENCE
     for _ in range(beats):
-        before = pipeline.heard
-        while any(pipeline.heard[stage] == before[stage] for stage in stages):
+        before = pipeline.last_heartbeat
+        while any(pipeline.last_heartbeat[stage] == before[stage] for stage in stages):
             assert time.monotonic() < deadline
             llm.loop.clock.wait(time.monotonic() + HEARTBEAT / 10)
 
@@ -62,9 +62,9 @@ def test_a_stopped_stage_falls_silent_alone_and_goes_on_with_the_right_tokens(ta
         listen(llm, pipeline, [0, 1, 2], beats=1)
         with suspended(stage_processes()[1]):
             listen(llm, pipeline, [0, 2], beats=1)
-            silent_since = pipeline.heard[1]
+            silent_since = pipeline.last_heartbeat[1]
             listen(llm, pipeline, [0, 2], beats=2)  # for a heartbeat that was on its way there was time enough
-            assert pipeline.heard[1] == silent_since
+            assert pipeline.last_heartbeat[1] == silent_since
         listen(llm, pipeline, [1], beats=2)
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
 
@@ -89,7 +89,7 @@ def test_an_engine_that_waits_for_a_stopped_stage_still_hears_the_others(target:
         )
         engine.start()
         deadline = time.monotonic() + PATIENCE
-        while min(pipeline.heard[:2]) < pipeline.heard[2] + 2 * HEARTBEAT:
+        while min(pipeline.last_heartbeat[:2]) < pipeline.last_heartbeat[2] + 2 * HEARTBEAT:
             assert time.monotonic() < deadline
             time.sleep(HEARTBEAT / 10)
         stage.resume()
@@ -106,7 +106,7 @@ def test_a_stage_is_heard_while_it_waits_for_its_modelled_device(target: Path) -
         engine = threading.Thread(target=lambda: llm.generate(PROMPT, SamplingParams(max_tokens=1)), daemon=True)
         engine.start()
         while engine.is_alive():
-            heard.update(pipeline.heard)
+            heard.update(pipeline.last_heartbeat)
             engine.join(HEARTBEAT / 10)
         assert len(heard) >= 4, "before, when it took the batch, and two heartbeats"
 
@@ -119,10 +119,10 @@ def test_a_drafter_is_heard_too(target: Path, draft: Path) -> None:
 
 def test_an_engine_that_takes_nothing_in_has_one_heartbeat_of_each_stage_waiting(target: Path) -> None:
     with start(target, 2) as llm:
-        mailbox, pipeline = llm.loop.clock, pipeline_of(llm)
+        host, pipeline = llm.loop.clock, pipeline_of(llm)
         time.sleep(3 * HEARTBEAT)  # what would pile up has had the time to
-        waiting = mailbox.inbox.take()  # type: ignore[attr-defined]
-        assert sorted(waiting) == sorted([encode(Alive(stage=stage), pipeline._session)] for stage in (0, 1))
+        waiting = host.inbox.take()  # type: ignore[attr-defined]
+        assert sorted(waiting) == sorted([encode(Heartbeat(stage=stage), pipeline._session)] for stage in (0, 1))
 
 
 def test_a_heartbeat_does_not_end_the_engines_wait(target: Path) -> None:
@@ -131,21 +131,21 @@ def test_a_heartbeat_does_not_end_the_engines_wait(target: Path) -> None:
         until = time.monotonic() + 3 * HEARTBEAT
         llm.loop.clock.wait(until)
         assert time.monotonic() >= until
-        assert all(now > before for now, before in zip(pipeline.heard, heard, strict=True))
+        assert all(now > before for now, before in zip(pipeline.last_heartbeat, heard, strict=True))
 
 
 def test_half_a_message_does_not_end_the_engines_wait(target: Path) -> None:
     with start(target, 2) as llm, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-        mailbox = llm.loop.clock
-        stranger.connect(mailbox.inbox.address.removeprefix(SCHEME))  # type: ignore[attr-defined]
+        host = llm.loop.clock
+        stranger.connect(host.inbox.address.removeprefix(SCHEME))  # type: ignore[attr-defined]
         stranger.sendall(FRAME.pack(5, False) + b"half")
         until = time.monotonic() + HEARTBEAT / 2
-        mailbox.wait(until)
+        host.wait(until)
         assert time.monotonic() >= until
 
 
-@pytest.mark.parametrize("message", [Alive(stage=2), Alive(stage=-1), Heard()])
-def test_a_heartbeat_of_nobody_ends_the_pipeline(target: Path, message: Alive | Heard) -> None:
+@pytest.mark.parametrize("message", [Heartbeat(stage=2), Heartbeat(stage=-1), HeartbeatAck()])
+def test_a_heartbeat_of_nobody_ends_the_pipeline(target: Path, message: Heartbeat | HeartbeatAck) -> None:
     with start(target, 2) as llm:
         pipeline = pipeline_of(llm)
         assert pipeline._on_message(message, [])

@@ -26,9 +26,9 @@ from penstock.messages import (
     Failed,
     Message,
     Opened,
-    Pick,
     Result,
     Rows,
+    SampledToken,
     Sampling,
     Started,
     Stop,
@@ -203,24 +203,24 @@ def strange_frames(session: str) -> list[list[bytes]]:
     ]
 
 
-def refused_by_now(mailbox: Any) -> int:
-    mailbox.wait(time.monotonic() + 0.05)
-    return mailbox.refused
+def refused_by_now(host: Any) -> int:
+    host.wait(time.monotonic() + 0.05)
+    return host.refused
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_strangers_are_refused_and_change_nothing(target: Path, transport: str) -> None:
     with start(target, 2, transport=transport, speculative_config={"method": "ngram"}) as llm:
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
-        pipeline, mailbox = pipeline_of(llm), llm.loop.clock
+        pipeline, host = pipeline_of(llm), llm.loop.clock
         frames = strange_frames(pipeline._session)
         with Sockets() as sockets:
-            for address in (mailbox.inbox.address, *[started.address for started in pipeline.started.values()]):  # type: ignore[attr-defined]
+            for address in (host.inbox.address, *[started.address for started in pipeline.started.values()]):  # type: ignore[attr-defined]
                 outbox = sockets.connect(address)
                 for frame in frames:
                     outbox.send(*frame)
             assert llm.generate(PROMPT, ENDLESS)[0].outputs[0].token_ids[:16] == expected
-            until(lambda: refused_by_now(mailbox) == len(frames))
+            until(lambda: refused_by_now(host) == len(frames))
 
 
 # -------------------------------------------------------------------------------------- malformed inside the session
@@ -256,7 +256,7 @@ LIES: dict[str, tuple[int, Callable[[int], Message], list[bytes], str]] = {
 
 
 def lost_by_now(pipeline: ProcessPipeline) -> bool:
-    pipeline._mailbox.wait(time.monotonic() + 0.05)
+    pipeline._host.wait(time.monotonic() + 0.05)
     return pipeline._lost is not None
 
 
@@ -267,7 +267,7 @@ def test_a_malformed_message_to_a_stage_ends_the_pipeline_with_its_name(target: 
         llm.generate(PROMPT, GREEDY)
         llm.loop.drain()
         pipeline = pipeline_of(llm)
-        pipeline._inboxes[stage].send(encode(make(llm.loop.feed.next_stream), pipeline._session), *tensors)
+        pipeline._inboxes[stage].send(encode(make(llm.loop.builder.next_stream), pipeline._session), *tensors)
         until(lambda: lost_by_now(pipeline))
         with pytest.raises(PipelineError, match=rf"stage {stage} \(layers .*{complaint}"):
             llm.generate(PROMPT, ENDLESS)
@@ -294,8 +294,8 @@ def test_a_malformed_message_to_the_engine_ends_the_pipeline(target: Path, messa
 def test_a_result_of_another_node_ends_the_pipeline(target: Path) -> None:
     with start(target, 2) as llm:
         stage_processes()[0].suspend()  # the true result never comes
-        stream = llm.loop.feed.next_stream
-        tell_engine(llm, encode(Result(stream=stream, picks=[Pick(123456, 5)]), pipeline_of(llm)._session))
+        stream = llm.loop.builder.next_stream
+        tell_engine(llm, encode(Result(stream=stream, picks=[SampledToken(123456, 5)]), pipeline_of(llm)._session))
         with pytest.raises(PipelineError, match=r"nodes that it was not asked about|arrived where None was due"):
             llm.generate(PROMPT, ENDLESS)
         stage_processes()[0].resume()

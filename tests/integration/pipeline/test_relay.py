@@ -46,7 +46,7 @@ def test_relayed_hops_give_the_tokens_of_plain_decoding(
     with start(target, STAGES, host=RelayHost(), speculative_config=speculation) as llm:
         assert tokens(llm) == expected
         llm.loop.drain()
-        batches = llm.loop.feed.next_stream
+        batches = llm.loop.builder.next_stream
     for stage in range(STAGES):
         assert passed.count((Batch, stage)) == (batches if stage > 0 else 0)
         assert passed.count((Ready, stage)) >= (batches if stage < STAGES - 1 else 0)

@@ -17,7 +17,7 @@ from penstock import AsyncLLM, SamplingParams
 from penstock.bench.serving.load import run_load
 from penstock.messages import Batch, Result
 from penstock.pipeline.base import Pipeline
-from penstock.pipeline.processes import Mailbox, StagePlan
+from penstock.pipeline.processes import ProcessHost, StagePlan
 from penstock.requests.prefix_cache import BLOCK
 
 pytestmark = pytest.mark.processes
@@ -104,7 +104,7 @@ class Watched:
         return found
 
 
-class WatchingHost(Mailbox):
+class WatchingHost(ProcessHost):
     def __init__(self) -> None:
         super().__init__()
         self.watched: dict[str, Watched] = {}

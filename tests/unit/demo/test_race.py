@@ -132,7 +132,7 @@ def drawn(console: Console, race: Race) -> str:
 
 
 def advance(race: Race, at: float, text: str, finished: bool) -> None:
-    output = SimpleNamespace(output=SimpleNamespace(text=text), catch_up=lambda: None)
+    output = SimpleNamespace(output=SimpleNamespace(text=text), detokenize_pending=lambda: None)
     request: Any = SimpleNamespace(output=output, produced=5, metrics=SimpleNamespace(accepted=1, misses=1))
     done = Advance(committed=[node(2, 6)], hits=1, finished="length" if finished else None)  # type: ignore[arg-type]
     race.advanced(request, done, at)

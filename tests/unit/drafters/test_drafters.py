@@ -7,10 +7,10 @@ import math
 import pytest
 
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
-from penstock.drafters.base import Ask, Spent
+from penstock.drafters.base import DraftRequest, DraftTiming
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.ngram import NgramDrafter, followers
-from penstock.drafters.small_model import spent_on
+from penstock.drafters.small_model import timing_of
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.messages import Batch, Occupied, Rows, Sampling, Span
 from penstock.pipeline.clock import VirtualClock
@@ -27,12 +27,12 @@ from tests.histories import Collected
 
 def make_request(prompt: list[int], number: int = 0) -> Request:
     request = Request(number, prompt, Sampling(seed=number), 50, frozenset(), Autoregressive(), Collected())
-    request.fill(Nodes(SlotPool(200, 200)), len(prompt))
+    request.take_prefill_chunk(Nodes(SlotPool(200, 200)), len(prompt))
     return request
 
 
 def tokens_for(drafter: NgramDrafter | SyntheticDrafter, request: Request, node: Node, count: int) -> list[int]:
-    drafter.ask([Ask(request, [node], count)])
+    drafter.ask([DraftRequest(request, [node], count)])
     (draft,) = drafter.poll()
     assert draft.node is node
     assert len(draft.candidates) <= count
@@ -101,7 +101,7 @@ def test_an_emulated_drafter_answers_when_its_device_would() -> None:
     link = LinkTiming(0.0005, 1e6, 10)
     drafter = EmulatedDrafter(NgramDrafter(), timing, link, clock)
     request = make_request([1, 2, 1])
-    drafter.ask([Ask(request, [request.tree.root], 2)])
+    drafter.ask([DraftRequest(request, [request.tree.root], 2)])
     expected = 0.001 + 0.004 + 2 * (0.0005 + 10 / 1e6)
     assert drafter.busy
     assert drafter.poll() == []
@@ -127,14 +127,14 @@ def test_an_emulated_drafter_waits_for_its_turn_on_a_stages_device() -> None:
     pipeline.poll()
     clock.wait(1.0)
     request = make_request([1, 2, 1])
-    drafter.ask([Ask(request, [request.tree.root], 2)])
+    drafter.ask([DraftRequest(request, [request.tree.root], 2)])
     assert drafter.poll() == []
     assert drafter.due is None, "only the stage knows when its batch is done"
     clock.wait(3.0)
     pipeline.poll()
     assert drafter.poll() == []
     assert drafter.due == pytest.approx(3.0 + 1.0 + 0.25)
-    assert drafter.spent == Spent(device=1.75, computing=1.0, turn=Occupied(stage=0, start=3.0, end=4.0))
+    assert drafter.timing == DraftTiming(device=1.75, computing=1.0, turn=Occupied(stage=0, start=3.0, end=4.0))
     clock.wait(drafter.due)
     assert len(drafter.poll()) == 1
     assert (drafter.asks, drafter.overruns) == (1, 0)
@@ -146,8 +146,8 @@ class Reading(NgramDrafter):
     features_at = 0.0
 
     @property
-    def spent(self) -> Spent:
-        return Spent(features_at=self.features_at)
+    def timing(self) -> DraftTiming:
+        return DraftTiming(features_at=self.features_at)
 
 
 @pytest.mark.parametrize(("features_at", "due", "waited"), [(0.0, 1.5, 0.0), (0.2, 1.5, 0.0), (2.0, 3.25, 1.75)])
@@ -155,11 +155,11 @@ def test_an_emulated_pass_begins_when_its_features_are_there(features_at: float,
     clock, inner = VirtualClock(), Reading()
     drafter = EmulatedDrafter(inner, taking(1.0), LinkTiming(0.25, math.inf, 0.0), clock)
     request = make_request([1, 2, 1])
-    drafter.ask([Ask(request, [request.tree.root], 2)])
+    drafter.ask([DraftRequest(request, [request.tree.root], 2)])
     inner.features_at = features_at
     assert drafter.poll() == []
     assert drafter.due == pytest.approx(due)
-    assert drafter.spent.features == pytest.approx(waited)
+    assert drafter.timing.features == pytest.approx(waited)
     clock.wait(drafter.due)
     assert len(drafter.poll()) == 1
     assert drafter.overruns == 0, "waiting for features is no fault of this host's"
@@ -171,5 +171,5 @@ def test_a_round_has_waited_for_features_only_where_its_batches_needed_any() -> 
         Span(0, received=2.0, start=4.5, end=5.0, computed=0.5, modelled=0.0, rows=2, features=4.5),
         Span(0, received=5.0, start=7.0, end=8.0, computed=1.0, modelled=0.0, rows=2),
     ]
-    assert spent_on(spans) == Spent(features=2.5, features_at=4.5, computing=2.5)
-    assert spent_on([]) == Spent()
+    assert timing_of(spans) == DraftTiming(features=2.5, features_at=4.5, computing=2.5)
+    assert timing_of([]) == DraftTiming()

@@ -8,7 +8,7 @@ from penstock import SamplingParams
 from penstock.core import FinishReason
 from penstock.engine.completion import Completion
 from penstock.engine.options import DEMO
-from penstock.messages import Pick
+from penstock.messages import SampledToken
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -26,13 +26,13 @@ def completion(tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> Completion:
 
 def test_text_is_decoded_when_the_engine_has_time(tokenizer: Tokenizer) -> None:
     one, ids = completion(tokenizer), tokenizer.encode(TEXT)
-    assert [one.append(Pick(0, token), at=1.0) for token in ids] == [None] * len(ids)
+    assert [one.append(SampledToken(0, token), at=1.0) for token in ids] == [None] * len(ids)
     assert one.output.token_ids == ids
     assert one.output.text == ""
-    one.catch_up()
+    one.detokenize_pending()
     assert TEXT.startswith(one.output.text)
     assert one.output.text
-    one.catch_up()
+    one.detokenize_pending()
     one.finish(FinishReason.LENGTH, at=2.0)
     assert one.output.text == TEXT
 
@@ -40,14 +40,14 @@ def test_text_is_decoded_when_the_engine_has_time(tokenizer: Tokenizer) -> None:
 def test_the_end_brings_all_of_the_text(tokenizer: Tokenizer) -> None:
     one = completion(tokenizer)
     for token in tokenizer.encode(TEXT):
-        one.append(Pick(0, token), at=1.0)
+        one.append(SampledToken(0, token), at=1.0)
     one.finish(FinishReason.LENGTH, at=2.0)
     assert one.output.text == TEXT
 
 
 def test_a_stop_string_ends_it_with_the_token_that_completes_it(tokenizer: Tokenizer) -> None:
     one, ids = completion(tokenizer, stop=("return",)), tokenizer.encode(TEXT)
-    reasons = [one.append(Pick(0, token), at=1.0) for token in ids]
+    reasons = [one.append(SampledToken(0, token), at=1.0) for token in ids]
     first = reasons.index(FinishReason.STOP)
     assert "return" in tokenizer.decode(ids[: first + 1])
     assert "return" not in tokenizer.decode(ids[:first])

@@ -42,7 +42,7 @@ class Checker(Observer):
             top = top.parent
         if not node.alive:
             return None
-        owners = [request for request in self.history.loop.scheduler.running if top in request.certain]
+        owners = [request for request in self.history.loop.scheduler.running if top in request.committed]
         return owners[0] if owners else None
 
 
@@ -51,7 +51,7 @@ def path(request: Request, node: Node) -> list[int]:
     while node.parent is not None:
         above.append(node.token)
         node = node.parent
-    return [certain.token for certain in request.certain[: node.position + 1]] + above[::-1]
+    return [committed.token for committed in request.committed[: node.position + 1]] + above[::-1]
 
 
 def test_every_draft_follows_from_the_nodes_own_path() -> None:
@@ -63,8 +63,8 @@ def test_every_draft_follows_from_the_nodes_own_path() -> None:
         checker = Checker(history)
         history.loop.observers.append(checker)
         history.run()
-        assert not history.drafter.inner._feed._told, "the draft model was not told that a request has ended"
-        assert not history.loop.feed._told, "the stages were not told that a request has ended"
+        assert not history.drafter.inner._builder._told, "the draft model was not told that a request has ended"
+        assert not history.loop.builder._told, "the stages were not told that a request has ended"
         checked, run = checked + checker.checked, run + 1
         if run == HISTORIES:
             break
@@ -97,7 +97,7 @@ class Refreshed(Observer):
         reader = drafter.pipeline.drivers[0].core.layers  # type: ignore[attr-defined]
         assert isinstance(reader, HashReader)
         for request in self.history.loop.scheduler.running:
-            for node in request.certain[1 : drafter._final.get(request.number, 0)]:
+            for node in request.committed[1 : drafter._final.get(request.number, 0)]:
                 assert reader.read[node.id], "computed anew once its parent's features were on their way"
                 self.with_features += 1
         self.without += sum(not reader.read[draft.node.id] for draft in drafts if draft.node.id in reader.read)

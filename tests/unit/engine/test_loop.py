@@ -9,11 +9,11 @@ import pytest
 
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.core import FinishReason, PenstockError
-from penstock.drafters.base import Ask, Draft
+from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
-from penstock.messages import Batch, Pick, Sampling
+from penstock.messages import Batch, SampledToken, Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
@@ -35,7 +35,7 @@ class Rowless(InstantDrafter):
 
     asked = 0
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         self.asked += 1
         self._answers += [Draft(node, []) for ask in asks for node in ask.nodes]
         return 0
@@ -64,13 +64,13 @@ def test_an_experience_is_changed_while_idle_only_and_left_as_it_was() -> None:
     loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 2, 2), Collected()))
     loop.step()
     with pytest.raises(PenstockError, match="only while idle"):
-        loop.consult(other)
+        loop.use_estimates(other)
     while loop.busy:
         loop.step()
     loop.drain()
     learned = first.miss_rate
     assert learned > 0.5
-    loop.consult(other)
+    loop.use_estimates(other)
     assert other.pipeline.step(1) == loop.pace.until == 0.0, "nothing is known, so nothing is held"
     loop.add(Request(1, [1, 2, 3], Sampling(), 5, frozenset(), PipeDec(3, 2, 2), Collected()))
     while loop.busy:
@@ -86,7 +86,7 @@ class AfterEntering(InstantDrafter):
         super().__init__()
         self.answered = 0
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         for node in (node for ask in asks for node in ask.nodes):
             self.answered += node.entered
             self._answers.append(Draft(node, [(0, -0.1)] if node.entered else None))
@@ -118,7 +118,7 @@ class Repeating(InstantDrafter):
         self.answered: list[Node] = []
         self.corrects: set[bool] = set()
 
-    def ask(self, asks: Sequence[Ask]) -> int:
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
         self._answers += [Draft(node, self.again) for node in self.answered]
         for ask in asks:
             self.corrects.add(ask.corrects)
@@ -180,7 +180,7 @@ def run(loop: EngineLoop) -> None:
 class Broken(Collected):
     """An output that fails, and fails again when it is told of its end."""
 
-    def append(self, pick: Pick, at: float) -> FinishReason | None:
+    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
         raise ValueError("no such character")
 
     def finish(self, reason: FinishReason, at: float) -> None:
@@ -242,7 +242,7 @@ def test_a_request_that_comes_between_two_steps_enters_at_once() -> None:
         loop.step()
     loop.add(second)
     loop.step()
-    assert second.certain
+    assert second.committed
     assert clock.now() < 100.0
 
 
@@ -264,12 +264,12 @@ def test_what_follows_a_miss_leaves_first() -> None:
     order = Ordered()
 
     class Drafts(Rowless):
-        def ask(self, asks: Sequence[Ask]) -> int:
+        def ask(self, asks: Sequence[DraftRequest]) -> int:
             order.done.append("ask")
             return super().ask(asks)
 
     class Reads(Collected):
-        def catch_up(self) -> None:
+        def detokenize_pending(self) -> None:
             order.done.append("read")
 
     clock, pool = VirtualClock(), SlotPool(40, 20)
@@ -311,7 +311,7 @@ class Watchful(EngineLoop):
 
 
 class Paced(PipeDec):
-    paced = True
+    rate_limited = True
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.01, 0.03])

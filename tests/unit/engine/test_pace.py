@@ -23,8 +23,8 @@ def test_a_batch_is_held_for_a_step() -> None:
     pace = Pace(experienced(), STAGES)
     pace.entered(1.0, 1)
     assert pace.until == pytest.approx(1.0 + STEP)
-    assert pace.holds(1.0 + STEP / 2, 0)
-    assert not pace.holds(1.0 + STEP, 0)
+    assert pace.should_wait(1.0 + STEP / 2, 0)
+    assert not pace.should_wait(1.0 + STEP, 0)
 
 
 def test_waking_up_late_does_not_add_up() -> None:
@@ -46,15 +46,15 @@ def test_after_a_longer_wait_the_step_is_counted_from_then() -> None:
 def test_no_more_are_in_flight_than_stages_can_work_on_and_one() -> None:
     pace = Pace(experienced(), STAGES)
     pace.entered(1.0, 1)
-    assert not pace.holds(2.0, STAGES)
-    assert pace.holds(2.0, STAGES + SPARE)
+    assert not pace.should_wait(2.0, STAGES)
+    assert pace.should_wait(2.0, STAGES + SPARE)
 
 
 def test_while_nothing_is_known_one_for_each_stage_is_in_flight() -> None:
     pace = Pace(Experience(), STAGES)
     pace.entered(1.0, 1)
-    assert not pace.holds(1.0, STAGES - 1)
-    assert pace.holds(1.0, STAGES)
+    assert not pace.should_wait(1.0, STAGES - 1)
+    assert pace.should_wait(1.0, STAGES)
 
 
 @pytest.mark.parametrize(("per_row", "batches"), [(0.0, STAGES), (STEP, STAGES)])
@@ -67,7 +67,7 @@ def test_where_many_run_a_batch_for_each_stage_is_in_flight(per_row: float, batc
             experience.pipeline.learn([Span(i, ends[i], ends[i], ends[i + 1], 0.0, 0.0, rows) for i in range(STAGES)])
     pace = Pace(experience, STAGES)
     pace.entered(1.0, 1)
-    assert pace.batches(16) == batches
+    assert pace.target_in_flight(16) == batches
 
 
 def test_a_trip_that_is_a_little_longer_than_the_stages_is_no_reason_for_smaller_batches() -> None:
@@ -77,10 +77,10 @@ def test_a_trip_that_is_a_little_longer_than_the_stages_is_no_reason_for_smaller
     experience.pipeline.learn([Span(i, at, at, at + STEP, 0.0, 0.0, 1) for i, at in enumerate(starts)])
     pace = Pace(experience, STAGES)
     pace.entered(1.0, 1)
-    assert pace.holds(2.0, STAGES + 1 + SPARE)
-    assert not pace.holds(2.0, STAGES + SPARE)
-    assert pace.batches(20) == STAGES
+    assert pace.should_wait(2.0, STAGES + 1 + SPARE)
+    assert not pace.should_wait(2.0, STAGES + SPARE)
+    assert pace.target_in_flight(20) == STAGES
 
 
 def test_while_nothing_is_known_many_requests_have_a_batch_for_each_stage() -> None:
-    assert Pace(Experience(), STAGES).batches(16) == STAGES
+    assert Pace(Experience(), STAGES).target_in_flight(16) == STAGES

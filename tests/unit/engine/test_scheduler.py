@@ -1,4 +1,4 @@
-"""Which requests a batch serves: in turn, spread over the stages, and the paced ones only when a batch is due."""
+"""Which requests a batch serves: in turn, spread over the stages, and rate-limited ones only when a batch is due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from penstock.core import RequestError
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Sampling, Span
-from penstock.requests.feed import Feed
+from penstock.requests.batch_builder import BatchBuilder
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.strategies.base import Strategy
@@ -21,13 +21,13 @@ from tests.histories import Collected
 
 
 class Willing:
-    """Always ready to send the root, paced or not."""
+    """Always ready to send the root, rate-limited or not."""
 
     candidates = 0
 
-    def __init__(self, paced: bool) -> None:
-        self.paced = paced
-        self.hasty = False
+    def __init__(self, rate_limited: bool) -> None:
+        self.rate_limited = rate_limited
+        self.sends_root_first = False
 
     def ask(self, tree: TokenTree) -> list[Node]:
         return []
@@ -35,7 +35,7 @@ class Willing:
     def ready(self, tree: TokenTree) -> bool:
         return True
 
-    def rides(self, tree: TokenTree) -> bool:
+    def can_piggyback(self, tree: TokenTree) -> bool:
         return False
 
     def enter(self, tree: TokenTree) -> list[Node]:
@@ -53,19 +53,19 @@ def running(*strategies: Strategy, prompt: int = 1, prefilled: bool = True) -> S
         scheduler.add(request(number, strategy, prompt))
     for admitted in scheduler.admit():
         if prefilled:
-            admitted.fill(scheduler.nodes, prompt)
+            admitted.take_prefill_chunk(scheduler.nodes, prompt)
             admitted.tree.root.entered = True
     return scheduler
 
 
 def served(scheduler: Scheduler, held: bool = False, batches: int = 1) -> list[int]:
-    return [request.number for request, _ in scheduler.compose(Experience(), batches, held)]
+    return [request.number for request, _ in scheduler.schedule(Experience(), batches, held)]
 
 
 def test_no_more_run_than_may_also_where_many_come_at_once() -> None:
     scheduler = Scheduler(SlotPool(200, 20), 4, max_running=3, max_model_len=100)
     for number in range(5):
-        scheduler.add(request(number, Willing(paced=False)))
+        scheduler.add(request(number, Willing(rate_limited=False)))
     assert [one.number for one in scheduler.admit()] == [0, 1, 2]
     assert scheduler.admit() == []
     scheduler.remove(scheduler.running[1])
@@ -74,26 +74,26 @@ def test_no_more_run_than_may_also_where_many_come_at_once() -> None:
 
 
 def test_while_held_paced_strategies_wait_and_others_do_not() -> None:
-    scheduler = running(Willing(paced=True), Willing(paced=False))
+    scheduler = running(Willing(rate_limited=True), Willing(rate_limited=False))
     assert served(scheduler, held=True) == [1]
     assert sorted(served(scheduler)) == [0, 1]
 
 
 def test_while_held_a_root_that_has_yet_to_enter_does_not_wait() -> None:
     """After a miss nothing is worth more than the target's own token."""
-    scheduler = running(Willing(paced=True))
+    scheduler = running(Willing(rate_limited=True))
     scheduler.running[0].tree.root.entered = False
     assert served(scheduler, held=True) == [0]
 
 
 def test_while_held_a_prompt_goes_on() -> None:
-    scheduler = running(Willing(paced=True), prompt=6, prefilled=False)
-    assert [len(nodes) for _, nodes in scheduler.compose(Experience(), 1, held=True)] == [4]
-    assert [len(nodes) for _, nodes in scheduler.compose(Experience(), 1, held=True)] == [2]
+    scheduler = running(Willing(rate_limited=True), prompt=6, prefilled=False)
+    assert [len(nodes) for _, nodes in scheduler.schedule(Experience(), 1, held=True)] == [4]
+    assert [len(nodes) for _, nodes in scheduler.schedule(Experience(), 1, held=True)] == [2]
 
 
 def test_requests_take_turns_and_spread_over_the_stages() -> None:
-    scheduler = running(*[Willing(paced=False)] * 5)
+    scheduler = running(*[Willing(rate_limited=False)] * 5)
     assert served(scheduler, batches=2) == [0, 1, 2]
     assert served(scheduler, batches=2) == [3, 4, 0]
 
@@ -107,10 +107,10 @@ def test_the_last_speculative_slot_goes_to_the_first_in_turn(make: Callable[[], 
         request.tree.root.candidates = [(7, -0.1)]
     while scheduler.pool.room > 1:
         scheduler.pool.take_speculative()
-    assert [(request.number, len(nodes)) for request, nodes in scheduler.compose(Experience(), 1)] == [(0, 1)]
+    assert [(request.number, len(nodes)) for request, nodes in scheduler.schedule(Experience(), 1)] == [(0, 1)]
     assert scheduler.pool.room == 0
     assert [request.number for request in scheduler.running] == [1, 0]
-    assert scheduler.compose(Experience(), 1) == []
+    assert scheduler.schedule(Experience(), 1) == []
 
 
 def test_drafted_rows_ride_along_where_rows_cost_nothing() -> None:
@@ -120,29 +120,29 @@ def test_drafted_rows_ride_along_where_rows_cost_nothing() -> None:
         for size, seconds in ((1, 1.0), (2, second)):
             for _ in range(3):
                 experience.pipeline.learn([Span(0, 0.0, 0.0, seconds, 0.0, 0.0, size)])
-        scheduler = running(Willing(paced=True), Continuous(experience, 1, 2))
+        scheduler = running(Willing(rate_limited=True), Continuous(experience, 1, 2))
         first, drafted = scheduler.running
         first.tree.root.entered = False
         drafted.strategy.ask(drafted.tree)
         drafted.tree.root.candidates = [(7, -0.1)]
-        entries = scheduler.compose(experience, 2, held=True)
+        entries = scheduler.schedule(experience, 2, held=True)
         assert [(request.number, len(nodes)) for request, nodes in entries] == rows
 
 
 def test_a_held_request_keeps_its_place_in_the_queue() -> None:
-    scheduler = running(Willing(paced=True), Willing(paced=False), Willing(paced=False))
+    scheduler = running(Willing(rate_limited=True), Willing(rate_limited=False), Willing(rate_limited=False))
     assert served(scheduler, held=True, batches=3) == [1]
     assert served(scheduler, batches=3) == [0]
 
 
 def test_where_many_run_a_batch_takes_as_many_as_keep_every_stage_busy() -> None:
     """Also when only some are ready: the others are on their way, and the next batch is for those behind them."""
-    scheduler = running(*[Willing(paced=True)] * 4, *[Willing(paced=False)] * 4)
+    scheduler = running(*[Willing(rate_limited=True)] * 4, *[Willing(rate_limited=False)] * 4)
     assert served(scheduler, held=True, batches=4) == [4, 5]
 
 
 def test_certain_tokens_go_before_drafted_ones() -> None:
-    scheduler = running(*[Willing(paced=False)] * 3)
+    scheduler = running(*[Willing(rate_limited=False)] * 3)
     scheduler.running[2].tree.root.entered = False
     assert served(scheduler, batches=3) == [2]
 
@@ -156,37 +156,37 @@ def test_a_chunk_shrinks_beside_requests_that_decode() -> None:
     for stretch, rows in [(1.0, 16), (2.0, 32), (3.0, 64), (9.0, 128)]:
         scheduler = Scheduler(SlotPool(4000, 20), 128, 20, 4000, prefill_stretch=stretch)
         for number, length in enumerate((1, 2000)):
-            scheduler.add(request(number, Willing(paced=False), length))
+            scheduler.add(request(number, Willing(rate_limited=False), length))
         first, _ = scheduler.admit()
-        first.fill(scheduler.nodes, 1)
-        assert [len(nodes) for _, nodes in scheduler.compose(experience, 1)] == [1, rows]
+        first.take_prefill_chunk(scheduler.nodes, 1)
+        assert [len(nodes) for _, nodes in scheduler.schedule(experience, 1)] == [1, rows]
 
 
 def test_prompts_share_a_chunk() -> None:
     scheduler = Scheduler(SlotPool(4000, 20), 128, 20, 4000)
     for number in range(4):
-        scheduler.add(request(number, Willing(paced=False), 40))
+        scheduler.add(request(number, Willing(rate_limited=False), 40))
     scheduler.admit()
     scheduler.pool.sharing = False
-    assert [len(nodes) for _, nodes in scheduler.compose(Experience(), 1)] == [40, 40, 40, 8]
+    assert [len(nodes) for _, nodes in scheduler.schedule(Experience(), 1)] == [40, 40, 40, 8]
 
 
 def test_a_prompt_that_another_computes_is_not_computed_again() -> None:
     """The second of two alike goes on behind what the first has entered, and the other way round."""
     scheduler = Scheduler(SlotPool(400, 20), 16, 20, 400)
-    first, second = (request(number, Willing(paced=False), 50) for number in range(2))
-    feed, rows = Feed(), []
+    first, second = (request(number, Willing(rate_limited=False), 50) for number in range(2))
+    builder, rows = BatchBuilder(), []
     scheduler.add(first)
     scheduler.add(second)
     scheduler.admit()
     while first.prefilling or second.prefilling:
-        entries = scheduler.compose(Experience(), 1)
-        feed.batch(entries, set())
+        entries = scheduler.schedule(Experience(), 1)
+        builder.batch(entries, set())
         rows += [node.position for _, nodes in entries for node in nodes]
         for one, _ in entries:
-            scheduler.share(one, feed.prefix(one))
+            scheduler.cache_blocks(one, builder.prefix(one))
     assert sorted(rows) == sorted([*range(48), 48, 48, 49, 49])
-    assert [node.slot for node in first.certain[:48]] == [node.slot for node in second.certain[:48]]
+    assert [node.slot for node in first.committed[:48]] == [node.slot for node in second.committed[:48]]
     scheduler.pool.audit(4, 0)
 
 

@@ -84,7 +84,7 @@ def test_a_learned_drafter_computes_on_its_own_device(kind: str, tmp_path: Path)
     levels = np.minimum(np.arange(ROWS)[::-1], 3) if isinstance(stage, SpdStage) else None
     nodes, slots, layers = list(range(1, ROWS + 1)), list(range(ROWS)), stage.store.layers
     states = torch.zeros(ROWS, stage.hidden_size * len(layers), device="meta")
-    stage.take(Features(layers=layers, nodes=nodes, slots=slots), states)
+    stage.add_features(Features(layers=layers, nodes=nodes, slots=slots), states)
     hidden = stage.forward(replace(view(), levels=levels), None)
     assert hidden.device.type == "meta"
     assert stage.module.logits(hidden).device.type == "meta"

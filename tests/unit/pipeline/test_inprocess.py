@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.core import PenstockError
-from penstock.messages import NO_SLOT, Batch, Cancel, Candidates, Opened, Pick, Ready, Result, Rows, Sampling
+from penstock.messages import NO_SLOT, Batch, Cancel, Candidates, Opened, Ready, Result, Rows, SampledToken, Sampling
 from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.clock import RealClock, VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
 from penstock.stage.core import StageCore
-from penstock.stage.driver import Line, StageDriver
+from penstock.stage.driver import LinkModel, StageDriver
 from penstock.stage.visibility import ProtocolError
 from tests.hash_model import HashLayers, plain_next
 from tests.unit.stage.test_driver import link, stage_timing
@@ -95,7 +95,7 @@ def test_stages_beside_the_engine_are_heard_of_as_long_as_it_goes() -> None:
     clock = VirtualClock()
     pipeline = pipeline_of(3, clock)
     clock.wait(7.0)
-    assert pipeline.heard == [7.0] * 3
+    assert pipeline.last_heartbeat == [7.0] * 3
 
 
 def test_close_may_be_called_twice() -> None:
@@ -108,7 +108,7 @@ def test_close_may_be_called_twice() -> None:
 
 
 def awaiting(*streams: int) -> EngineEnd:
-    end = EngineEnd(VirtualClock(), Line(None))
+    end = EngineEnd(VirtualClock(), LinkModel(None))
     for stream in streams:
         end.sending(prompt(stream, stream, PROMPT))
     return end
@@ -118,8 +118,8 @@ def awaiting(*streams: int) -> EngineEnd:
     ("result", "complaint"),
     [
         (Result(stream=1), "result 1 arrived where 0 was due"),
-        (Result(stream=0, picks=[Pick(3, 5)]), "speaks of nodes"),
-        (Result(stream=0, picks=[Pick(4, 5), Pick(4, 5)]), "speaks of nodes"),
+        (Result(stream=0, picks=[SampledToken(3, 5)]), "speaks of nodes"),
+        (Result(stream=0, picks=[SampledToken(4, 5), SampledToken(4, 5)]), "speaks of nodes"),
         (Result(stream=0, candidates=[Candidates(99, [1], [0.0])]), "speaks of nodes"),
     ],
 )
@@ -130,7 +130,7 @@ def test_results_that_answer_no_batch_are_refused(result: Result, complaint: str
 
 def test_a_result_too_many_is_refused() -> None:
     end = awaiting(0)
-    end.received(Result(stream=0, picks=[Pick(4, 5)]))
+    end.received(Result(stream=0, picks=[SampledToken(4, 5)]))
     with pytest.raises(ProtocolError, match="result 0 arrived where None was due"):
         end.received(Result(stream=0))
     assert [result.stream for result in end.arrived()] == [0]
@@ -139,7 +139,7 @@ def test_a_result_too_many_is_refused() -> None:
 
 def test_messages_take_their_time_on_the_entrance() -> None:
     clock = VirtualClock()
-    end = EngineEnd(clock, Line(link(2.0)))
+    end = EngineEnd(clock, LinkModel(link(2.0)))
     batch = prompt(0, 0, PROMPT)
     end.sending(batch)
     assert batch.arrives > 2.0
@@ -157,7 +157,7 @@ def test_messages_take_their_time_on_the_entrance() -> None:
 
 def test_a_buffer_that_is_free_before_the_next_result_is_due_first() -> None:
     clock = VirtualClock()
-    end = EngineEnd(clock, Line(link(2.0)))
+    end = EngineEnd(clock, LinkModel(link(2.0)))
     end.sending(prompt(0, 0, PROMPT))
     end.received(Ready(stage=0, arrives=3.0))
     end.received(Result(stream=0, arrives=5.0))

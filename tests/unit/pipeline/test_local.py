@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.inbox import MAX_FRAME_BYTES
-from penstock.pipeline.local import FRAME, Garbled, LocalInbox, LocalOutbox, message_at
+from penstock.pipeline.local import FRAME, FramingError, LocalInbox, LocalOutbox, message_at
 
 SOON = 10.0
 
@@ -57,7 +57,7 @@ def test_bytes_of_strangers_are_messages_or_refused(wire: bytes) -> None:
             frames, end = message
             assert wire[start:end] == on_the_wire(frames)
             start = end
-    except Garbled:
+    except FramingError:
         assert wire[start:]
 
 

@@ -75,7 +75,7 @@ def test_letting_go_more_often_than_held_is_an_error() -> None:
 def test_a_reservation_makes_blocks_that_nobody_holds_give_way() -> None:
     pool = SlotPool(3 * BLOCK, 0)
     assert pool.reserve(2 * BLOCK)
-    taken = [Node(i, i, i, pool.take_certain()) for i in range(2 * BLOCK)]
+    taken = [Node(i, i, i, pool.take_committed()) for i in range(2 * BLOCK)]
     first = pool.share(None, taken[:BLOCK])
     second = pool.share(first, taken[BLOCK:])
     assert first is not None

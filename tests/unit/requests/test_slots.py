@@ -11,10 +11,10 @@ from penstock.requests.slots import SlotPool, speculative_slots
 
 def test_the_lowest_free_slot_is_given_first() -> None:
     pool = SlotPool(4, 4)
-    taken = [pool.take_certain(), pool.take_speculative(), pool.take_certain()]
+    taken = [pool.take_committed(), pool.take_speculative(), pool.take_committed()]
     assert taken == [0, 1, 2]
     pool.free_speculative([1])
-    assert pool.take_certain() == 1
+    assert pool.take_committed() == 1
 
 
 def test_a_reservation_is_refused_when_full_and_comes_back() -> None:
@@ -32,41 +32,41 @@ def test_speculation_stays_within_its_quota() -> None:
     assert pool.room == 0
     with pytest.raises(PenstockError, match="room"):
         pool.take_speculative()
-    pool.certify()
+    pool.commit()
     assert pool.room == 1
 
 
 def test_a_slot_is_freed_once() -> None:
     pool = SlotPool(2, 0)
-    slot = pool.take_certain()
-    pool.free_certain([slot])
+    slot = pool.take_committed()
+    pool.free_committed([slot])
     with pytest.raises(PenstockError, match="twice"):
-        pool.free_certain([slot])
+        pool.free_committed([slot])
 
 
-@given(st.lists(st.sampled_from(["certain", "speculative", "certify", "drop", "finish"]), max_size=60))
+@given(st.lists(st.sampled_from(["committed", "speculative", "commit", "drop", "finish"]), max_size=60))
 def test_free_certain_and_speculative_always_add_up(operations: list[str]) -> None:
     pool = SlotPool(20, 10)
     assert pool.reserve(20)
-    certain: list[int] = []
+    committed: list[int] = []
     speculative: list[int] = []
     for operation in operations:
-        if operation == "certain" and len(certain) < 20:
-            certain.append(pool.take_certain())
+        if operation == "committed" and len(committed) < 20:
+            committed.append(pool.take_committed())
         elif operation == "speculative" and pool.room:
             speculative.append(pool.take_speculative())
-        elif operation == "certify" and speculative and len(certain) < 20:
-            pool.certify()
-            certain.append(speculative.pop())
+        elif operation == "commit" and speculative and len(committed) < 20:
+            pool.commit()
+            committed.append(speculative.pop())
         elif operation == "drop" and speculative:
             pool.free_speculative([speculative.pop(0)])
         elif operation == "finish":
-            pool.free_certain(certain)
-            certain = []
-        pool.audit(len(certain), len(speculative))
-        assert len({*certain, *speculative}) == len(certain) + len(speculative)
+            pool.free_committed(committed)
+            committed = []
+        pool.audit(len(committed), len(speculative))
+        assert len({*committed, *speculative}) == len(committed) + len(speculative)
     with pytest.raises(PenstockError):
-        pool.audit(len(certain) + 1, len(speculative))
+        pool.audit(len(committed) + 1, len(speculative))
 
 
 @pytest.mark.parametrize(("stages", "slots"), [(1, 1024), (4, 1024), (14, 2304), (21, 3200)])

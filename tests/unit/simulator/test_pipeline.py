@@ -17,7 +17,7 @@ from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.simulator import run
 from penstock.simulator.script import profile_script
-from penstock.stage.driver import Line, StageDriver
+from penstock.stage.driver import LinkModel, StageDriver
 
 STRATEGIES = (None, "auto", "continuous", "flowspec", "pipedec", "static_tree")
 
@@ -25,7 +25,7 @@ STRATEGIES = (None, "auto", "continuous", "flowspec", "pipedec", "static_tree")
 class Polled(InProcessPipeline):
     """As ``SimulatedPipeline``, but the engine is woken for all that happens between the stages, too."""
 
-    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: Line) -> None:
+    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: LinkModel) -> None:
         super().__init__(drivers, clock, entrance)
         self.now, self.wait, self.wake = clock.now, clock.wait, clock.wake
 

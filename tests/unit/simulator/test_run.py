@@ -188,7 +188,7 @@ def test_batches_and_passes_never_have_a_device_at_once(strategy: str, place: st
 
         def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
             assert loop.drafter is not None
-            turn = loop.drafter.spent.turn
+            turn = loop.drafter.timing.turn
             assert turn is not None
             assert asked_at <= turn.start
             assert turn.end <= at

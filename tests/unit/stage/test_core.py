@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.messages import NO_SLOT, Batch, Cancel, Certain, Opened, Pick, Rows, Sampling
+from penstock.messages import NO_SLOT, Batch, Cancel, CommittedSlots, Opened, Rows, SampledToken, Sampling
 from penstock.stage.core import StageCore
 from penstock.stage.visibility import BatchView, ProtocolError
 from tests.hash_model import HashLayers, HiddenRows, plain_next
@@ -104,7 +104,7 @@ def test_a_cancel_holds_until_its_number_has_passed() -> None:
     stage = core()
     for _ in range(2):  # twice does no harm
         stage.cancel(Cancel(before=3, nodes=[3, 4]))
-    stage.process(opening(certain=[Certain(0, [0, 1, 2])]), None)
+    stage.process(opening(committed=[CommittedSlots(0, [0, 1, 2])]), None)
     assert stage.process(batch(1, rows(3, [5])), None)[0] == []
     assert stage.process(batch(2, rows(4, [5])), None)[0] == []
     assert stage._cancels._known == []
@@ -125,7 +125,7 @@ def test_each_row_is_picked_with_its_own_requests_sampling() -> None:
     class Notes(HashLayers):
         def pick(
             self, view: BatchView, hidden: Any, wanted: Sequence[int], samplings: Sequence[Sampling]
-        ) -> list[Pick]:
+        ) -> list[SampledToken]:
             self.noted = [sampling.seed for sampling in samplings]
             return super().pick(view, hidden, wanted, samplings)
 

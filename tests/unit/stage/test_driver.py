@@ -27,7 +27,7 @@ from penstock.messages import (
 )
 from penstock.pipeline.clock import VirtualClock
 from penstock.stage.core import StageCore
-from penstock.stage.driver import Line, StageDriver
+from penstock.stage.driver import LinkModel, StageDriver
 from tests.hash_model import HashLayers, HashReader, HiddenRows
 
 seconds = st.sampled_from([0.0, 0.001, 0.25, 1.0, 3.0])
@@ -115,7 +115,7 @@ def test_a_full_pipeline_works_on_as_many_batches_as_it_has_stages() -> None:
     """With stages of one second and no links, a batch comes out every second after the first three."""
     chain = Chain([(1.0, 0.0, 0.0)] * 3, slots=10)
     for one in chain.drivers:
-        one._down = one._up = Line(None)
+        one._down = one._up = LinkModel(None)
     chain.run([batch(stream) for stream in range(10)])
     assert chain.clock.now() == pytest.approx(12.0)
 
@@ -215,15 +215,15 @@ def test_a_batch_in_the_buffer_waits_for_its_link_and_for_its_stage() -> None:
 
 
 def test_messages_on_a_line_go_one_after_the_other() -> None:
-    line = Line(LinkTiming(latency_s=1.0, bytes_per_s=100.0, row_bytes=50.0))
+    line = LinkModel(LinkTiming(latency_s=1.0, bytes_per_s=100.0, row_bytes=50.0))
     header = line.sending(Ready(stage=0))
     assert header > 0
     assert line.arrival(0.0, header) == pytest.approx(1.0 + header)
     assert line.arrival(0.0, header) == pytest.approx(1.0 + 2 * header)
     assert line.sending(Ready(stage=0), rows=2) == pytest.approx(1.0 + header)
     assert line.arrival(10.0, 1.0 + header) == pytest.approx(12.0 + header)
-    assert Line(None).sending(Ready(stage=0)) == 0.0
-    assert Line(None).arrival(5.0, 0.0) == 0.0
+    assert LinkModel(None).sending(Ready(stage=0)) == 0.0
+    assert LinkModel(None).arrival(5.0, 0.0) == 0.0
 
 
 def reader(clock: VirtualClock) -> StageDriver:
@@ -241,7 +241,7 @@ def asking(stream: int = 0) -> Batch:
     """Node 1 and its child 2, which cannot do without the features of node 1."""
     rows = Rows([0, 0], [1, 2], [1, 2], [NO_SLOT, 1], [0, 1], [5, 6])
     opened = [Opened(0, Sampling())]
-    return Batch(stream=stream, opened=opened, rows=rows, wanted=[1], candidates=2, joins=[0, 1], alive=[0, 1])
+    return Batch(stream=stream, opened=opened, rows=rows, wanted=[1], candidates=2, feature_nodes=[0, 1], alive=[0, 1])
 
 
 def test_a_drafter_waits_until_all_features_that_its_rows_need_have_arrived() -> None:
@@ -283,10 +283,10 @@ def test_features_that_nobody_reads_end_the_pipeline() -> None:
 def test_tapped_states_leave_aside_when_the_stage_is_done() -> None:
     clock = VirtualClock()
     core = StageCore(HashLayers(0, 64, 7), 64, is_last=False, taps=[4])
-    one = StageDriver(0, core, clock.now, stage_timing(2.0), aside=link(0.5))
+    one = StageDriver(0, core, clock.now, stage_timing(2.0), to_drafter=link(0.5))
     one.on_message(batch(0))
     _, aside = one.step()
-    assert aside.aside
+    assert aside.to_drafter
     assert isinstance(aside.message, Features)
     assert (aside.message.layers, aside.message.nodes, aside.message.slots) == ([4], [0], [0])
     assert aside.message.arrives == pytest.approx(2.5, abs=1e-3)
@@ -298,7 +298,7 @@ def test_each_layers_state_of_a_row_weighs_on_the_line_aside() -> None:
     for taps in ([4], [2, 4]):
         clock = VirtualClock()
         core = StageCore(HashLayers(0, 64, 7), 64, is_last=False, taps=taps)
-        one = StageDriver(0, core, clock.now, stage_timing(2.0), aside=LinkTiming(0.5, 1e6, 1e6))
+        one = StageDriver(0, core, clock.now, stage_timing(2.0), to_drafter=LinkTiming(0.5, 1e6, 1e6))
         one.on_message(batch(0))
         _, aside = one.step()
         assert isinstance(aside.message, Features)
@@ -376,7 +376,7 @@ def test_a_pass_has_the_device_while_a_finished_batch_waits_for_the_next_buffer(
 def test_a_span_says_when_features_had_arrived() -> None:
     clock = VirtualClock()
     core = StageCore(HashLayers(0, 64, 7), 64, is_last=True, taps=[4])
-    sender = StageDriver(0, core, clock.now, stage_timing(2.0), aside=link(0.5))
+    sender = StageDriver(0, core, clock.now, stage_timing(2.0), to_drafter=link(0.5))
     sender.on_message(batch(0))
     clock.wait(0.0)
     list(sender.step())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from penstock.messages import NO_SLOT, Batch, Certain, Opened, Rows, Sampling
+from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
 from penstock.noise import gumbel
 from penstock.stage.processors import Context, context_of, processed
 from penstock.stage.sampler import pick_tokens, rank_candidates
@@ -162,7 +162,7 @@ def test_a_context_is_of_the_rows_own_path() -> None:
         [5, 6, 8, 9],
     ]
     again = Rows([0], [9], [2], [4], [4], [3])  # 7 is dead, its slot is taken by a 3 below the 9
-    view = fed(visibility, 1, again, certain=[Certain(0, [0, 1, 3])])
+    view = fed(visibility, 1, again, committed=[CommittedSlots(0, [0, 1, 3])])
     assert context_of(view, 0, sampling, None).path.tolist() == [5, 6, 8, 9, 3]
     assert len(context_of(view, 0, Sampling(), None).path) == 0, "nobody needs it"
 
@@ -170,9 +170,9 @@ def test_a_context_is_of_the_rows_own_path() -> None:
 def test_a_request_may_begin_with_slots_that_another_filled() -> None:
     visibility, sampling = Visibility(8), Sampling(repetition_penalty=2.0)
     first = Rows([0] * 3, [1, 2, 3], [4, 2, 6], [NO_SLOT, 4, 2], [0, 1, 2], [7, 8, 9])
-    fed(visibility, 0, first, opened=[Opened(0, sampling)], certain=[Certain(0, [4, 2, 6])])
+    fed(visibility, 0, first, opened=[Opened(0, sampling)], committed=[CommittedSlots(0, [4, 2, 6])])
     row = Rows([1], [5], [0], [2], [2], [3])  # a prompt 7 8 3
-    header = {"opened": [Opened(1, sampling)], "certain": [Certain(1, [4, 2])], "closed": [0]}
+    header = {"opened": [Opened(1, sampling)], "committed": [CommittedSlots(1, [4, 2])], "closed": [0]}
     view = fed(visibility, 1, row, **header)
     assert context_of(view, 0, sampling, None).path.tolist() == [7, 8, 3]
 

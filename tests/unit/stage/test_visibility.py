@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.messages import NO_SLOT, Batch, Certain, Opened, Rows, Sampling
+from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
 from penstock.stage.visibility import ProtocolError, Visibility
 
 
@@ -74,8 +74,8 @@ class Forest:
         self.roots[request].append(hit)
 
     def end(self, request: int) -> None:
-        certain = self.roots.pop(request)
-        self.free += [row.slot for row in [*certain[:-1], *self.below(certain[-1])]]
+        committed = self.roots.pop(request)
+        self.free += [row.slot for row in [*committed[:-1], *self.below(committed[-1])]]
         self.closed.append(request)
         del self.told[request]
 
@@ -86,21 +86,21 @@ class Forest:
             self.roots[self.next_request] = [self.take(None)]
             self.next_request += 1
         rows: list[Row] = []
-        for request, certain in self.roots.items():
+        for request, committed in self.roots.items():
             entering = self.grow(request)
             if request not in self.told:
                 batch.opened.append(Opened(request, Sampling()))
                 self.told[request] = 0
-                entering = [certain[0], *entering]
+                entering = [committed[0], *entering]
             for row in entering:
                 row.fed = True
                 parent = NO_SLOT if row.parent is None else row.parent.slot
                 batch.rows.append(request, len(rows), row.slot, parent, row.position, row.token)
                 rows.append(row)
-            slots = [row.slot for row in certain[self.told[request] :]]
+            slots = [row.slot for row in committed[self.told[request] :]]
             if slots and self.rng.random() < 0.7:
-                batch.certain.append(Certain(request, slots))
-                self.told[request] = len(certain)
+                batch.committed.append(CommittedSlots(request, slots))
+                self.told[request] = len(committed)
         batch.alive = list(range(len(rows)))
         return batch, rows
 
@@ -166,8 +166,8 @@ def test_a_dropped_row_is_not_registered() -> None:
         (Rows([0], [5], [2], [2], [2], [0]), {}, "slot 2 is named as a parent but holds no row"),
         (Rows([0], [5], [0], [1], [2], [0]), {}, "slot 0 is named for position 2 below the row that it holds"),
         (Rows([0], [5], [2], [1], [4], [0]), {}, "slot 1 is named as a parent at position 3"),
-        (Rows(), {"certain": [Certain(0, [8])]}, "slot 8 is outside"),
-        (Rows(), {"certain": [Certain(9, [1])]}, "request 9 is not open"),
+        (Rows(), {"committed": [CommittedSlots(0, [8])]}, "slot 8 is outside"),
+        (Rows(), {"committed": [CommittedSlots(9, [1])]}, "request 9 is not open"),
         (Rows(), {"opened": [Opened(0, Sampling())]}, "request 0 is opened twice"),
         (Rows(), {"opened": [Opened(1, Sampling())] * 2}, "request 1 is opened twice"),
     ],
@@ -189,9 +189,9 @@ def test_parents_in_a_circle_are_refused() -> None:
 
 def test_closing_forgets_and_a_number_may_then_be_opened_anew() -> None:
     visibility = Visibility(4)
-    feed(visibility, chain(0, 1, certain=[Certain(0, [0, 1])]))
-    assert visibility.certain_slots(0) == [0, 1]
+    feed(visibility, chain(0, 1, committed=[CommittedSlots(0, [0, 1])]))
+    assert visibility.committed_slots(0) == [0, 1]
     visibility.apply_header(Batch(stream=1, rows=Rows(), closed=[0, 5]))
     assert visibility.open_requests == set()
     feed(visibility, chain(1, 0))
-    assert visibility.certain_slots(0) == []
+    assert visibility.committed_slots(0) == []

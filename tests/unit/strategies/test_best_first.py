@@ -61,7 +61,7 @@ class World:
             self.asked.append(node)
 
     def answer(self) -> None:
-        """Answers come in any order, also for nodes that have died or become certain since."""
+        """Answers come in any order, also for nodes that have died or be committed since."""
         for _ in range(min(len(self.asked), self.rng.randint(1, 3))):
             node = self.asked.pop(self.rng.randrange(len(self.asked)))
             node.candidates = self.draft(self.rng.randint(0, 4))

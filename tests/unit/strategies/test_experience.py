@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messages import Occupied, Pick, Result, Span
+from penstock.messages import Occupied, Result, SampledToken, Span
 from penstock.strategies.experience import LOWEST, SIZES, TRUST, Calibration, Experience, PipelineTimes, Times
 from penstock.tree import Node
 
@@ -237,7 +237,7 @@ class Conveyor:
                     second, start=second.start + self._waited, end=second.end + self._waited
                 )
                 stream = self._stream - in_flight - 1
-                self.experience.arrived(Result(stream=stream, picks=[Pick(1, 1)], spans=[first, waited]))
+                self.experience.arrived(Result(stream=stream, picks=[SampledToken(1, 1)], spans=[first, waited]))
                 self.experience.now = now
         return errors
 

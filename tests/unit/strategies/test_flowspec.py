@@ -75,7 +75,7 @@ class Round:
         self.strategy = FlowSpec(STAGES, **{**settings, **switches, **options})
         self.drafts = drafts
         self.source = Counted(room)
-        self.certain: Path = (7,)
+        self.committed: Path = (7,)
         self.tree = TokenTree(Node(0, 7, 0, 0), self.source)
         self.sent: set[Path] = set()
 
@@ -85,7 +85,7 @@ class Round:
             above.append(node.token)
             assert node.parent is not None
             node = node.parent
-        return (*self.certain, *reversed(above))
+        return (*self.committed, *reversed(above))
 
     def draft(self) -> None:
         while nodes := self.strategy.ask(self.tree):
@@ -120,9 +120,9 @@ class Round:
         """The target has picked this token after the root."""
         assert self.tree.root.entered
         hit, _ = self.tree.commit(token)
-        self.certain = (*self.certain, token)
+        self.committed = (*self.committed, token)
         if hit is None:
-            self.tree.restart(self.source.speculative(token, len(self.certain) - 1))
+            self.tree.restart(self.source.speculative(token, len(self.committed) - 1))
 
 
 class Counted(Numbered):
@@ -162,7 +162,7 @@ def test_ties_go_to_the_node_created_first_so_that_parents_precede_their_childre
     sent = [path for segment in run.enter_round() for path in segment]  # ``enter`` checks that parents come first
     assert sent == best(run.drafts, (7,), DEPTH)
     assert sent[:4] == [(7,), (7, 0), (7, 1), (7, 2)]
-    assert sent[4:7] == [(7, 0, 0), (7, 0, 1), (7, 0, 2)], "certain children tie with nodes of the layer above"
+    assert sent[4:7] == [(7, 0, 0), (7, 0, 1), (7, 0, 2)], "committed children tie with nodes of the layer above"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_the_tree_is_expanded_again_after_every_hit() -> None:
     run.enter_round()
     chosen = set(run.sent)
     for _ in range(4):
-        root = next(path for path in best(run.drafts, run.certain, 1) if path in chosen and path != run.certain)
+        root = next(path for path in best(run.drafts, run.committed, 1) if path in chosen and path != run.committed)
         run.commit(root[-1])
         chosen = {path for path in chosen if within(path, root)}
         new = [path for path in best(run.drafts, root, EXPANSION) if path not in chosen]
@@ -264,7 +264,7 @@ def test_a_new_root_ends_the_expansion_that_was_being_drafted() -> None:
     run.commit(one.token)
     assert run.strategy.ask(run.tree), "layers of the expansion from the first new root"
     run.commit(two.token)
-    root = run.certain
+    root = run.committed
     kept = {path for path in run.sent if within(path, root)}
     assert run.enter() == [path for path in best(run.drafts, root, EXPANSION) if path not in kept]
 
@@ -346,7 +346,7 @@ def test_pruned_pp_drafts_nothing_until_the_round_is_over() -> None:
     assert run.strategy.ask(run.tree) == []
     assert not run.ready
     run.commit(99)
-    assert run.enter()[0] == run.certain
+    assert run.enter()[0] == run.committed
 
 
 def test_without_room_the_root_enters_alone() -> None:

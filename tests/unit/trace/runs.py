@@ -25,7 +25,7 @@ class Run:
         self.history.run()
         while len(loop.inflight):
             loop.step()
-        self.streams = loop.feed.next_stream
+        self.streams = loop.builder.next_stream
         file = io.StringIO()
         writer.write(file)
         self.text = file.getvalue()

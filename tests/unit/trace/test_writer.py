@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.cluster import load_cluster
-from penstock.drafters.base import Spent
+from penstock.drafters.base import DraftTiming
 from penstock.messages import Batch, Occupied, Result, Rows, Span
 from penstock.trace.writer import DRAFTER, ENGINE, FIRST_STAGE, TraceWriter, trace_writer
 from tests.histories import History
@@ -133,7 +133,7 @@ def test_an_observer_that_comes_late_skips_what_it_did_not_see_enter() -> None:
         history.loop.add(request)
     while not len(history.loop.inflight):
         history.loop.step()
-    unseen = history.loop.feed.next_stream
+    unseen = history.loop.builder.next_stream
     writer = TraceWriter(["stage"] * history.stages)
     history.loop.observers.append(writer)
     while history.loop.busy:
@@ -193,7 +193,7 @@ def test_features_without_a_modelled_link_are_instants() -> None:
 
 
 def test_a_round_says_what_it_waited_for_and_when_it_had_a_stages_device() -> None:
-    drafter: Any = SimpleNamespace(spent=Spent(0.25, 1.25, 0.5, 1.0, Occupied(stage=1, start=1.5, end=2.5)))
+    drafter: Any = SimpleNamespace(timing=DraftTiming(0.25, 1.25, 0.5, 1.0, Occupied(stage=1, start=1.5, end=2.5)))
     writer = TraceWriter(["stage 0", "stage 1"], drafter=drafter)
     draft: Any = SimpleNamespace(node=SimpleNamespace(id=5), candidates=[(1, 0.0)])
     writer.drafted([draft], 1.0, 2.5)

@@ -92,12 +92,12 @@ class FakeLLM:
 
     def __init__(self) -> None:
         self.setup = SimpleNamespace(stages=2, cluster=None, speculator=None)
-        self.loop = SimpleNamespace(consult=self.consult, drain=lambda: None, observers=[])
+        self.loop = SimpleNamespace(use_estimates=self.use_estimates, drain=lambda: None, observers=[])
         self.drafter = None
         self.experience = Experience()
         self.runs: list[tuple[str, int, Experience]] = []
 
-    def consult(self, experience: Experience) -> None:
+    def use_estimates(self, experience: Experience) -> None:
         self.experience = experience
 
     def observe(self, observer: object) -> None:

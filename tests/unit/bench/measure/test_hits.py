@@ -6,7 +6,7 @@ import pytest
 
 from penstock.bench.measure.hits import HitCounts, drafted_rows
 from penstock.engine.commit import Advance
-from penstock.messages import Batch, Certain, Rows
+from penstock.messages import Batch, CommittedSlots, Rows
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
@@ -18,12 +18,14 @@ def node(number: int, position: int, parent: Node | None = None) -> Node:
     return Node(number, token=number, position=position, slot=number, parent=parent)
 
 
-def batch(certain: list[Node], drafted: list[Node]) -> Batch:
-    """Slots are the nodes' numbers. A batch announces the certain rows that it carries."""
+def batch(committed: list[Node], drafted: list[Node]) -> Batch:
+    """Slots are the nodes' numbers. A batch announces the committed rows that it carries."""
     rows = Rows()
-    for one in [*certain, *drafted]:
+    for one in [*committed, *drafted]:
         rows.append(0, one.id, one.slot, 0, one.position, one.token)
-    return Batch(stream=0, rows=rows, certain=[Certain(0, [one.slot for one in certain])] if certain else [])
+    return Batch(
+        stream=0, rows=rows, committed=[CommittedSlots(0, [one.slot for one in committed])] if committed else []
+    )
 
 
 def test_rows_that_the_batch_announces_itself_are_not_drafted() -> None:
@@ -31,7 +33,7 @@ def test_rows_that_the_batch_announces_itself_are_not_drafted() -> None:
     assert drafted_rows(batch(prompt, [])) == []
     assert drafted_rows(batch([prompt[1]], [node(3, 2), node(4, 2)])) == [1, 2]
     elsewhere = batch([], [node(3, 2)])
-    elsewhere.certain = [Certain(1, [3])]
+    elsewhere.committed = [CommittedSlots(1, [3])]
     assert drafted_rows(elsewhere) == [0], "another request's slot"
 
 

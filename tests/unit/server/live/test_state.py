@@ -71,7 +71,7 @@ def check_flying(loop: EngineLoop, picture: Picture, preemptions: Preemptions) -
             if owner.finished is not None:
                 assert letter == "d"
             elif owner.number not in preemptions.numbers:
-                root = len(owner.text) - 1 if owner.prefilling else owner.tree.root.position
+                root = len(owner.token_ids) - 1 if owner.prefilling else owner.tree.root.position
                 assert letter == ("d" if not node.alive else "c" if node.position <= root else "s")
 
 
@@ -129,7 +129,7 @@ def check_sketch(sketch: Sketch, request: Request) -> None:
         assert (twig.token, twig.depth) == (node.token, node.position - request.tree.root.position)
         assert twig.parent in drawn, "parents come first"
         drawn.add(twig.node)
-    path = [(node.id, node.token) for node in request.certain[-len(sketch.path) :]]
+    path = [(node.id, node.token) for node in request.committed[-len(sketch.path) :]]
     assert [(step.node, step.token) for step in sketch.path] == path
     assert sketch.path[-1].node == sketch.root
 

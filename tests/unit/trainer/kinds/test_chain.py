@@ -37,7 +37,7 @@ def staged(kind: str, module: Any, states_LF: torch.Tensor, width: int) -> Eagle
     layers = stage.store.layers
     states = torch.cat([states_LF.chunk(len(READS[kind]), dim=-1)[READS[kind].index(one)] for one in layers], dim=-1)
     positions = list(range(len(states_LF)))
-    stage.take(Features(layers=layers, nodes=[i + 1 for i in positions], slots=positions), states)
+    stage.add_features(Features(layers=layers, nodes=[i + 1 for i in positions], slots=positions), states)
     return stage
 
 

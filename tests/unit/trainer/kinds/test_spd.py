@@ -134,7 +134,7 @@ def test_each_query_is_what_the_stage_computes(tmp_path: Path, target: Checkpoin
         stage = SpdStage(module, module.reads, target.hidden_size, LENGTH, "float32", "cpu")
         positions = list(range(LENGTH))
         features = Features(layers=list(module.reads), nodes=[i + 1 for i in positions], slots=positions)
-        stage.take(features, batch.states_BLF[sequence])
+        stage.add_features(features, batch.states_BLF[sequence])
         for position in range(1, LENGTH - 1):
             plain_view = view_of(batch.tokens_BL[sequence].tolist(), range(position + 1))
             seen = seen_at(levels, module.asking, STAGES, module.asking, position + 1)

@@ -5,38 +5,38 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.messages import NO_SLOT, Batch, Certain, Opened, Rows
+from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows
 from penstock.requests.prefix_cache import BLOCK
 from penstock.requests.request import Request
 from penstock.tree import Node
 
 
 @dataclass
-class _Told:
-    """What one pipeline knows of one request: ``certain`` slots announced, ``fed`` nodes whose rows have entered.
+class _StreamState:
+    """What one pipeline knows of one request: ``committed`` slots announced, ``fed`` nodes whose rows have entered.
 
-    All certain nodes before ``prefix`` have entered. ``blocks`` of the request have been looked at.
+    All committed nodes before ``prefix`` have entered. ``blocks`` of the request have been looked at.
     """
 
-    certain: int = 0
+    committed: int = 0
     blocks: int = 0
     prefix: int = 0
     fed: set[int] = field(default_factory=set)
 
 
-class Feed:
+class BatchBuilder:
     """The stream of one pipeline. The target's stages have one and a drafting model has another.
 
-    A batch announces the certain slots of the requests whose rows it carries, always a prefix without holes:
+    A batch announces the committed slots of the requests whose rows it carries, always a prefix without holes:
 
-        certain nodes   p0 p1 p2 p3 | c4 c5 c6        announced so far: up to |
+        committed nodes   p0 p1 p2 p3 | c4 c5 c6        announced so far: up to |
         fed                  all      yes yes no      c6 is the root after a miss: it has yet to enter
         this batch                       rows: c6     announces c4 c5 c6
     """
 
     def __init__(self) -> None:
         self.next_stream = 0
-        self._told: dict[int, _Told] = {}
+        self._told: dict[int, _StreamState] = {}
         self._closed: list[int] = []
         self._holds: dict[int, int] = {}
         """By slot, the node whose row has entered it last: of a block that requests share it need not enter again."""
@@ -51,7 +51,7 @@ class Feed:
         return node.id in self._told_of(request).fed
 
     def prefix(self, request: Request) -> int:
-        """How many of a request's certain nodes, from the first on, have all entered."""
+        """How many of a request's committed nodes, from the first on, have all entered."""
         return self._told_of(request).prefix
 
     def drop(self, nodes: Iterable[Node]) -> None:
@@ -60,11 +60,11 @@ class Feed:
             if self._holds.get(node.slot) == node.id:
                 del self._holds[node.slot]
 
-    def _told_of(self, request: Request) -> _Told:
+    def _told_of(self, request: Request) -> _StreamState:
         """What has been told of a request, and of its blocks by those who share them."""
-        told = self._told.get(request.number) or _Told()
+        told = self._told.get(request.number) or _StreamState()
         if told.blocks < len(request.blocks):
-            shared = request.certain[told.blocks * BLOCK : len(request.blocks) * BLOCK]
+            shared = request.committed[told.blocks * BLOCK : len(request.blocks) * BLOCK]
             told.fed.update(node.id for node in shared if self._holds.get(node.slot) == node.id)
             told.blocks = len(request.blocks)
         return told
@@ -80,7 +80,7 @@ class Feed:
                 path.append(current)
                 current = current.parent
             wanted.update((step.id, step) for step in reversed(path))
-        lacking = {node.id: node for node in request.certain[told.prefix :] if node.id not in told.fed}
+        lacking = {node.id: node for node in request.committed[told.prefix :] if node.id not in told.fed}
         return list({**lacking, **wanted}.values())
 
     def batch(
@@ -118,13 +118,13 @@ class Feed:
             self._holds[node.slot] = node.id
             if node.id in wanted:
                 batch.wanted.append(row)
-            parent = request.certain[node.position - 1] if node.parent is None and node.position else node.parent
+            parent = request.committed[node.position - 1] if node.parent is None and node.position else node.parent
             slot = parent.slot if parent else NO_SLOT
             batch.rows.append(request.number, node.id, node.slot, slot, node.position, node.token)
             row += 1
-        while told.prefix < len(request.certain) and request.certain[told.prefix].id in told.fed:
+        while told.prefix < len(request.committed) and request.committed[told.prefix].id in told.fed:
             told.prefix += 1
-        if told.prefix > told.certain:
-            slots = [node.slot for node in request.certain[told.certain : told.prefix]]
-            batch.certain.append(Certain(request.number, slots))
-            told.certain = told.prefix
+        if told.prefix > told.committed:
+            slots = [node.slot for node in request.committed[told.committed : told.prefix]]
+            batch.committed.append(CommittedSlots(request.number, slots))
+            told.committed = told.prefix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.messages import Batch, Sampling
-from penstock.requests.feed import Feed
+from penstock.requests.batch_builder import BatchBuilder
 from penstock.requests.prefix_cache import BLOCK, PrefixCache
 from penstock.requests.request import Request
 from penstock.stage.visibility import Visibility
@@ -26,7 +26,7 @@ def requests() -> list[Request]:
         own = Node(100 + number, 7 + number, BLOCK, 50 + number)
         tokens = [node.token for node in [*SHARED, own]]
         request = Request(number, tokens, Sampling(), 5, frozenset(), Autoregressive(), Collected())
-        request.certain, request.blocks = [*SHARED, own], [block]
+        request.committed, request.blocks = [*SHARED, own], [block]
         made.append(request)
     return made
 
@@ -34,10 +34,10 @@ def requests() -> list[Request]:
 @pytest.mark.parametrize("together", [True, False])
 def test_a_block_that_two_requests_lack_enters_once(together: bool) -> None:
     """Both are asked about before either has entered."""
-    feed, visibility = Feed(), Visibility(64)
-    asked = [(request, feed.missing(request, request.certain[-1:])) for request in requests()]
+    builder, visibility = BatchBuilder(), Visibility(64)
+    asked = [(request, builder.missing(request, request.committed[-1:])) for request in requests()]
     assert [len(nodes) for _, nodes in asked] == [BLOCK + 1] * 2
-    batches = [feed.batch(asked, {100, 101})] if together else [feed.batch([one], {100, 101}) for one in asked]
+    batches = [builder.batch(asked, {100, 101})] if together else [builder.batch([one], {100, 101}) for one in asked]
     entered = [node for batch in batches for node in batch.rows.nodes]
     assert entered == [*range(1, BLOCK + 1), 100, 101]
     assert [batch.rows.nodes[row] for batch in batches for row in batch.wanted] == [100, 101]
@@ -45,10 +45,10 @@ def test_a_block_that_two_requests_lack_enters_once(together: bool) -> None:
 
 
 def test_a_shared_node_that_is_asked_about_enters_for_everyone_who_asks() -> None:
-    feed, visibility = Feed(), Visibility(64)
+    builder, visibility = BatchBuilder(), Visibility(64)
     (one, other), last = requests(), SHARED[-1]
-    asked = [(request, feed.missing(request, [last])) for request in (one, other)]
-    batches = [feed.batch([entry], {last.id}) for entry in asked]
+    asked = [(request, builder.missing(request, [last])) for request in (one, other)]
+    batches = [builder.batch([entry], {last.id}) for entry in asked]
     assert [batch.rows.nodes[row] for batch in batches for row in batch.wanted] == [last.id] * 2
     assert paths(visibility, batches) == [[node.token for node in SHARED]] * 2
 
