@@ -12,7 +12,7 @@ import msgspec
 from penstock.engine.commit import Advance
 from penstock.messages import Batch, Result, Span
 
-PASSED: Final = 64
+MOST_DONE: Final = 64
 """Batches that are remembered: at 10 frames a second those of the last frame at up to 640 batches a second."""
 CELLS: Final = 64
 """Rows of a batch that are told one by one."""
@@ -21,7 +21,7 @@ SMOOTHING: Final = 0.2
 CERTAIN, SPECULATED, DEAD = "c", "s", "d"
 
 
-class Flying(msgspec.Struct, frozen=True):
+class BatchInFlight(msgspec.Struct, frozen=True):
     """A batch on its way. ``stage`` is where it is by the times of those before it, -1 in front of the first one.
 
     ``cells`` has a letter per row, the first 64 of ``rows``: c certain (the prompt, a root, or accepted since), s
@@ -34,7 +34,7 @@ class Flying(msgspec.Struct, frozen=True):
     cells: str
 
 
-class Worked(msgspec.Struct, frozen=True):
+class StageSpan(msgspec.Struct, frozen=True):
     """When a stage worked on a batch (seconds, the engine's clock) and on how many rows."""
 
     stage: int
@@ -43,18 +43,18 @@ class Worked(msgspec.Struct, frozen=True):
     rows: int
 
 
-class Passed(msgspec.Struct, frozen=True):
+class BatchDone(msgspec.Struct, frozen=True):
     """A batch that has come out: its rows by what had become of them by then, and when each stage had it."""
 
     stream: int
     certain: int
     speculated: int
     dead: int
-    spans: list[Worked]
+    spans: list[StageSpan]
 
 
 @dataclass
-class Entered:
+class TrackedBatch:
     """A batch's nodes and whose they are, in the order of its rows, and a letter for each node."""
 
     at: float
@@ -67,22 +67,22 @@ class Entered:
         return sum(one == letter for one in self.letters.values())
 
 
-class Flow:
+class BatchTracker:
     """Follows batches from submission to result. A batch never overtakes the one before it."""
 
     def __init__(self, stages: int) -> None:
-        self.passed: deque[Passed] = deque(maxlen=PASSED)
+        self.done: deque[BatchDone] = deque(maxlen=MOST_DONE)
         self._delays = [0.0] * stages
-        self._flying: dict[int, Entered] = {}
-        self._out: dict[int, Entered] = {}
+        self._in_flight: dict[int, TrackedBatch] = {}
+        self._out: dict[int, TrackedBatch] = {}
         """Out of the last stage; what their results say of their rows is yet to come."""
-        self._batch_of: dict[int, Entered] = {}
+        self._batch_of: dict[int, TrackedBatch] = {}
         """By node."""
 
     def clear(self) -> None:
         """Forget all batches: nobody has watched them go."""
-        self.passed.clear()
-        for kept in (self._flying, self._out, self._batch_of):
+        self.done.clear()
+        for kept in (self._in_flight, self._out, self._batch_of):
             kept.clear()
 
     def submitted(self, batch: Batch, roots: dict[int, int], at: float) -> None:
@@ -92,11 +92,11 @@ class Flow:
             node: CERTAIN if position <= roots.get(request, -1) else SPECULATED
             for request, node, position in zip(rows.requests, rows.nodes, rows.positions, strict=True)
         }
-        entered = self._flying[batch.stream] = Entered(at, list(rows.nodes), list(rows.requests), letters)
+        entered = self._in_flight[batch.stream] = TrackedBatch(at, list(rows.nodes), list(rows.requests), letters)
         self._batch_of.update((node, entered) for node in rows.nodes)
 
     def arrived(self, result: Result) -> None:
-        if (batch := self._flying.pop(result.stream, None)) is None:
+        if (batch := self._in_flight.pop(result.stream, None)) is None:
             return
         batch.spans = result.spans
         self._out[result.stream] = batch
@@ -104,15 +104,15 @@ class Flow:
             delay = span.start - batch.at
             self._delays[span.stage] += SMOOTHING * (delay - self._delays[span.stage])
 
-    def advanced(self, done: Advance) -> None:
-        for nodes, letter in ((done.committed, CERTAIN), (done.dead, DEAD)):
+    def advanced(self, advance: Advance) -> None:
+        for nodes, letter in ((advance.committed, CERTAIN), (advance.dead, DEAD)):
             for node in nodes:
                 if (batch := self._batch_of.get(node.id)) is not None:
                     batch.letters[node.id] = letter
 
-    def gave_up(self, request: int) -> None:
+    def dropped(self, request: int) -> None:
         """It has ended or was preempted: whatever is in flight of it is dead."""
-        for batch in self._flying.values():
+        for batch in self._in_flight.values():
             for node, owner in zip(batch.nodes, batch.requests, strict=True):
                 if owner == request:
                     batch.letters[node] = DEAD
@@ -123,16 +123,16 @@ class Flow:
         for stream, batch in self._out.items():
             for node in batch.nodes:
                 self._batch_of.pop(node, None)
-            spans = [Worked(span.stage, span.start, span.end, span.rows) for span in batch.spans]
-            self.passed.append(Passed(stream, batch.count(CERTAIN), batch.count(SPECULATED), batch.count(DEAD), spans))
+            spans = [StageSpan(span.stage, span.start, span.end, span.rows) for span in batch.spans]
+            self.done.append(BatchDone(stream, batch.count(CERTAIN), batch.count(SPECULATED), batch.count(DEAD), spans))
         self._out.clear()
         return news
 
-    def flying(self, now: float) -> list[Flying]:
+    def in_flight(self, now: float) -> list[BatchInFlight]:
         """What is where, first in first."""
         found, ahead = [], len(self._delays)
-        for stream, batch in self._flying.items():
+        for stream, batch in self._in_flight.items():
             ahead = max(-1, min(ahead - 1, bisect.bisect_right(self._delays, now - batch.at) - 1))
             cells = "".join(batch.letters[node] for node in batch.nodes[:CELLS])
-            found.append(Flying(stream, ahead, len(batch.nodes), cells))
+            found.append(BatchInFlight(stream, ahead, len(batch.nodes), cells))
         return found

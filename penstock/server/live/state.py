@@ -18,9 +18,9 @@ from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
 from penstock.messages import Batch, Result
 from penstock.requests.request import Request
-from penstock.server.live.batches import Flow, Flying, Passed
+from penstock.server.live.batches import BatchDone, BatchInFlight, BatchTracker
 from penstock.server.live.timelines import Timeline, Timelines
-from penstock.server.live.tree_view import Hits, Sketch, sketch
+from penstock.server.live.tree_view import Hits, TreeView, tree_view
 
 REDRAW: Final = 0.05
 """Seconds between two drawings of a tree: drawing is the only part that costs."""
@@ -35,28 +35,28 @@ class Watcher:
 
 @dataclass(frozen=True)
 class View:
-    """What there is to see now. ``sketches``: the watched requests' trees and that of the one that has run longest."""
+    """What there is to see now. ``trees``: the watched requests' trees and that of the one that has run longest."""
 
     version: int
-    flying: list[Flying]
-    passed: list[Passed]
-    sketches: dict[int, Sketch]
+    in_flight: list[BatchInFlight]
+    done: list[BatchDone]
+    trees: dict[int, TreeView]
     timelines: list[Timeline]
 
 
-class Picture(Observer):
-    """A bounded picture of what the engine does. ``watch`` and ``view`` are for another thread than the engine's."""
+class LiveState(Observer):
+    """What the engine does, in bounded memory. ``watch`` and ``view`` are for another thread than the engine's."""
 
     def __init__(self, stages: int) -> None:
         self._lock = threading.Lock()
         self._timelines = Timelines()
-        self._flow = Flow(stages)
+        self._batches = BatchTracker(stages)
         self._roots: dict[int, int] = {}
         """By request the position of the last token that is certain."""
         self._running: dict[int, Request] = {}
         """Those with a tree, the one that has run longest first."""
         self._hits: defaultdict[int, Hits] = defaultdict(Hits)
-        self._sketches: dict[int, Sketch] = {}
+        self._trees: dict[int, TreeView] = {}
         self._watchers: set[Watcher] = set()
         self._version = 0
         self._at = self._drawn_at = 0.0
@@ -75,9 +75,9 @@ class Picture(Observer):
             with self._lock:
                 self._watchers.discard(watcher)
                 if not self._watchers:
-                    self._flow.clear()
+                    self._batches.clear()
                     self._hits.clear()
-                    self._sketches.clear()
+                    self._trees.clear()
 
     @property
     def watchers(self) -> int:
@@ -88,20 +88,20 @@ class Picture(Observer):
         """Another one whenever something has happened."""
         return self._version
 
-    def own(self, watcher: Watcher, numbers: Iterable[int]) -> None:
+    def give(self, watcher: Watcher, numbers: Iterable[int]) -> None:
         """These requests are the watcher's."""
         with self._lock:
             self._version += not watcher.own.issuperset(numbers)
             watcher.own.update(numbers)
 
     def view(self, now: float) -> View:
-        """A copy of the picture at this moment of the engine's clock."""
+        """A copy at this moment of the engine's clock."""
         with self._lock:
             return View(
                 self._version,
-                self._flow.flying(now),
-                list(self._flow.passed),
-                dict(self._sketches),
+                self._batches.in_flight(now),
+                list(self._batches.done),
+                dict(self._trees),
                 self._timelines.newest(),
             )
 
@@ -111,7 +111,7 @@ class Picture(Observer):
         if not self._watchers:
             return
         with self._lock:
-            news = self._flow.settle()
+            news = self._batches.settle()
             if self._at - self._drawn_at >= REDRAW:
                 self._draw()
                 news = True
@@ -133,19 +133,19 @@ class Picture(Observer):
     def preempted(self, request: Request, at: float) -> None:
         with self._lock:
             self._note(at)
-            self._flow.gave_up(request.number)
+            self._batches.dropped(request.number)
 
     def submitted(self, batch: Batch, at: float) -> None:
         if self._watchers:
             with self._lock:
                 self._note(at)
-                self._flow.submitted(batch, self._roots, at)
+                self._batches.submitted(batch, self._roots, at)
 
     def arrived(self, result: Result, at: float) -> None:
         if self._watchers:
             with self._lock:
                 self._note(at)
-                self._flow.arrived(result)
+                self._batches.arrived(result)
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
         with self._lock:
@@ -159,15 +159,15 @@ class Picture(Observer):
             self._roots[request.number] = request.tree.root.position
             self._running[request.number] = request
             if self._watchers:
-                self._flow.advanced(done)
+                self._batches.advanced(done)
                 self._hits[request.number].advanced(done)
 
     def finished(self, request: Request, reason: FinishReason, at: float) -> None:
         with self._lock:
             self._note(at)
             self._timelines.ended(request.number, reason, at)
-            self._flow.gave_up(request.number)
-            for kept in (self._roots, self._running, self._hits, self._sketches):
+            self._batches.dropped(request.number)
+            for kept in (self._roots, self._running, self._hits, self._trees):
                 kept.pop(request.number, None)
 
     def _note(self, at: float) -> None:
@@ -180,8 +180,8 @@ class Picture(Observer):
         wanted = {number for watcher in self._watchers for number in watcher.own}
         wanted.update(list(self._running)[:1])
         requests = [self._running[number] for number in wanted & self._running.keys()]
-        self._sketches = {
-            request.number: sketch(request, self._hits[request.number])
+        self._trees = {
+            request.number: tree_view(request, self._hits[request.number])
             for request in requests
             if not request.prefilling
         }

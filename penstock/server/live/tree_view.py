@@ -1,4 +1,4 @@
-"""A request's draft tree as the live view draws it: the certain tokens it came from, and its likeliest nodes."""
+"""A request's draft tree as the live view draws it: the committed tokens it grew from, and its likeliest nodes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from penstock.tree import Node, TokenTree
 DRAWN: Final = 60
 """Nodes of a tree that are drawn."""
 PATH: Final = 8
-"""Certain tokens that are shown above the root, itself included."""
+"""Committed tokens that are shown above the root, itself included."""
 DRAFTED, IN_FLIGHT, ANSWERED = "drafted", "in flight", "answered"
 
 
 @dataclass(frozen=True)
-class Certain:
+class CommittedToken:
     """A committed token. ``hit``: it had been drafted."""
 
     node: int
@@ -28,7 +28,7 @@ class Certain:
 
 
 @dataclass(frozen=True)
-class Twig:
+class NodeView:
     """A live node: its parent, how far below the root it is, and how far the target is with it."""
 
     node: int
@@ -39,7 +39,7 @@ class Twig:
 
 
 @dataclass(frozen=True)
-class Sketch:
+class TreeView:
     """A tree at one moment. ``size`` counts all its nodes below the root, drawn or not; the path ends in the root.
 
     ``position`` is the root's in the text.
@@ -49,8 +49,8 @@ class Sketch:
     root: int
     position: int
     size: int
-    path: list[Certain]
-    twigs: list[Twig]
+    path: list[CommittedToken]
+    nodes: list[NodeView]
 
 
 @dataclass
@@ -63,18 +63,18 @@ class Hits:
         self.last.extend(i < done.hits for i in range(len(done.committed)))
 
 
-def sketch(request: Request, hits: Hits) -> Sketch:
+def tree_view(request: Request, hits: Hits) -> TreeView:
     """Draw a request's tree now. Called on the engine's thread, whose tree it is."""
     tree = request.tree
-    twigs = [Twig(n.id, n.parent.id if n.parent else 0, depth(n, tree), n.token, state(n)) for n in likeliest(tree)]
-    return Sketch(request.number, tree.root.id, tree.root.position, tree.size - 1, path(request, hits), twigs)
+    nodes = [NodeView(n.id, n.parent.id if n.parent else 0, depth(n, tree), n.token, state(n)) for n in likeliest(tree)]
+    return TreeView(request.number, tree.root.id, tree.root.position, tree.size - 1, path(request, hits), nodes)
 
 
-def path(request: Request, hits: Hits) -> list[Certain]:
-    """The certain tokens whose commit has been seen, at least the root."""
+def path(request: Request, hits: Hits) -> list[CommittedToken]:
+    """The committed tokens whose commit has been seen, at least the root."""
     known = list(hits.last) or [True]
     nodes = request.committed[-len(known) :]
-    return [Certain(node.id, node.token, hit) for node, hit in zip(nodes, known, strict=True)]
+    return [CommittedToken(node.id, node.token, hit) for node, hit in zip(nodes, known, strict=True)]
 
 
 def likeliest(tree: TokenTree) -> list[Node]:

@@ -1,4 +1,4 @@
-"""The live view's picture beside the engine that it is of, in random histories and in small ones."""
+"""The live view's state beside the engine that it is of, in random histories and in small ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.engine.commit import Advance
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.messages import Sampling
 from penstock.requests.request import Request
-from penstock.server.live.batches import CELLS, PASSED
-from penstock.server.live.state import Picture
+from penstock.server.live.batches import CELLS, MOST_DONE
+from penstock.server.live.state import LiveState
 from penstock.server.live.timelines import RECENT, SHOWN
-from penstock.server.live.tree_view import DRAWN, Sketch
+from penstock.server.live.tree_view import DRAWN, TreeView
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.tree import descendants
 from tests.histories import Collected, History
@@ -31,11 +31,11 @@ class Preemptions(Observer):
         self.numbers.add(request.number)
 
 
-def watched(seed: int) -> tuple[History, Picture, Preemptions]:
+def watched(seed: int) -> tuple[History, LiveState, Preemptions]:
     history = History(random.Random(seed))
-    picture, preemptions = Picture(history.stages), Preemptions()
-    history.loop.observers += [picture, preemptions]
-    return history, picture, preemptions
+    state, preemptions = LiveState(history.stages), Preemptions()
+    history.loop.observers += [state, preemptions]
+    return history, state, preemptions
 
 
 def start(history: History) -> None:
@@ -44,27 +44,27 @@ def start(history: History) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_flies_is_what_the_engine_has_in_flight(seed: int) -> None:
-    history, picture, preemptions = watched(seed)
+def test_what_is_shown_in_flight_is_what_the_engine_has_there(seed: int) -> None:
+    history, state, preemptions = watched(seed)
     start(history)
-    with picture.watch():
+    with state.watch():
         while history.loop.busy:
             history.loop.step()
-            check_flying(history.loop, picture, preemptions)
+            check_in_flight(history.loop, state, preemptions)
         history.loop.drain()
         history.loop.observers[0].waits()
-        view = picture.view(history.clock.now())
-        assert view.flying == []
-        assert view.sketches == {}
+        view = state.view(history.clock.now())
+        assert view.in_flight == []
+        assert view.trees == {}
 
 
-def check_flying(loop: EngineLoop, picture: Picture, preemptions: Preemptions) -> None:
-    flying = picture.view(loop.clock.now()).flying
+def check_in_flight(loop: EngineLoop, state: LiveState, preemptions: Preemptions) -> None:
+    shown = state.view(loop.clock.now()).in_flight
     in_flight = loop.inflight._batches
-    assert [batch.stream for batch in flying] == list(in_flight)
-    stages = [batch.stage for batch in flying if batch.stage >= 0]
+    assert [batch.stream for batch in shown] == list(in_flight)
+    stages = [batch.stage for batch in shown if batch.stage >= 0]
     assert stages == sorted(set(stages), reverse=True), "one batch a stage, in order"
-    for batch, nodes in zip(flying, in_flight.values(), strict=True):
+    for batch, nodes in zip(shown, in_flight.values(), strict=True):
         assert batch.rows == len(nodes)
         for node, letter in zip(nodes[:CELLS], batch.cells, strict=True):
             owner = loop._owner[node.id]
@@ -100,64 +100,64 @@ class Decoding(Observer):
 
 def drawn_and_checked(seed: int) -> int:
     """How many of a history's drawings held more than a root. All are checked, and none may be left out."""
-    history, picture, _ = watched(seed)
+    history, state, _ = watched(seed)
     decoding = Decoding()
     history.loop.observers.append(decoding)
     start(history)
     seen = 0
-    with picture.watch() as watcher:
-        picture.own(watcher, [request.number for request in history.requests])
+    with state.watch() as watcher:
+        state.give(watcher, [request.number for request in history.requests])
         while history.loop.busy:
-            picture._drawn_at = -1.0  # draw in every step
-            picture.waits()
-            sketches = picture.view(history.clock.now()).sketches
-            assert sketches.keys() == {n for n, request in decoding.requests.items() if not request.prefilling}
-            for number, sketch in sketches.items():
-                check_sketch(sketch, history.loop.requests[number])
-                seen += bool(sketch.twigs)
+            state._drawn_at = -1.0  # draw in every step
+            state.waits()
+            trees = state.view(history.clock.now()).trees
+            assert trees.keys() == {n for n, request in decoding.requests.items() if not request.prefilling}
+            for number, tree_view in trees.items():
+                check_tree_view(tree_view, history.loop.requests[number])
+                seen += bool(tree_view.nodes)
             history.loop.step()
     return seen
 
 
-def check_sketch(sketch: Sketch, request: Request) -> None:
+def check_tree_view(tree_view: TreeView, request: Request) -> None:
     live = {node.id: node for node in descendants(request.tree.root)}
-    assert (sketch.root, sketch.size) == (request.tree.root.id, len(live) - 1)
-    assert len(sketch.twigs) == min(len(live) - 1, DRAWN)
-    drawn = {sketch.root}
-    for twig in sketch.twigs:
-        node = live[twig.node]
-        assert (twig.token, twig.depth) == (node.token, node.position - request.tree.root.position)
-        assert twig.parent in drawn, "parents come first"
-        drawn.add(twig.node)
-    path = [(node.id, node.token) for node in request.committed[-len(sketch.path) :]]
-    assert [(step.node, step.token) for step in sketch.path] == path
-    assert sketch.path[-1].node == sketch.root
+    assert (tree_view.root, tree_view.size) == (request.tree.root.id, len(live) - 1)
+    assert len(tree_view.nodes) == min(len(live) - 1, DRAWN)
+    drawn = {tree_view.root}
+    for node_view in tree_view.nodes:
+        node = live[node_view.node]
+        assert (node_view.token, node_view.depth) == (node.token, node.position - request.tree.root.position)
+        assert node_view.parent in drawn, "parents come first"
+        drawn.add(node_view.node)
+    path = [(node.id, node.token) for node in request.committed[-len(tree_view.path) :]]
+    assert [(step.node, step.token) for step in tree_view.path] == path
+    assert tree_view.path[-1].node == tree_view.root
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_batches_that_passed_are_told_with_what_became_of_their_rows(seed: int) -> None:
-    history, picture, _ = watched(seed)
+def test_batches_that_came_out_are_told_with_what_became_of_their_rows(seed: int) -> None:
+    history, state, _ = watched(seed)
     start(history)
     entered: dict[int, int] = {}
     told: dict[int, int] = {}
-    with picture.watch():
+    with state.watch():
         while history.loop.busy:
             history.loop.step()
-            view = picture.view(history.clock.now())
-            entered |= {batch.stream: batch.rows for batch in view.flying}
-            for batch in view.passed:
+            view = state.view(history.clock.now())
+            entered |= {batch.stream: batch.rows for batch in view.in_flight}
+            for batch in view.done:
                 told[batch.stream] = batch.certain + batch.speculated + batch.dead
                 assert [span.stage for span in batch.spans] == list(range(history.stages))
-            assert len(view.passed) <= PASSED
+            assert len(view.done) <= MOST_DONE
     assert told
     assert told.items() <= entered.items()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_request_has_its_timeline(seed: int) -> None:
-    history, picture, _ = watched(seed)
+    history, state, _ = watched(seed)
     history.run()
-    lines = {line.number: line for line in picture.view(0.0).timelines}
+    lines = {line.number: line for line in state.view(0.0).timelines}
     assert lines.keys() == {request.number for request in history.requests}
     for request in history.requests:
         line, output = lines[request.number], request.output
@@ -172,26 +172,26 @@ def test_every_request_has_its_timeline(seed: int) -> None:
 
 
 def test_while_nobody_watches_only_the_timelines_are_kept() -> None:
-    history, picture, _ = watched(3)
+    history, state, _ = watched(3)
     start(history)
     while history.loop.busy:
         history.loop.step()
-        view = picture.view(history.clock.now())
-        assert (view.flying, view.passed, view.sketches) == ([], [], {})
+        view = state.view(history.clock.now())
+        assert (view.in_flight, view.done, view.trees) == ([], [], {})
     assert len(view.timelines) == len(history.requests)
 
 
 def test_a_watcher_may_come_and_go_in_the_middle() -> None:
     """What had entered before it came is not its to see, and nothing of it is left when it has gone."""
-    history, picture, _ = watched(5)
+    history, state, _ = watched(5)
     start(history)
     while history.loop.busy:
-        with picture.watch():
+        with state.watch():
             for _ in range(3):
                 if history.loop.busy:
                     history.loop.step()
-        assert picture.view(history.clock.now()).passed == []
-    assert picture.watchers == 0
+        assert state.view(history.clock.now()).done == []
+    assert state.watchers == 0
 
 
 def request(number: int, priority: int = 0) -> Request:
@@ -199,20 +199,20 @@ def request(number: int, priority: int = 0) -> Request:
 
 
 def test_only_the_newest_requests_are_shown() -> None:
-    picture = Picture(stages=1)
+    state = LiveState(stages=1)
     for number in range(100):
-        picture.queued(request(number), at=number)
+        state.queued(request(number), at=number)
         if number < 90:
-            picture.finished(request(number), FinishReason.ABORT, at=number + 0.5)
-    lines = picture.view(0.0).timelines
+            state.finished(request(number), FinishReason.ABORT, at=number + 0.5)
+    lines = state.view(0.0).timelines
     assert [line.number for line in lines] == list(range(99, 99 - 10 - RECENT, -1))
     assert len(lines) <= SHOWN
 
 
 def test_the_servers_own_question_is_not_shown() -> None:
-    picture = Picture(stages=1)
+    state = LiveState(stages=1)
     probe = request(0, PROBE_PRIORITY)
-    picture.queued(probe, at=0.0)
-    picture.admitted(probe, at=0.0)
-    picture.finished(probe, FinishReason.LENGTH, at=1.0)
-    assert picture.view(1.0).timelines == []
+    state.queued(probe, at=0.0)
+    state.admitted(probe, at=0.0)
+    state.finished(probe, FinishReason.LENGTH, at=1.0)
+    assert state.view(1.0).timelines == []
