@@ -6,14 +6,18 @@ SOURCES := pyproject.toml constraints.txt
 # By a path, not by a finder, which a folder named penstock beside a script of one's own would hide.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-.PHONY: demo test check figures clean
+.PHONY: demo test test-page check figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
 test: $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest -m "not processes" --numprocesses auto --dist worksteal
-	$(BIN)/python -m pytest -m processes
+	$(BIN)/python -m pytest -m "processes and not page"
+	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
+
+test-page: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m page --page
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

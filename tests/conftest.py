@@ -17,8 +17,30 @@ settings.load_profile("penstock")
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What a shell or CI may have set of this changes what is printed, or sends requests to this host through a proxy.
+for foreign in (
+    *("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    *("GITHUB_ACTIONS", "PENSTOCK_API_KEY", "PENSTOCK_DEBUG"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+):
+    os.environ.pop(foreign, None)
+
 # The models are so small that threads would wait for each other, several times as long where cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--page", action="store_true", help="run the tests of the web page too: they need Chromium")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is there by chance decides nothing: whoever wants the page tested says so."""
+    if config.getoption("--page"):
+        return
+    not_asked_for = pytest.mark.skip(reason="the page is tested by `make test-page`; needs `apt-get install chromium`")
+    for item in items:
+        if item.get_closest_marker("page"):
+            item.add_marker(not_asked_for)
 
 
 @pytest.fixture(scope="session")

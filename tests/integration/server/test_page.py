@@ -14,23 +14,15 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import pytest
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
-
-playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested with Playwright: install .[dev]")
-expect = playwright.expect
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in Chromium: install Debian's chromium"),
-]
+"""Where there is no such command, Playwright starts what ``playwright install chromium`` has brought."""
+pytestmark = [pytest.mark.page, pytest.mark.processes, pytest.mark.slow]
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 KEY = "key-of-this-test"
 PROMPT = "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n"
@@ -59,7 +51,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with playwright.sync_playwright() as driver:
+    with sync_playwright() as driver:
         launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield launched
         launched.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 from penstock import LLM, SamplingParams
 from tests.serving import PATIENCE, PENSTOCK, ServedProcess, served
@@ -21,19 +22,21 @@ SEED = 7
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for this machine's own address, and its key."""
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A certificate for this machine's own address, its key, and the certificate of the authority that issued it."""
     folder = tmp_path_factory.mktemp("certificate")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-noenc", "-days", "2", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(cert), "-keyout", str(key)]
-    subprocess.run(command, capture_output=True, timeout=PATIENCE, check=True)
-    return cert, key
+    cert, key, ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(key)
+    issued.cert_chain_pems[0].write_to_path(cert)
+    authority.cert_pem.write_to_path(ca)
+    return cert, key, ca
 
 
 @pytest.fixture(scope="module")
-def server(certificate: tuple[Path, Path]) -> Iterator[ServedProcess]:
-    cert, key = certificate
+def server(certificate: tuple[Path, Path, Path]) -> Iterator[ServedProcess]:
+    cert, key, _ = certificate
     with served(
         *("demo", "--no-web", "--ssl-certfile", str(cert), "--ssl-keyfile", str(key)),
         *("--root-path", "/llm", "--api-key", "secret", "--seed", str(SEED)),
@@ -42,9 +45,9 @@ def server(certificate: tuple[Path, Path]) -> Iterator[ServedProcess]:
 
 
 @pytest.fixture(scope="module")
-def client(server: ServedProcess, certificate: tuple[Path, Path]) -> Iterator[httpx.Client]:
-    """Trusts that certificate and no other."""
-    trusted = ssl.create_default_context(cafile=certificate[0])
+def client(server: ServedProcess, certificate: tuple[Path, Path, Path]) -> Iterator[httpx.Client]:
+    """Trusts that authority and no other."""
+    trusted = ssl.create_default_context(cafile=certificate[2])
     headers = {"Authorization": "Bearer secret"}
     with httpx.Client(base_url=server.url, verify=trusted, headers=headers, timeout=PATIENCE) as client:
         yield client
