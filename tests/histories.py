@@ -218,8 +218,8 @@ class History:
                 PipeDec(rng.randint(1, 9), rng.randint(1, 8), rng.randint(1, most)),
                 StaticTree(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, most)),
                 self._flowspec(most),
-                Continuous(self.loop.experience, rng.randint(1, 12), rng.randint(1, most)),
-                Auto(self.loop.experience, rng.randint(1, 12), rng.randint(1, most)),
+                Continuous(rng.randint(1, 12), rng.randint(1, most)),
+                Auto(rng.randint(1, 12), rng.randint(1, most)),
             ]
         )
 

@@ -33,7 +33,6 @@ from penstock.stage.visibility import Visibility
 from penstock.strategies.auto import Auto
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.experience import Experience
 from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec
 
@@ -44,11 +43,11 @@ WARM_UP = 3 * STAGES
 ACCURACY = [0.97, 0.985, 0.99] + [0.99 + 0.01 * (i + 1) / 13 for i in range(13)]
 FLOWSPEC = {"stages": 19, "tree_size": 20 * WIDTH, "tree_depth": 8, "segment": WIDTH, "expansion_depth": 8}
 
-STRATEGIES: dict[str, Callable[[Experience], Strategy]] = {
-    "continuous": lambda experience: Continuous(experience, WIDTH, CHILDREN),
-    "auto": lambda experience: Auto(experience, WIDTH, CHILDREN),
-    "pipedec": lambda experience: PipeDec(STAGES, WIDTH, CHILDREN),
-    "flowspec": lambda experience: FlowSpec(children=CHILDREN, expand=True, score_order=True, **FLOWSPEC),
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "continuous": lambda: Continuous(WIDTH, CHILDREN),
+    "auto": lambda: Auto(WIDTH, CHILDREN),
+    "pipedec": lambda: PipeDec(STAGES, WIDTH, CHILDREN),
+    "flowspec": lambda: FlowSpec(children=CHILDREN, expand=True, score_order=True, **FLOWSPEC),
 }
 
 
@@ -154,20 +153,20 @@ class Deaf:
 class Run:
     """One strategy's loop over the belt, and one stage's bookkeeping beside it."""
 
-    def __init__(self, make: Callable[[Experience], Strategy], steps: int) -> None:
+    def __init__(self, make: Callable[[], Strategy], steps: int) -> None:
         script = profile_script(ACCURACY, 1, 3 * steps, seed=0, prompt=1)
         pool = SlotPool(script.tokens + 1, 4 * WIDTH * STAGES)
         self.belt, self.clock, self.watch = Belt(script), Moments(), Stopwatch()
         drafter = ScriptedDrafter(script)
         scheduler = Scheduler(pool, WIDTH, 1, script.tokens + 1)
         self.loop = EngineLoop(self.belt, drafter, scheduler, self.clock)
-        self.request = Request(0, [0], Sampling(), script.tokens, frozenset(), make(self.loop.experience), Deaf())
+        self.request = Request(0, [0], Sampling(), script.tokens, frozenset(), make(), Deaf())
         self.loop.add(self.request)
         self.visibility = Visibility(pool.total)
         self.watch.timed("outside", self.belt, "submit", "cancel", "poll")
         self.watch.timed("outside", drafter, "ask", "poll")
         self.watch.timed("ask", self.request.strategy, "ask")
-        self.watch.timed("choose", self.request.strategy, "ready", "enter")
+        self.watch.timed("choose", self.request.strategy, "ready_at", "enter")
         self.watch.timed("batch", self.loop.builder, "batch")
         self.watch.timed("loop", self.loop, "step")
         self.watch.timed("stage", self, "on_stage")
@@ -200,7 +199,7 @@ def measured(steps: int = 500) -> list[dict[str, Any]]:
     return [min(same, key=lambda run: run["ms"]["total"][0]) for same in zip(*runs, strict=True)]
 
 
-def figures_of(name: str, make: Callable[[Experience], Strategy], steps: int) -> dict[str, Any]:
+def figures_of(name: str, make: Callable[[], Strategy], steps: int) -> dict[str, Any]:
     """One run: live nodes, rows and tokens a step, means; milliseconds by part, median and 95th percentile."""
     run = Run(make, WARM_UP + steps)
     for _ in range(WARM_UP):

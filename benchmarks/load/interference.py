@@ -62,7 +62,7 @@ def run(cluster_name: str, strategy: Strategy, stretch: float) -> dict[str, Any]
 
     def begin(number: int) -> None:
         runs[number].queued = loop.clock.now()
-        loop.add(scripted(script, number, make_strategy(config, len(cluster.stages), loop.experience), runs[number]))
+        loop.add(scripted(script, number, make_strategy(config, len(cluster.stages)), runs[number]))
 
     for number in range(DECODING):
         begin(number)

@@ -31,11 +31,11 @@ from penstock.bench.measure.comparison import run_alone, run_one, same_tokens, s
 from penstock.bench.measure.sample import Sample
 from penstock.cluster import load_cluster
 from penstock.cluster.uniform import uniform_cluster
+from penstock.estimates.estimates import Estimates
 from penstock.pipeline.base import Host
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
 from penstock.pipeline.processes import ProcessHost, StagePlan
-from penstock.strategies.experience import Experience
 
 NAME, HOW = "centralised", "Measured, in virtual time and emulated, with the demo pair"
 DRAFTER = {"method": "draft_model", "model": "demo"}
@@ -49,7 +49,7 @@ CASES: Final[Mapping[str, dict[str, Any]]] = {
 """Engine options."""
 ROUNDS = 5
 
-Executors = Mapping[str, tuple[LLM, Mapping[str, Experience]]]
+Executors = Mapping[str, tuple[LLM, Mapping[str, Estimates]]]
 """By design an engine, and what each of its strategies has learned."""
 Samples = dict[str, dict[str, list[Sample]]]
 """By strategy and design, a sample per question."""
@@ -82,7 +82,7 @@ def executors(named: list[Named], case: str) -> Iterator[Executors]:
     options = {**CASES[case], "speculative_config": next(config for name, config in named if name != PLAIN)}
     with LLM(host=hosts[0], **options) as direct, LLM(host=hosts[1], **options) as relayed:
         yield {
-            design: (llm, {name: Experience() for name, _ in named})
+            design: (llm, {name: Estimates() for name, _ in named})
             for design, llm in (("direct", direct), ("relayed", relayed))
         }
 

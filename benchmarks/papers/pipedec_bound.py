@@ -9,17 +9,24 @@ varying confidence. What the engine reaches beside this is `penstock bench` with
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 from penstock.drafters.synthetic import confidence
+from penstock.estimates.estimates import Estimates
+from penstock.estimates.load import Load
+from penstock.strategies.base import NOW
+from penstock.strategies.context import Context
 from penstock.strategies.pipedec import PipeDec
 from penstock.tree import Node, TokenTree
 
 ACCURACY = [0.70, 0.80, 0.85, 0.88] + [0.88 + 0.07 * (i + 1) / 12 for i in range(12)]
 TOKENS = 3000
+ALONE = Context(now=0.0, draft_due=math.inf, load=Load(), estimates=Estimates())
+"""PipeDec asks nothing of the engine's situation."""
 
 
 class Numbered:
@@ -64,8 +71,8 @@ def steps_per_token(depth: int, width: int, varying: bool, seed: int) -> float:
             hit, _ = tree.commit(drafter.truth[tree.root.position])
             if hit is None:
                 tree, right = new_tree(tree.root.position + 1)
-        if strategy.ready(tree):
-            for node in strategy.enter(tree):
+        if strategy.ready_at(tree, ALONE) == NOW:
+            for node in strategy.enter(tree, ALONE):
                 node.entered = True
                 entered[node.id] = now
                 is_right = node is tree.root or (

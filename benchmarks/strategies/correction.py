@@ -122,10 +122,7 @@ def seconds(cluster: Cluster, script: Script, config: SpeculativeConfig | None, 
     if isinstance(loop.drafter, EmulatedDrafter):
         loop.drafter.inner = CorrectingDrafter(script, stages, sharpness)
     last = len(script.picks) - 1
-    runs = [
-        simulate_one(loop, script, number, make_strategy(config, stages, loop.experience))
-        for number in (last, *range(last))
-    ]
+    runs = [simulate_one(loop, script, number, make_strategy(config, stages)) for number in (last, *range(last))]
     return [run.seconds for run in runs[1:]]
 
 

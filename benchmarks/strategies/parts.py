@@ -18,9 +18,9 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.config import SpeculativeConfig
 from penstock.simulator.run import make_loop, simulate, simulate_one
 from penstock.simulator.script import Script, profile_script
-from penstock.strategies.base import Strategy
+from penstock.strategies.base import NOW, Strategy
+from penstock.strategies.context import Context
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.experience import Experience
 from penstock.tree import TokenTree
 
 CLUSTERS: Final = ("pipedec-14x3090", "pipedec-7", "demo", "flowspec-7b", "random-5:2")
@@ -36,20 +36,20 @@ class Unpaced(Continuous):
 
 
 class ImpatientOfResults(Continuous):
-    def _waits_for_result(self, due: float, patience: float) -> bool:
-        return False
+    def _patient_until(self, due: float, now: float, patience: float) -> float:
+        return NOW
 
 
 class ImpatientOfDrafts(Continuous):
-    def _waits_for_draft(self, tree: TokenTree, step: float) -> bool:
+    def _waits_for_draft(self, tree: TokenTree, context: Context, step: float) -> bool:
         return False
 
 
-VARIANTS: Final[Mapping[str, Callable[[Experience], Strategy]]] = {
-    "`continuous`": lambda experience: Continuous(experience, WIDTH, CHILDREN),
-    "without pace": lambda experience: Unpaced(experience, WIDTH, CHILDREN),
-    "without waiting for the root's result": lambda experience: ImpatientOfResults(experience, WIDTH, CHILDREN),
-    "without waiting for the drafter": lambda experience: ImpatientOfDrafts(experience, WIDTH, CHILDREN),
+VARIANTS: Final[Mapping[str, Callable[[], Strategy]]] = {
+    "`continuous`": lambda: Continuous(WIDTH, CHILDREN),
+    "without pace": lambda: Unpaced(WIDTH, CHILDREN),
+    "without waiting for the root's result": lambda: ImpatientOfResults(WIDTH, CHILDREN),
+    "without waiting for the drafter": lambda: ImpatientOfDrafts(WIDTH, CHILDREN),
 }
 PAPERS: Final = {"`pipedec`, width 32": "pipedec", "`static_tree`, 64 nodes": "static_tree"}
 
@@ -64,10 +64,10 @@ def measured(cluster: Cluster) -> dict[str, float]:
     return {name: over(plain, found) for name, found in times.items()}
 
 
-def seconds(cluster: Cluster, script: Script, make: Callable[[Experience], Strategy]) -> list[float]:
+def seconds(cluster: Cluster, script: Script, make: Callable[[], Strategy]) -> list[float]:
     """Of each request, from its first token to its last."""
     loop = make_loop(cluster, script, config_of("continuous"))
-    return [simulate_one(loop, script, number, make(loop.experience)).seconds for number in range(REQUESTS)]
+    return [simulate_one(loop, script, number, make()).seconds for number in range(REQUESTS)]
 
 
 def over(plain: list[float], times: list[float]) -> float:

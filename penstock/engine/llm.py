@@ -250,7 +250,7 @@ class LLM:
         for index in range(params.n):
             completion = Completion(index, params, self._detokenizer(ids, params), started)
             sampling = sampling_of(params, seed, index, ends, len(ids))
-            strategy = make_strategy(speculation, self._setup.stages, self._loop.experience)
+            strategy = make_strategy(speculation, self._setup.stages)
             request = Request(
                 next(self._numbers), ids, sampling, params.max_tokens, ends, strategy, completion, priority, client
             )

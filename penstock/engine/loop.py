@@ -6,6 +6,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from penstock.core import FinishReason, PenstockError, PipelineError
@@ -14,12 +15,14 @@ from penstock.engine.commit import Advance, advance
 from penstock.engine.inflight import InFlight
 from penstock.engine.pace import Pace
 from penstock.engine.scheduler import Scheduler
+from penstock.estimates.estimates import Estimates
+from penstock.estimates.load import Load
 from penstock.messages import Batch, Cancel, Result
 from penstock.pipeline.base import Clock, Pipeline
 from penstock.requests.batch_builder import BatchBuilder
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
-from penstock.strategies.experience import Experience
+from penstock.strategies.context import Context
 from penstock.tree import Node
 
 
@@ -77,7 +80,9 @@ class EngineLoop:
         self.nodes: Nodes = scheduler.nodes
         self.builder = BatchBuilder()
         self.inflight = InFlight()
-        self.experience = Experience()
+        self.estimates = Estimates()
+        self.draft_due = math.inf
+        """When the drafter is expected to answer; infinite while it has not been asked."""
         self.requests: dict[int, Request] = {}
         self.ended: str | None = None
         self._owner: dict[int, Request] = {}
@@ -90,9 +95,13 @@ class EngineLoop:
         """That have yet to be sent."""
         self._deferred: list[Callable[[], object]] = []
         """What neither stages nor drafter wait for: learning from what has come, and its text."""
-        self.pace = Pace(self.experience, pipeline.stages)
+        self.pace = Pace(self.estimates, pipeline.stages)
         self._changed = False
         """Whether any request or tree is other than when rows and asks were last composed: else none are due."""
+        self._now = 0.0
+        """The moment of the present step: as of it, strategies decide and results have come."""
+        self._wake_at = math.inf
+        """When strategies that wait are to be asked again, whatever happens until then."""
         self._free_at_last: tuple[bool, ...] | None = None
         """What was ``_free`` when rows and asks were last composed, and still was afterwards."""
 
@@ -131,14 +140,14 @@ class EngineLoop:
         for observer in self.observers:
             observer.waits()
         self.clock.wait(self._due())
-        self.experience.now = self.clock.now()
+        self._now = self.clock.now()
         try:
             self._take_results()
             self._take_drafts()
             free = self._free
-            if self._changed or free != self._free_at_last or self.clock.now() >= self.experience.look_again:
+            if self._changed or free != self._free_at_last or self.clock.now() >= self._wake_at:
                 self._changed = False
-                self.experience.look_again = math.inf
+                self._wake_at = math.inf
                 self._start_requests()
                 if not self._sends_root_first:
                     self._ask()  # first: what enters may better wait for the answer
@@ -188,18 +197,23 @@ class EngineLoop:
     def _under_way(self) -> bool:
         return len(self.inflight) > 0 or (self.drafter is not None and self.drafter.busy)
 
-    def use_estimates(self, experience: Experience) -> None:
-        """Learn into this from now on, and have the strategies of requests that come ask it.
+    def use_estimates(self, estimates: Estimates) -> None:
+        """Record into these from now on, and let the strategies of requests that come read them.
 
-        Raises PenstockError unless the loop is idle: what is under way was begun with another experience.
+        Raises PenstockError unless the loop is idle: what is under way was begun with others.
         """
         if self.busy or self._under_way:
-            raise PenstockError("an engine changes its experience only while idle: run its requests and drain it first")
-        self.experience = experience
-        self.pace = Pace(experience, self.pipeline.stages)
+            raise PenstockError("an engine changes its estimates only while idle: run its requests and drain it first")
+        self.estimates = estimates
+        self.pace = Pace(estimates, self.pipeline.stages)
+
+    def _context(self) -> Context:
+        """What strategies are told in a new round of questions."""
+        decoding = sum(not request.prefilling for request in self.scheduler.running)
+        return Context(self._now, self.draft_due, Load(requests=decoding), self.estimates)
 
     def _due(self) -> float | None:
-        moments = [self.experience.look_again]
+        moments = [self._wake_at]
         if (due := self.pipeline.due) is not None:
             moments.append(due)
         if self.drafter is not None and (due := self.drafter.due) is not None:
@@ -216,7 +230,7 @@ class EngineLoop:
         for result in self.pipeline.poll():
             self._changed = True
             out = self.inflight.out(result.stream)
-            self._deferred.append(partial(self.experience.arrived, result))
+            self._deferred.append(partial(self.estimates.record_result, result, self._now))
             touched: dict[int, Request] = {}
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
@@ -241,9 +255,9 @@ class EngineLoop:
         self._cancel(request, done.dead)
         for node in [root, *done.committed][:-1]:
             self._asked.pop(node.id, None)
-        self.experience.decided(done.hits, len(done.committed))
+        self.estimates.drafts.record_hits(done.hits, len(done.committed))
         for root in done.verdicts:
-            self.experience.judge(root)
+            self.estimates.drafts.record_pick(root)
         for observer in self.observers:
             observer.advanced(request, done, now)
         if done.finished is not None:
@@ -284,27 +298,29 @@ class EngineLoop:
         if self.drafter is None:
             return
         drafts = self.drafter.poll()
+        context = self._context()
         for draft in drafts:
-            self._take_draft(draft)
+            self._take_draft(draft, context)
         if not self.drafter.busy:
             if self._asked_rows:
                 seconds = self.clock.now() - self._asked_at
-                self._deferred.append(partial(self.experience.drafter.learn, self._asked_rows, seconds))
+                self._deferred.append(partial(self.estimates.drafter.record, self._asked_rows, seconds))
                 if (turn := self.drafter.timing.turn) is not None:
-                    self._deferred.append(partial(self.experience.pipeline.yielded, turn))
-            self.experience.draft_due = math.inf
+                    seconds = turn.end - turn.start
+                    self._deferred.append(partial(self.estimates.pipeline.record_drafter_turn, turn.stage, seconds))
+            self.draft_due = math.inf
             self._asked_rows = 0
         if drafts:
             self._changed = True
             for observer in self.observers:
                 observer.drafted(drafts, self._asked_at, self.clock.now())
 
-    def _take_draft(self, draft: Draft) -> None:
+    def _take_draft(self, draft: Draft, context: Context) -> None:
         """A node's first answer or, where there is one, a correction."""
         node = draft.node
         request, entered = self._asked.get(node.id, (None, False))
         if node.candidates:
-            if draft.candidates and request is not None and request.strategy.corrects:
+            if draft.candidates and request is not None and request.strategy.corrects(context):
                 request.tree.correct(node, draft.candidates)
             return
         if draft.candidates is None and request is not None:
@@ -318,7 +334,8 @@ class EngineLoop:
 
     def _submit(self) -> None:
         while self.pipeline.ready and not self._full:
-            entries = self.scheduler.schedule(self.experience, self._batches, self._held)
+            entries, wake_at = self.scheduler.schedule(self._context(), self._batches, self._held)
+            self._wake_at = min(self._wake_at, wake_at)
             if not entries:
                 break
             wanted: set[int] = set()
@@ -335,7 +352,7 @@ class EngineLoop:
             for request, _ in entries:
                 self.scheduler.cache_blocks(request, self.builder.prefix(request))
             self.inflight.entered(batch.stream, entering)
-            due = self.experience.entered(batch.stream, len(entering))
+            due = self.estimates.round_trips.record_entered(batch.stream, len(entering), self._now)
             for node in entering:
                 node.due, node.stream = due, batch.stream
             self.pipeline.submit(batch)
@@ -347,16 +364,15 @@ class EngineLoop:
         if self.drafter is None or self.drafter.busy:
             return
         asks = []
-        load = self.experience.load
-        load.begin(sum(not request.prefilling for request in self.scheduler.running))
+        context = self._context()
         for request in self.scheduler.running:
             if request.prefilling:
                 continue  # what the target has yet to compute may still turn out to be another's block
-            nodes = [*request.take_postponed(), *request.strategy.ask(request.tree)]
-            load.asked += len(nodes)
+            nodes = [*request.take_postponed(), *request.strategy.ask(request.tree, context)]
+            context = replace(context, load=context.load.with_asked(len(nodes)))
             if nodes:
                 strategy, stream = request.strategy, self.builder.next_stream - 1
-                asks.append(DraftRequest(request, nodes, strategy.candidates, stream, strategy.corrects))
+                asks.append(DraftRequest(request, nodes, strategy.candidates, stream, strategy.corrects(context)))
                 request.metrics.drafted_nodes += len(nodes)
             for node in nodes:
                 node.asked = True
@@ -364,7 +380,7 @@ class EngineLoop:
             self._asked.update((node.id, (ask.request, node.entered)) for ask in asks for node in ask.nodes)
             self._asked_at = self.clock.now()
             self._asked_rows = self.drafter.ask(asks)
-            self.experience.draft_due = self._asked_at + self.experience.drafter.seconds(self._asked_rows)
+            self.draft_due = self._asked_at + self.estimates.drafter.seconds(self._asked_rows)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request: everything of it in flight is cancelled, every slot freed, one final reply given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from penstock.strategies.experience import Experience
+from penstock.estimates.estimates import Estimates
 
 WAKING: Final = 0.1
 """Of a step: a batch no later than this entered as soon as it might, give or take a process's waking up."""
@@ -23,10 +23,10 @@ class Pace:
     slowest stage turns out to be slower than was thought. At first, while nothing is known, one for each stage.
     """
 
-    def __init__(self, experience: Experience, stages: int) -> None:
+    def __init__(self, estimates: Estimates, stages: int) -> None:
         self.until = 0.0
         self._most = self._stages = stages
-        self._experience = experience
+        self._estimates = estimates
 
     def should_wait(self, now: float, in_flight: int) -> bool:
         return now < self.until or in_flight >= self._most
@@ -38,7 +38,7 @@ class Pace:
         Where rows cost next to nothing, fewer and larger batches than a trip has steps are best. While nothing is
         known, one for each stage.
         """
-        if not self._experience.pipeline.step(1):
+        if not self._estimates.pipeline.step_s(1):
             return self._stages
         most = max(1, self._most - SPARE)
         rates = {batches: self._rate(batches, requests) for batches in range(most, max(0, most - 3), -1)}
@@ -48,7 +48,7 @@ class Pace:
     def _rate(self, batches: int, requests: int) -> float:
         """Tokens per second with so many batches in flight."""
         rows = math.ceil(requests / batches)
-        longest = max(batches * self._experience.pipeline.step(rows), self._experience.way(rows))
+        longest = max(batches * self._estimates.pipeline.step_s(rows), self._estimates.round_trips.round_trip_s(rows))
         return requests / longest
 
     def entered(self, now: float, rows: int) -> None:
@@ -57,7 +57,7 @@ class Pace:
         The next follows the moment at which this one could have entered, unless it was held back for longer than a
         process takes to wake: delays of that kind would add up from batch to batch.
         """
-        step = self._experience.pipeline.step(rows)
+        step = self._estimates.pipeline.step_s(rows)
         self.until = (self.until if now - self.until < WAKING * step else now) + step
         if step:
-            self._most = math.ceil(self._experience.way(rows) / step) + SPARE
+            self._most = math.ceil(self._estimates.round_trips.round_trip_s(rows) / step) + SPARE

@@ -5,20 +5,29 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from penstock.core import RequestError
 from penstock.requests.prefix_cache import BLOCK
 from penstock.requests.queue import FairQueue
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
-from penstock.strategies.experience import Experience
+from penstock.strategies.base import NOW
+from penstock.strategies.context import Context
 from penstock.tree import Node
 
 GROWTH: Final = 64
 """Committed slots that a request has reserved at a time, beyond its text."""
 
 Entries = list[tuple[Request, list[Node]]]
+
+
+class Schedule(NamedTuple):
+    """What enters next, request by request, and the moment at which a strategy that waits is to be asked again."""
+
+    entries: Entries
+    wake_at: float
 
 
 class Scheduler:
@@ -107,7 +116,7 @@ class Scheduler:
             request.blocks.append(block)
             request.reserved -= BLOCK
 
-    def schedule(self, experience: Experience, batches: int, held: bool = False) -> Entries:
+    def schedule(self, context: Context, batches: int, held: bool = False) -> Schedule:
         """Rows for the next batch, request by request; the requests that were served go to the back of the queue.
 
         A batch takes ceil(running / batches) requests, so that they spread over so many batches in flight instead of
@@ -115,40 +124,22 @@ class Scheduler:
         first. Drafted rows of further requests ride along where they are worth it. While ``held``, strategies that are
         rate-limited wait, unless their root has yet to enter.
         """
-        experience.load.begin(sum(not request.prefilling for request in self.running))
-        ready = [request for request in self.running if self._is_ready(request, held)]
+        batch = Composition(context, held)
+        ready = [request for request in self.running if batch.is_ready(request)]
         ready.sort(key=lambda request: not request.prefilling and request.tree.root.entered)
         chosen = ready[: -(-len(self.running) // batches)]
-        entries: Entries = []
         for request in chosen:
-            if not request.prefilling and (not entries or self._is_ready(request, held)):
-                self._enter(request, entries, experience)
-        entries += self._schedule_prefill([request for request in chosen if request.prefilling], experience)
-        served = {request.number for request, _ in entries}
-        if entries:
-            for request in [one for one in self.running if one.number not in served]:
-                if (
-                    not request.prefilling
-                    and request.tree.root.entered
-                    and request.strategy.can_piggyback(request.tree)
-                ):
-                    self._enter(request, entries, experience)
-        for request, _ in entries:
-            if request.number in served:
-                self.running.remove(request)
-                self.running.append(request)
-        return entries
-
-    def _enter(self, request: Request, entries: Entries, experience: Experience) -> None:
-        entries.append((request, request.strategy.enter(request.tree)))
-        experience.load.add(request.tree, entries[-1][1])
-
-    def _is_ready(self, request: Request, held: bool) -> bool:
-        if request.prefilling:
-            return True
-        if held and request.strategy.rate_limited and request.tree.root.entered:
-            return False
-        return request.strategy.ready(request.tree)
+            if not request.prefilling and (not batch.entries or batch.is_ready(request)):
+                batch.enter(request)
+        prefilling = [request for request in chosen if request.prefilling]
+        batch.entries += self._schedule_prefill(prefilling, batch.context)
+        served = {request.number: request for request, _ in batch.entries}
+        if served:
+            batch.piggyback([request for request in self.running if request.number not in served])
+        for request in served.values():
+            self.running.remove(request)
+            self.running.append(request)
+        return Schedule(batch.entries, batch.wake_at)
 
     def _reserve(self, request: Request) -> bool:
         """Set aside what a request needs to begin, sharing what others have computed of its text."""
@@ -164,10 +155,10 @@ class Scheduler:
             request.attach_block(block)
         return True
 
-    def _schedule_prefill(self, requests: Iterable[Request], experience: Experience) -> Entries:
+    def _schedule_prefill(self, requests: Iterable[Request], context: Context) -> Entries:
         """Chunks of these requests' texts, as many rows as the batch may have of them."""
         entries: Entries = []
-        left = self._most_rows(experience)
+        left = self._most_rows(context)
         for request in requests:
             if left <= 0:
                 break
@@ -176,12 +167,12 @@ class Scheduler:
             left -= len(entries[-1][1])
         return entries
 
-    def _most_rows(self, experience: Experience) -> int:
+    def _most_rows(self, context: Context) -> int:
         """How many prompt rows may go with those that the batch has: all of ``chunk`` while nobody decodes."""
-        load, times, rows = experience.load, experience.pipeline, self.chunk
+        load, times, rows = context.load, context.estimates.pipeline, self.chunk
         if load.requests:
-            limit = self.prefill_stretch * times.step(max(load.rows, 1))
-            while rows > BLOCK and times.step(load.rows + rows) > limit:
+            limit = self.prefill_stretch * times.step_s(max(load.rows, 1))
+            while rows > BLOCK and times.step_s(load.rows + rows) > limit:
                 rows //= 2
         return rows
 
@@ -198,3 +189,37 @@ class Scheduler:
             request.attach_block(block)
             request.reserved -= BLOCK
             self.pool.unreserve(BLOCK)
+
+
+class Composition:
+    """One batch while it is composed: what is in it, and what strategies are told meanwhile."""
+
+    def __init__(self, context: Context, held: bool) -> None:
+        self.context = context
+        self.held = held
+        self.entries: Entries = []
+        self.wake_at = math.inf
+
+    def is_ready(self, request: Request) -> bool:
+        """Whether a request has rows to enter. Where its strategy waits for a moment, that is noted."""
+        if request.prefilling:
+            return True
+        if self.held and request.strategy.rate_limited and request.tree.root.entered:
+            return False
+        at = request.strategy.ready_at(request.tree, self.context)
+        if at != NOW:
+            self.wake_at = min(self.wake_at, at)
+        return at == NOW
+
+    def enter(self, request: Request) -> None:
+        nodes = request.strategy.enter(request.tree, self.context)
+        self.entries.append((request, nodes))
+        self.context = replace(self.context, load=self.context.load.with_rows(request.tree, nodes))
+
+    def piggyback(self, others: Iterable[Request]) -> None:
+        """Let drafted rows of further requests go along where they are worth it."""
+        for request in others:
+            if request.prefilling or not request.tree.root.entered:
+                continue
+            if request.strategy.can_piggyback(request.tree, self.context):
+                self.enter(request)

@@ -99,7 +99,7 @@ def simulate(
     loop = make_loop(cluster, script, speculation, overhead_per_hop=overhead_per_hop)
     done = []
     for number in numbers:
-        strategy = make_strategy(speculation, len(cluster.stages), loop.experience)
+        strategy = make_strategy(speculation, len(cluster.stages))
         done.append(simulate_one(loop, script, number, strategy))
     return done[1:] if warm_up else done
 
@@ -116,7 +116,7 @@ def simulate_serving(
     while loop.busy or len(runs) < len(script.picks):
         while len(loop.requests) < concurrency and len(runs) < len(script.picks):
             runs.append(Timed(queued=loop.clock.now()))
-            strategy = make_strategy(speculation, len(cluster.stages), loop.experience)
+            strategy = make_strategy(speculation, len(cluster.stages))
             loop.add(scripted(script, len(runs) - 1, strategy, runs[-1]))
         loop.step()
     return runs

@@ -7,24 +7,20 @@ from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.experience import Experience
 from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
 
 
-def make_strategy(config: SpeculativeConfig | None, stages: int, experience: Experience) -> Strategy:
-    """A fresh strategy for one request over so many stages; plain decoding where nothing speculates.
-
-    ``experience`` is the engine's, which adaptive strategies consult.
-    """
+def make_strategy(config: SpeculativeConfig | None, stages: int) -> Strategy:
+    """A fresh strategy for one request over so many stages; plain decoding where nothing speculates."""
     if config is None or config.strategy == "autoregressive":
         return Autoregressive()
     options = {option: getattr(config, option) for option in STRATEGY_OPTIONS[config.strategy]}
     if config.strategy == "auto":
-        return Auto(experience, **options)
+        return Auto(**options)
     if config.strategy == "continuous":
-        return Continuous(experience, **options)
+        return Continuous(**options)
     if config.strategy == "flowspec":
         return FlowSpec(stages, **options)
     if config.strategy == "pipedec":

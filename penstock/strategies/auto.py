@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from penstock.strategies.base import NOW, now_if
+from penstock.strategies.context import Context
 from penstock.strategies.continuous import PATIENCE, Continuous
 from penstock.tree import Node, TokenTree
 
@@ -27,34 +29,33 @@ class Auto(Continuous):
     is, few are: what they do is still seen, but not more than a fraction of the tokens suffer.
     """
 
-    @property
-    def corrects(self) -> bool:
-        return super().corrects and self._experience.turned > MISLED
+    def corrects(self, context: Context) -> bool:
+        return super().corrects(context) and context.estimates.drafts.correction_gain > MISLED
 
-    def ask(self, tree: TokenTree) -> list[Node]:
-        times = self._experience.pipeline
-        if times.shared and times.step(1) >= times.trip(1) > 0:
+    def ask(self, tree: TokenTree, context: Context) -> list[Node]:
+        times = context.estimates.pipeline
+        if times.shared and times.step_s(1) >= times.latency_s(1) > 0:
             return []
-        if not self._could_enter():
+        if not could_enter(context):
             return []
-        return super().ask(tree)
+        return super().ask(tree, context)
 
-    def _could_enter(self) -> bool:
-        """Whether a row that is sure to be on the path would be worth its place in a batch of every request's roots."""
-        times, load = self._experience.pipeline, self._experience.load
-        trip = times.trip(1)
-        if load.requests == 1 or not trip:
-            return True
-        roots = min(load.requests, max(1, round(load.requests * times.step(load.requests) / trip)))
-        step, after = times.step(roots), times.step(roots + 1)
-        return step >= (1 / PATIENCE + roots) * (after - step)
-
-    def ready(self, tree: TokenTree) -> bool:
-        if not super().ready(tree):
-            return False
-        if not tree.root.entered:
-            return True
-        step, trip = self._experience.pipeline.step(1), self._experience.pipeline.trip(1)
-        worth = self._experience.load.requests * (step / trip) ** 2 if trip else 0.0
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
+        at = super().ready_at(tree, context)
+        if at != NOW or not tree.root.entered:
+            return at
+        step, latency = context.estimates.pipeline.step_and_latency_s(1)
+        worth = context.load.requests * (step / latency) ** 2 if latency else 0.0
         best = math.exp(self._order.best_unsent(tree))
-        return best >= worth or self._order.mass_unsent(tree, self.width) >= worth
+        return now_if(best >= worth or self._order.mass_unsent(tree, self.width) >= worth)
+
+
+def could_enter(context: Context) -> bool:
+    """Whether a row that is sure to be on the path would be worth its place in a batch of every request's roots."""
+    times, requests = context.estimates.pipeline, context.load.requests
+    latency = times.latency_s(1)
+    if requests == 1 or not latency:
+        return True
+    roots = min(requests, max(1, round(requests * times.step_s(requests) / latency)))
+    step, after = times.step_s(roots), times.step_s(roots + 1)
+    return step >= (1 / PATIENCE + roots) * (after - step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.strategies.base import now_if
+from penstock.strategies.context import Context
 from penstock.tree import Node, TokenTree
 
 
@@ -10,16 +12,18 @@ class Autoregressive:
 
     rate_limited = False
     sends_root_first = True
-    corrects = False
 
-    def ask(self, tree: TokenTree) -> list[Node]:
-        return []
-
-    def ready(self, tree: TokenTree) -> bool:
-        return not tree.root.entered
-
-    def can_piggyback(self, tree: TokenTree) -> bool:
+    def corrects(self, context: Context) -> bool:
         return False
 
-    def enter(self, tree: TokenTree) -> list[Node]:
+    def ask(self, tree: TokenTree, context: Context) -> list[Node]:
+        return []
+
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
+        return now_if(not tree.root.entered)
+
+    def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
+        return False
+
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         return [tree.root]

@@ -42,8 +42,7 @@ class BestFirst:
     which is when nodes die. A child scores below its parent, so in this order parents come first.
     """
 
-    def __init__(self, chances: Chances) -> None:
-        self._chances = chances
+    def __init__(self) -> None:
         self._root: Node | None = None
         self._made = 0
         self._candidates: list[_Candidate] = []
@@ -53,8 +52,8 @@ class BestFirst:
         self._unanswered: list[Node] = []
         """Nodes of which the drafter could say nothing yet; it may be asked about them again."""
 
-    def look(self, tree: TokenTree) -> None:
-        """Take in what has happened to the tree: a new beginning, and answers of the drafter."""
+    def look(self, tree: TokenTree, chances: Chances) -> None:
+        """Take in what has happened to the tree: a new beginning, and the drafter's answers with their ``chances``."""
         if tree.root is not self._root:
             self._root = tree.root
             if tree.size == 1 and not tree.root.asked:
@@ -74,11 +73,11 @@ class BestFirst:
             if not node.open:
                 continue
             if node.candidates:
-                self._offer(node, 0, iter(self._chances(node)))
+                self._offer(node, 0, iter(chances(node)))
             else:
                 self._unanswered.append(node)
         if tree.corrected:
-            self._correct(tree)
+            self._correct(tree, chances)
 
     def best_unsent(self, tree: TokenTree) -> float:
         """Log chance, below the root, of the best that has yet to enter; minus infinity if there is none."""
@@ -141,35 +140,35 @@ class BestFirst:
         self._unsent = still_open(self._unsent)
         self._unasked = still_open(self._unasked)
 
-    def _correct(self, tree: TokenTree) -> None:
+    def _correct(self, tree: TokenTree, chances: Chances) -> None:
         """Children of corrected nodes get new chances, what lies below new scores, and all queues their order again."""
         corrected = dict.fromkeys(node for node in tree.corrected if node.open)
         tree.corrected = []
         parents = sorted(corrected, key=attrgetter("position"))
         for parent in parents:
-            self._reweigh(parent)
+            self._reweigh(parent, chances)
         moved = tree.rescore(parents)
         self._unsent = in_order(self._unsent, moved)
         self._unasked = in_order(self._unasked, moved)
         gone = moved.union(corrected)
         stay = [entry for entry in self._candidates if entry[2] not in gone]
         self._candidates = stay + [
-            (parent.score + chance, made, parent, chance, rank, chances)
-            for _, made, parent, chance, rank, chances in self._candidates
+            (parent.score + chance, made, parent, chance, rank, later)
+            for _, made, parent, chance, rank, later in self._candidates
             if parent in gone and parent not in corrected
         ]
         self._candidates.sort()
         for parent in parents:
-            self._offer(parent, 0, iter(self._chances(parent)))
+            self._offer(parent, 0, iter(chances(parent)))
 
-    def _reweigh(self, parent: Node) -> None:
+    def _reweigh(self, parent: Node, chances: Chances) -> None:
         """Give the children of a corrected node the chances that they have by its candidates."""
         if not parent.children:
             return
         assert parent.candidates is not None
         named: dict[int, float] = {}
         left = set(parent.children)
-        for (token, _), chance in zip(parent.candidates, self._chances(parent), strict=True):
+        for (token, _), chance in zip(parent.candidates, chances(parent), strict=True):
             named[token] = min(chance, CERTAIN)
             left.discard(token)
             if not left:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from penstock.estimates.estimates import Estimates
+from penstock.strategies.base import NOW, ON_EVENT
 from penstock.strategies.best_first import BestFirst
-from penstock.strategies.experience import Experience
+from penstock.strategies.context import Context
 from penstock.tree import Node, TokenTree
 
 PATIENCE: Final = 0.5
@@ -35,126 +37,125 @@ class Continuous:
     rate_limited = True
     sends_root_first = False
 
-    def __init__(self, experience: Experience, width: int, children: int, in_flight_correction: bool = True) -> None:
+    def __init__(self, width: int, children: int, in_flight_correction: bool = True) -> None:
         self.width = width
         self.candidates = children
         self._corrects = in_flight_correction
-        self._experience = experience
-        self._order = BestFirst(experience.chances)
+        self._order = BestFirst()
         self._willing_since: float | None = None
         self._asked = False
         """Whether the drafter has been asked since the last batch entered."""
 
-    @property
-    def corrects(self) -> bool:
+    def corrects(self, context: Context) -> bool:
         return self._corrects
 
-    def ask(self, tree: TokenTree) -> list[Node]:
-        self._order.look(tree)
+    def ask(self, tree: TokenTree, context: Context) -> list[Node]:
+        self._order.look(tree, context.estimates.drafts.chances)
         nodes: list[Node] = []
-        if self._experience.pipeline.shared and self._asked and self._order.best_unsent(tree) > -math.inf:
+        if context.estimates.pipeline.shared and self._asked and self._order.best_unsent(tree) > -math.inf:
             return nodes  # a further pass would hold up the stage that gives its device
         floor = self._order.waterline(tree, self.width)  # children of what lies below it would not be next to enter
-        while tree.room > self.width and self._is_worth_asking(self._order.best_unasked(tree), floor, len(nodes)):
+        while (
+            tree.room > self.width
+            and len(nodes) < self.width
+            and (score := self._order.best_unasked(tree)) > floor
+            and is_worth_asking(context, score, len(nodes))
+        ):
             nodes.append(self._order.take_unasked(tree))
         self._asked = self._asked or bool(nodes)
         return nodes
 
-    def ready(self, tree: TokenTree) -> bool:
-        self._order.look(tree)
-        return self._order.best_unsent(tree) > -math.inf and not self._waits(tree)
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
+        self._order.look(tree, context.estimates.drafts.chances)
+        if self._order.best_unsent(tree) == -math.inf:
+            return ON_EVENT
+        step = context.estimates.pipeline.step_s(1)
+        if self._waits_for_draft(tree, context, step):
+            return ON_EVENT
+        return self._patient_until(tree.root.due, context.now, FRESH * step) if tree.root.entered else NOW
 
-    def can_piggyback(self, tree: TokenTree) -> bool:
-        self._order.look(tree)
-        return self._is_worth_it(self._order.best_unsent(tree), 0, 0.0)
+    def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
+        self._order.look(tree, context.estimates.drafts.chances)
+        return is_worth_it(context, self._order.best_unsent(tree), 0, 0.0)
 
-    def enter(self, tree: TokenTree) -> list[Node]:
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         self._willing_since = None
         self._asked = False
         rows: list[Node] = []
         mass, score = 0.0, self._order.best_unsent(tree)
-        while not rows or (len(rows) < self.width and self._is_worth_it(score, len(rows), mass)):
+        while not rows or (len(rows) < self.width and is_worth_it(context, score, len(rows), mass)):
             rows.append(self._order.take_unsent(tree))
             mass += math.exp(score)
             score = self._order.best_unsent(tree)
         return rows
 
-    def _is_worth_it(self, score: float, rows: int, mass: float) -> bool:
-        """Whether a further row saves more time than it costs, beside so many others of this request.
-
-        What it adds to the step delays whatever comes later, and all that others expect of this batch. What it adds to
-        the whole way delays this batch: that matters to others as much as they expect, and to this request if the path
-        leads through the batch, which it does with the chance ``mass`` at most. Nothing overtakes it: what other
-        requests get within a step, right behind it, counts as well.
-        """
-        if score == -math.inf:
-            return False
-        times, load = self._experience.pipeline, self._experience.load
-        rows += load.rows
-        step, trip = times.step_and_trip(rows)
-        if not trip:  # nothing is known of what rows cost
-            return False
-        next_step, next_trip = times.step_and_trip(rows + 1)
-        longer, slower = next_step - step, next_trip - trip
-        cost = (1 / PATIENCE + load.worth) * longer
-        delayed = min(1.0, mass + (load.requests - 1) * step / trip)
-        # a longer step delays every batch, a slower trip one result in every trip
-        cost += (delayed / PATIENCE + load.worth) * slower * step / trip
-        return math.exp(score) * step >= cost
-
-    def _is_worth_asking(self, score: float, floor: float, nodes: int) -> bool:
-        """Whether to ask about a further node now, rather than in the drafter's next pass.
-
-        That is if its chance, times the part of a pass that waiting would cost, is worth what it adds to this one.
-        """
-        if score <= floor or nodes >= self.width:
-            return False
-        return score + LOG_PATIENCE >= self._experience.drafter.growth(nodes + self._experience.load.asked)
-
-    def _waits(self, tree: TokenTree) -> bool:
+    def _waits_for_draft(self, tree: TokenTree, context: Context, step: float) -> bool:
         """Whether the batch had better wait for what the drafter says next, or the time after that.
 
         Waiting helps a path that ends with what the answer brings: else that would miss this batch, and with it a step
         of the slowest stage. It delays a path that ends before, or leads through nodes that could enter now, and one
         that goes on, if the drafter is fast enough for the stages to be what it waits for.
         """
-        step = self._experience.pipeline.step(1)
-        if self._waits_for_draft(tree, step):
-            return True
-        return tree.root.entered and self._waits_for_result(tree.root.due, FRESH * step)
-
-    def _waits_for_draft(self, tree: TokenTree, step: float) -> bool:
-        if self._experience.draft_due == math.inf:  # nothing is to come
+        if context.draft_due == math.inf:  # nothing is to come
             return False
-        drafting = self._experience.drafter.seconds(1)
-        wait = max(0.0, self._experience.draft_due - self._experience.now)
+        drafting = context.estimates.drafter.seconds(1)
+        wait = max(0.0, context.draft_due - context.now)
         awaited, unasked = self._order.mass_awaited(tree), self._order.mass_unasked(tree)
-        if self._is_worth_waiting(tree, awaited, wait, step):
+        if self._is_worth_waiting(tree, context.estimates, awaited, wait, step):
             return True
-        return self._is_worth_waiting(tree, awaited + unasked, wait + drafting, step)
+        return self._is_worth_waiting(tree, context.estimates, awaited + unasked, wait + drafting, step)
 
-    def _waits_for_result(self, due: float, patience: float) -> bool:
-        """Whether the root's result is about to come: expected, and not overdue, before patience is at its end.
+    def _patient_until(self, due: float, now: float, patience: float) -> float:
+        """``NOW``, or the end of patience where the root's result is about to come: expected before that, not overdue.
 
         Patience begins when the batch might first have entered. A result that comes later than it was expected, or
         sooner than the one after it, must not hold up every batch in turn until the stages are empty.
         """
         if self._willing_since is None:
-            self._willing_since = self._experience.now
+            self._willing_since = now
         end = self._willing_since + patience
-        if self._experience.now >= end or due >= end:
-            return False
-        self._experience.look_again = min(self._experience.look_again, end)
-        return True
+        return NOW if now >= end or due >= end else end
 
-    def _is_worth_waiting(self, tree: TokenTree, coming: float, wait: float, step: float) -> bool:
+    def _is_worth_waiting(self, tree: TokenTree, estimates: Estimates, coming: float, wait: float, step: float) -> bool:
         """Whether to wait so many seconds for children of nodes that are on the path with this chance."""
-        ends = self._experience.miss_rate
+        ends = estimates.drafts.miss_rate
         coming *= 1 - ends
         gain = coming * ends * (step - wait)
         if gain <= 0 or not tree.root.entered:
             return gain > wait
-        goes_on = coming * (1 - ends) if self._experience.drafter.seconds(1) < step else 0.0
+        goes_on = coming * (1 - ends) if estimates.drafter.seconds(1) < step else 0.0
         if gain <= (math.exp(self._order.best_unsent(tree)) + goes_on) * wait:
             return False
         return gain > (min(1.0, self._order.mass_unsent(tree, self.width)) + goes_on) * wait
+
+
+def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
+    """Whether a further row of this log chance saves more time than it costs, beside so many others of its request.
+
+    What it adds to the step delays whatever comes later, and all that others expect of this batch. What it adds to the
+    pipeline's latency delays this batch: that matters to others as much as they expect, and to this request if the path
+    leads through the batch, which it does with the chance ``mass`` at most. Nothing overtakes it: what other requests
+    get within a step, right behind it, counts as well.
+    """
+    if score == -math.inf:
+        return False
+    times, load = context.estimates.pipeline, context.load
+    rows += load.rows
+    step, latency = times.step_and_latency_s(rows)
+    if not latency:  # nothing is known of what rows cost
+        return False
+    next_step, next_latency = times.step_and_latency_s(rows + 1)
+    longer, slower = next_step - step, next_latency - latency
+    cost = (1 / PATIENCE + load.expected_tokens) * longer
+    delayed = min(1.0, mass + (load.requests - 1) * step / latency)
+    # a longer step delays every batch, a longer latency one result in every trip
+    cost += (delayed / PATIENCE + load.expected_tokens) * slower * step / latency
+    return math.exp(score) * step >= cost
+
+
+def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
+    """Whether to ask about a further node of this log chance now, rather than in the drafter's next pass.
+
+    That is if its chance, times the part of a pass that waiting would cost, is worth what it adds to this one.
+    """
+    return score + LOG_PATIENCE >= context.estimates.drafter.growth(nodes + context.load.asked)

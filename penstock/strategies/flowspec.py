@@ -8,6 +8,8 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from operator import itemgetter
 
+from penstock.strategies.base import now_if
+from penstock.strategies.context import Context
 from penstock.strategies.static_tree import best_children
 from penstock.tree import Node, TokenTree
 
@@ -45,7 +47,6 @@ class FlowSpec:
 
     rate_limited = False
     sends_root_first = False
-    corrects = False
 
     def __init__(
         self,
@@ -78,20 +79,23 @@ class FlowSpec:
         self._left: list[_Entry] = []
         self._noted: set[int] = set()
 
-    def ask(self, tree: TokenTree) -> list[Node]:
+    def corrects(self, context: Context) -> bool:
+        return False
+
+    def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         self._follow(tree)
         if self._growth is None:
             return []
         return [node for node in self._layers[-1] if not node.asked]
 
-    def ready(self, tree: TokenTree) -> bool:
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
         self._follow(tree)
-        return bool(self._segments)
+        return now_if(bool(self._segments))
 
-    def can_piggyback(self, tree: TokenTree) -> bool:
+    def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
         return False
 
-    def enter(self, tree: TokenTree) -> list[Node]:
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         segment = self._segments.popleft()
         self._queued.difference_update(node.id for node in segment)
         return segment

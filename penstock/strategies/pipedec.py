@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from operator import itemgetter
 
+from penstock.strategies.base import NOW, now_if
+from penstock.strategies.context import Context
 from penstock.tree import Node, TokenTree
 
 
@@ -19,27 +21,29 @@ class PipeDec:
 
     rate_limited = False
     sends_root_first = True
-    corrects = False
 
     def __init__(self, depth: int, width: int, children: int) -> None:
         self.depth = depth
         self.width = width
         self.candidates = children
 
-    def ask(self, tree: TokenTree) -> list[Node]:
-        return [node for node in tree.frontier() if not node.asked]
-
-    def ready(self, tree: TokenTree) -> bool:
-        if not tree.root.entered:
-            return True
-        frontier = tree.frontier()
-        shallow = frontier[0].position - tree.root.position + 1 < self.depth
-        return shallow and tree.room > 0 and any(has_candidates(node) for node in frontier)
-
-    def can_piggyback(self, tree: TokenTree) -> bool:
+    def corrects(self, context: Context) -> bool:
         return False
 
-    def enter(self, tree: TokenTree) -> list[Node]:
+    def ask(self, tree: TokenTree, context: Context) -> list[Node]:
+        return [node for node in tree.frontier() if not node.asked]
+
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
+        if not tree.root.entered:
+            return NOW
+        frontier = tree.frontier()
+        shallow = frontier[0].position - tree.root.position + 1 < self.depth
+        return now_if(shallow and tree.room > 0 and any(has_candidates(node) for node in frontier))
+
+    def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
+        return False
+
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         if not tree.root.entered:
             return [tree.root]
         layer = best_candidates(tree.frontier(), min(self.width, tree.room))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.strategies.base import now_if
+from penstock.strategies.context import Context
 from penstock.strategies.pipedec import best_candidates
 from penstock.tree import Node, TokenTree
 
@@ -15,25 +17,27 @@ class StaticTree:
 
     rate_limited = False
     sends_root_first = False
-    corrects = False
 
     def __init__(self, tree_size: int, tree_depth: int, children: int) -> None:
         self.size = tree_size
         self.depth = tree_depth
         self.candidates = children
 
-    def ask(self, tree: TokenTree) -> list[Node]:
+    def corrects(self, context: Context) -> bool:
+        return False
+
+    def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         if tree.root.entered:
             return []
         return [node for node in self._grow(tree) if not node.asked]
 
-    def ready(self, tree: TokenTree) -> bool:
-        return not tree.root.entered and not self._grow(tree)
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
+        return now_if(not tree.root.entered and not self._grow(tree))
 
-    def can_piggyback(self, tree: TokenTree) -> bool:
+    def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
         return False
 
-    def enter(self, tree: TokenTree) -> list[Node]:
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         drafted = list(tree.nodes())[1:]
         rest = best_candidates([tree.root, *drafted], min(self.size, tree.room))
         # Chances are at most 1, so no child scores above its parent, and a stable sort keeps parents first.

@@ -25,6 +25,7 @@ LAYERS = [
     "messages",
     "cluster",
     "text",
+    "estimates",
     "strategies",
     "stage",
     "models",
@@ -57,7 +58,17 @@ HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
 MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler", "trainer")
 HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer", "recording", "dtypes"}
 
-DECISIONS = ("core", "tree", "strategies", "requests", "stage.visibility", "stage.core", "stage.driver", "drafters")
+DECISIONS = (
+    "core",
+    "tree",
+    "estimates",
+    "strategies",
+    "requests",
+    "stage.visibility",
+    "stage.core",
+    "stage.driver",
+    "drafters",
+)
 DECISIONS += tuple(f"engine.{name}" for name in ("inflight", "commit", "scheduler", "loop"))
 OUTSIDE_WORLD = {"time", "datetime", "socket", "zmq", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
 

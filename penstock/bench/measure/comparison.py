@@ -21,9 +21,9 @@ from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
+from penstock.estimates.estimates import Estimates
 from penstock.pipeline.processes import ProcessHost
 from penstock.priority import ENGINE, keeping_time
-from penstock.strategies.experience import Experience
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM, Prompt
@@ -140,9 +140,9 @@ def measure_all(
     setting and strategy, in the order of their coming.
     """
     named = with_plain(strategies)
-    experiences = {name: Experience() for name, _ in named}
+    estimates = {name: Estimates() for name, _ in named}
     for name, config in named:
-        run_alone(llm, replace(questions[0], params=short(questions[0].params)), config, experiences[name])
+        run_alone(llm, replace(questions[0], params=short(questions[0].params)), config, estimates[name])
     samples: dict[str, list[Sample]] = {name: [] for name, _ in named}
     timelines: dict[str, Timeline] = {}
     with watching(llm, observer), on_time(llm):
@@ -150,7 +150,7 @@ def measure_all(
             for name, config in named:
                 if on_progress is not None:
                     on_progress(name, i, len(questions))
-                sample, meter = run_one(llm, question, config, experiences[name])
+                sample, meter = run_one(llm, question, config, estimates[name])
                 samples[name].append(sample)
                 if i == 0:
                     timelines[name] = timeline_of(meter)
@@ -196,21 +196,21 @@ def on_time(llm: LLM) -> AbstractContextManager[bool]:
     return nullcontext(False)
 
 
-def run_alone(llm: LLM, question: Question, config: SpeculativeConfig | None, experience: Experience) -> RequestOutput:
+def run_alone(llm: LLM, question: Question, config: SpeculativeConfig | None, estimates: Estimates) -> RequestOutput:
     """One request, until nothing of it is in flight, with what its strategy has learned so far."""
-    llm.loop.use_estimates(experience)
+    llm.loop.use_estimates(estimates)
     (output,) = llm.run([question.prompt], [question.params], config)
     llm.loop.drain()
     return output
 
 
 def run_one(
-    llm: LLM, question: Question, config: SpeculativeConfig | None, experience: Experience
+    llm: LLM, question: Question, config: SpeculativeConfig | None, estimates: Estimates
 ) -> tuple[Sample, Meter]:
     """One request alone, watched."""
     meter = Meter(llm.setup.stages, llm.drafter, feature_bytes(llm.setup))
     llm.observe(meter)
-    output = run_alone(llm, question, config, experience)
+    output = run_alone(llm, question, config, estimates)
     llm.loop.observers.remove(meter)
     meter.stop()
     emulated = emulated_cluster(llm)

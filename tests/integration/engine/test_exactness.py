@@ -20,7 +20,6 @@ from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.experience import Experience
 from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
@@ -39,7 +38,7 @@ TEMPERATURES = [Sampling(), Sampling(seed=3, temperature=0.6, top_p=0.9, top_k=8
 CODE = 'def read_lines(path):\n    """Return the lines of a file."""\n    with open('
 
 
-def strategies(stages: int, experience: Experience) -> list[Strategy]:
+def strategies(stages: int) -> list[Strategy]:
     flowspec = {"tree_size": 12, "tree_depth": 3, "segment": 4, "children": 4, "expansion_depth": 2}
     return [
         Autoregressive(),
@@ -48,8 +47,8 @@ def strategies(stages: int, experience: Experience) -> list[Strategy]:
         FlowSpec(stages, **flowspec, expand=True, score_order=True),
         FlowSpec(stages, **flowspec, expand=True, score_order=False),
         FlowSpec(stages, **flowspec, expand=False, score_order=True),
-        Continuous(experience, width=12, children=4),
-        Auto(experience, width=12, children=4),
+        Continuous(width=12, children=4),
+        Auto(width=12, children=4),
     ]
 
 
@@ -86,12 +85,12 @@ def test_every_strategy_gives_the_tokens_of_generate(architecture: str, tmp_path
             return known[len(request.prompt), sampled] if sampled else greedy[tuple(request.prompt)]
 
         engine = InProcessEngine(target, stages, SyntheticDrafter([0.6, 0.75, 0.85], VOCAB, 1, answer))
-        for make in range(len(strategies(stages, engine.loop.experience))):
+        for make in range(len(strategies(stages))):
 
             def submit(
                 prompt: list[int], sampling: Sampling, engine: InProcessEngine = engine, at: int = make
             ) -> Request:
-                strategy = strategies(engine.loop.pipeline.stages, engine.loop.experience)[at]
+                strategy = strategies(engine.loop.pipeline.stages)[at]
                 return engine.submit(prompt, sampling, TOKENS, strategy)
 
             requests = [submit(prompt, Sampling()) for prompt in PROMPTS]
@@ -122,9 +121,9 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding_at_every_temperature(
         engine = InProcessEngine(make_checkpoint(tmp_path, architecture), 3, drafter)
 
     def ask(sampling: Sampling, make: int) -> Request:
-        return engine.submit(prompt, sampling, TOKENS, strategies(3, engine.loop.experience)[make])
+        return engine.submit(prompt, sampling, TOKENS, strategies(3)[make])
 
-    for make in range(len(strategies(3, engine.loop.experience))):
+    for make in range(len(strategies(3))):
         together = [ask(sampling, make) for sampling in TEMPERATURES]
         engine.run()
         for request in together:

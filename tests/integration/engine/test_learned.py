@@ -47,11 +47,11 @@ def test_every_strategy_gives_plain_decodings_tokens(target: Path, kind: str, st
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
     engine = InProcessEngine(target, stages, learned=folder)
     expected: dict[tuple[int, int], list[int]] = {}
-    for which in range(len(strategies(stages, engine.loop.experience))):
+    for which in range(len(strategies(stages))):
         asked = {}
         for i, prompt in enumerate(PROMPTS):
             for j, sampling in enumerate(SAMPLINGS):
-                strategy = strategies(stages, engine.loop.experience)[which]
+                strategy = strategies(stages)[which]
                 asked[i, j] = engine.submit(prompt, sampling, TOKENS, strategy)
         engine.run()
         for (i, j), request in asked.items():
@@ -111,7 +111,7 @@ def test_certain_rows_are_what_the_whole_text_gives_at_once(
     checkpoint = open_checkpoint(str(target))
     draft = getattr(speculators, kind)(checkpoint)
     engine = InProcessEngine(target, stages, learned=draft.save(tmp_path / kind))
-    strategy = strategies(stages, engine.loop.experience)[-2]
+    strategy = strategies(stages)[-2]
     request = engine.submit(PROMPTS[1], Sampling(), TOKENS, strategy)
     while len(request.committed) < len(PROMPTS[1]) + TOKENS - 4:
         engine.loop.step()

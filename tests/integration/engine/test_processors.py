@@ -98,8 +98,8 @@ def plain(prompt: list[int], samplings: list[Sampling]) -> dict[Sampling, list[i
 
 def test_every_strategy_gives_the_tokens_of_plain_decoding(prompt: list[int], plain: dict[Sampling, list[int]]) -> None:
     engine = InProcessEngine(DEMO / "target", 3, DEMO / "draft", slots=4096)
-    for make in range(len(strategies(3, engine.loop.experience))):
-        made = {s: strategies(3, engine.loop.experience)[make] for s in plain}
+    for make in range(len(strategies(3))):
+        made = {s: strategies(3)[make] for s in plain}
         requests = {s: engine.submit(prompt, s, TOKENS, strategy) for s, strategy in made.items()}
         engine.run()
         for sampling, request in requests.items():
@@ -124,7 +124,7 @@ def test_every_drafter_gives_the_tokens_of_plain_decoding(
     engine = InProcessEngine(DEMO / "target", 2, others.get(method), slots=4096, learned=learned)
     accepted = 0
     for i, (sampling, expected) in enumerate(plain.items()):  # one after the other: alone, a request is drafted for
-        two = PipeDec(2, 4, 4), Continuous(engine.loop.experience, width=8, children=4)
+        two = PipeDec(2, 4, 4), Continuous(width=8, children=4)
         request = engine.submit(prompt, sampling, TOKENS, two[i // 2 % 2])
         engine.run()
         assert tokens_of(request) == expected, sampling

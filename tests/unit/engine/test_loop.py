@@ -13,6 +13,7 @@ from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
+from penstock.estimates.estimates import Estimates
 from penstock.messages import Batch, SampledToken, Sampling
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
@@ -23,7 +24,6 @@ from penstock.stage.driver import StageDriver
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.experience import Experience
 from penstock.strategies.pipedec import PipeDec
 from penstock.tree import Node
 from tests.hash_model import HashLayers
@@ -50,17 +50,17 @@ def test_a_drafter_that_is_not_busy_is_not_due() -> None:
     loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 2, 2), Collected()))
     while loop.busy:
         loop.step()
-        assert drafter.busy == (loop.experience.draft_due < math.inf)
+        assert drafter.busy == (loop.draft_due < math.inf)
     assert drafter.asked > 1
 
 
-def test_an_experience_is_changed_while_idle_only_and_left_as_it_was() -> None:
+def test_estimates_are_changed_while_idle_only_and_left_as_they_were() -> None:
     clock, pool, drafter = VirtualClock(), SlotPool(40, 20), Rowless()
     second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
     pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
     loop = EngineLoop(pipeline, drafter, Scheduler(pool, 8, 1, 40), clock)
-    first, other = loop.experience, Experience()
+    first, other = loop.estimates, Estimates()
     loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 2, 2), Collected()))
     loop.step()
     with pytest.raises(PenstockError, match="only while idle"):
@@ -68,15 +68,15 @@ def test_an_experience_is_changed_while_idle_only_and_left_as_it_was() -> None:
     while loop.busy:
         loop.step()
     loop.drain()
-    learned = first.miss_rate
+    learned = first.drafts.miss_rate
     assert learned > 0.5
     loop.use_estimates(other)
-    assert other.pipeline.step(1) == loop.pace.until == 0.0, "nothing is known, so nothing is held"
+    assert other.pipeline.step_s(1) == loop.pace.until == 0.0, "nothing is known, so nothing is held"
     loop.add(Request(1, [1, 2, 3], Sampling(), 5, frozenset(), PipeDec(3, 2, 2), Collected()))
     while loop.busy:
         loop.step()
-    assert other.pipeline.step(1) == 1.0
-    assert first.miss_rate == learned
+    assert other.pipeline.step_s(1) == 1.0
+    assert first.drafts.miss_rate == learned
 
 
 class AfterEntering(InstantDrafter):
@@ -127,14 +127,14 @@ class Repeating(InstantDrafter):
         return len(self._answers)
 
 
-def drafted_again(drafter: Repeating, make: Callable[[Experience], Strategy]) -> EngineLoop:
+def drafted_again(drafter: Repeating, make: Callable[[], Strategy]) -> EngineLoop:
     """One request, run to its end."""
     clock, pool = VirtualClock(), SlotPool(60, 40)
     second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
     pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
     loop = EngineLoop(pipeline, drafter, Scheduler(pool, 8, 1, 60), clock)
-    loop.add(Request(0, [1, 2, 3], Sampling(), 20, frozenset(), make(loop.experience), Collected()))
+    loop.add(Request(0, [1, 2, 3], Sampling(), 20, frozenset(), make(), Collected()))
     while loop.busy:
         loop.step()
     return loop
@@ -143,33 +143,33 @@ def drafted_again(drafter: Repeating, make: Callable[[Experience], Strategy]) ->
 @pytest.mark.parametrize(
     ("make", "wanted"),
     [
-        (lambda experience: Continuous(experience, 2, 2), True),
-        (lambda experience: Continuous(experience, 2, 2, in_flight_correction=False), False),
-        (lambda experience: PipeDec(3, 2, 2), False),
+        (lambda: Continuous(2, 2), True),
+        (lambda: Continuous(2, 2, in_flight_correction=False), False),
+        (lambda: PipeDec(3, 2, 2), False),
     ],
 )
 def test_corrections_reach_the_strategies_that_want_them_and_no_other(
-    make: Callable[[Experience], Strategy], wanted: bool
+    make: Callable[[], Strategy], wanted: bool
 ) -> None:
     drafter = Repeating(SECOND)
     loop = drafted_again(drafter, make)
     assert drafter.corrects == {wanted}
     assert any(node.candidates == SECOND and node.earlier[0] == FIRST for node in drafter.answered) is wanted
     assert any(node.earlier for node in drafter.answered) is wanted
-    assert (loop.experience.corrections.decisions > 0) is wanted
-    assert loop.experience.calibration.decisions > 0
+    assert (loop.estimates.drafts.corrections.decisions > 0) is wanted
+    assert loop.estimates.drafts.first_answers.decisions > 0
 
 
 @pytest.mark.parametrize("again", [None, []])
 def test_an_answer_stands_where_the_drafter_comes_back_with_nothing(again: list[tuple[int, float]] | None) -> None:
     drafter = Repeating(again)
-    drafted_again(drafter, lambda experience: Continuous(experience, 2, 2))
+    drafted_again(drafter, lambda: Continuous(2, 2))
     assert len(drafter.answered) > 20
     assert all(node.candidates == FIRST and not node.earlier for node in drafter.answered)
 
 
 def test_the_loop_forgets_whom_it_has_asked_about() -> None:
-    assert not drafted_again(Repeating(SECOND), lambda experience: Continuous(experience, 2, 2))._asked
+    assert not drafted_again(Repeating(SECOND), lambda: Continuous(2, 2))._asked
 
 
 def run(loop: EngineLoop) -> None:

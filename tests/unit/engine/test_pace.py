@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.pace import SPARE, WAKING, Pace
+from penstock.estimates.estimates import Estimates
 from penstock.messages import Span
-from penstock.strategies.experience import Experience
 
 STEP = 0.010
 STAGES = 4
 
 
-def experienced() -> Experience:
-    experience = Experience()
+def experienced() -> Estimates:
+    estimates = Estimates()
     ends = [STEP * i for i in range(STAGES + 1)]
-    experience.pipeline.learn([Span(i, ends[i], ends[i], ends[i + 1], 0.0, 0.0, 1) for i in range(STAGES)])
-    return experience
+    estimates.pipeline.record_spans([Span(i, ends[i], ends[i], ends[i + 1], 0.0, 0.0, 1) for i in range(STAGES)])
+    return estimates
 
 
 def test_a_batch_is_held_for_a_step() -> None:
@@ -51,7 +51,7 @@ def test_no_more_are_in_flight_than_stages_can_work_on_and_one() -> None:
 
 
 def test_while_nothing_is_known_one_for_each_stage_is_in_flight() -> None:
-    pace = Pace(Experience(), STAGES)
+    pace = Pace(Estimates(), STAGES)
     pace.entered(1.0, 1)
     assert not pace.should_wait(1.0, STAGES - 1)
     assert pace.should_wait(1.0, STAGES)
@@ -59,23 +59,25 @@ def test_while_nothing_is_known_one_for_each_stage_is_in_flight() -> None:
 
 @pytest.mark.parametrize(("per_row", "batches"), [(0.0, STAGES), (STEP, STAGES)])
 def test_where_many_run_a_batch_for_each_stage_is_in_flight(per_row: float, batches: int) -> None:
-    experience = Experience()
+    estimates = Estimates()
     for rows in (1, 2, 4, 8):
         seconds = STEP + per_row * rows
         ends = [seconds * i for i in range(STAGES + 1)]
         for _ in range(3):
-            experience.pipeline.learn([Span(i, ends[i], ends[i], ends[i + 1], 0.0, 0.0, rows) for i in range(STAGES)])
-    pace = Pace(experience, STAGES)
+            estimates.pipeline.record_spans(
+                [Span(i, ends[i], ends[i], ends[i + 1], 0.0, 0.0, rows) for i in range(STAGES)]
+            )
+    pace = Pace(estimates, STAGES)
     pace.entered(1.0, 1)
     assert pace.target_in_flight(16) == batches
 
 
 def test_a_trip_that_is_a_little_longer_than_the_stages_is_no_reason_for_smaller_batches() -> None:
     """Where rows cost nothing: five batches of four instead of four of five would bring a fifth less."""
-    experience, link = Experience(), 0.02 * STEP
+    estimates, link = Estimates(), 0.02 * STEP
     starts = [(STEP + link) * i for i in range(STAGES)]
-    experience.pipeline.learn([Span(i, at, at, at + STEP, 0.0, 0.0, 1) for i, at in enumerate(starts)])
-    pace = Pace(experience, STAGES)
+    estimates.pipeline.record_spans([Span(i, at, at, at + STEP, 0.0, 0.0, 1) for i, at in enumerate(starts)])
+    pace = Pace(estimates, STAGES)
     pace.entered(1.0, 1)
     assert pace.should_wait(2.0, STAGES + 1 + SPARE)
     assert not pace.should_wait(2.0, STAGES + SPARE)
@@ -83,4 +85,4 @@ def test_a_trip_that_is_a_little_longer_than_the_stages_is_no_reason_for_smaller
 
 
 def test_while_nothing_is_known_many_requests_have_a_batch_for_each_stage() -> None:
-    assert Pace(Experience(), STAGES).target_in_flight(16) == STAGES
+    assert Pace(Estimates(), STAGES).target_in_flight(16) == STAGES

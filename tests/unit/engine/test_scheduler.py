@@ -1,4 +1,4 @@
-"""Which requests a batch serves: in turn, spread over the stages, and rate-limited ones only when a batch is due."""
+"""Which requests a batch serves: in turn, spread over the stages, rate-limited ones only when a batch is due."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import pytest
 
 from penstock.core import RequestError
 from penstock.engine.scheduler import Scheduler
+from penstock.estimates.estimates import Estimates
 from penstock.messages import Sampling, Span
 from penstock.requests.batch_builder import BatchBuilder
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
-from penstock.strategies.base import Strategy
+from penstock.strategies.base import NOW, Strategy
+from penstock.strategies.context import Context
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.experience import Experience
 from penstock.strategies.pipedec import PipeDec
 from penstock.tree import Node, TokenTree
+from tests.contexts import context
 from tests.histories import Collected
 
 
@@ -25,20 +27,24 @@ class Willing:
 
     candidates = 0
 
+    sends_root_first = False
+
     def __init__(self, rate_limited: bool) -> None:
         self.rate_limited = rate_limited
-        self.sends_root_first = False
 
-    def ask(self, tree: TokenTree) -> list[Node]:
-        return []
-
-    def ready(self, tree: TokenTree) -> bool:
-        return True
-
-    def can_piggyback(self, tree: TokenTree) -> bool:
+    def corrects(self, context: Context) -> bool:
         return False
 
-    def enter(self, tree: TokenTree) -> list[Node]:
+    def ask(self, tree: TokenTree, context: Context) -> list[Node]:
+        return []
+
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
+        return NOW
+
+    def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
+        return False
+
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         return [tree.root]
 
 
@@ -59,7 +65,7 @@ def running(*strategies: Strategy, prompt: int = 1, prefilled: bool = True) -> S
 
 
 def served(scheduler: Scheduler, held: bool = False, batches: int = 1) -> list[int]:
-    return [request.number for request, _ in scheduler.schedule(Experience(), batches, held)]
+    return [request.number for request, _ in scheduler.schedule(context(), batches, held).entries]
 
 
 def test_no_more_run_than_may_also_where_many_come_at_once() -> None:
@@ -73,7 +79,7 @@ def test_no_more_run_than_may_also_where_many_come_at_once() -> None:
     assert [one.number for one in scheduler.running] == [0, 2, 3]
 
 
-def test_while_held_paced_strategies_wait_and_others_do_not() -> None:
+def test_while_held_rate_limited_strategies_wait_and_others_do_not() -> None:
     scheduler = running(Willing(rate_limited=True), Willing(rate_limited=False))
     assert served(scheduler, held=True) == [1]
     assert sorted(served(scheduler)) == [0, 1]
@@ -88,8 +94,8 @@ def test_while_held_a_root_that_has_yet_to_enter_does_not_wait() -> None:
 
 def test_while_held_a_prompt_goes_on() -> None:
     scheduler = running(Willing(rate_limited=True), prompt=6, prefilled=False)
-    assert [len(nodes) for _, nodes in scheduler.schedule(Experience(), 1, held=True)] == [4]
-    assert [len(nodes) for _, nodes in scheduler.schedule(Experience(), 1, held=True)] == [2]
+    assert [len(nodes) for _, nodes in scheduler.schedule(context(), 1, held=True).entries] == [4]
+    assert [len(nodes) for _, nodes in scheduler.schedule(context(), 1, held=True).entries] == [2]
 
 
 def test_requests_take_turns_and_spread_over_the_stages() -> None:
@@ -98,34 +104,34 @@ def test_requests_take_turns_and_spread_over_the_stages() -> None:
     assert served(scheduler, batches=2) == [3, 4, 0]
 
 
-@pytest.mark.parametrize("make", [lambda: PipeDec(4, 2, 2), lambda: Continuous(Experience(), 2, 2)])
+@pytest.mark.parametrize("make", [lambda: PipeDec(4, 2, 2), lambda: Continuous(2, 2)])
 def test_the_last_speculative_slot_goes_to_the_first_in_turn(make: Callable[[], Strategy]) -> None:
     """Both requests could grow a child when the batch is begun, and only one of them when it is composed."""
     scheduler = running(make(), make())
     for request in scheduler.running:
-        request.strategy.ask(request.tree)
+        request.strategy.ask(request.tree, context())
         request.tree.root.candidates = [(7, -0.1)]
     while scheduler.pool.room > 1:
         scheduler.pool.take_speculative()
-    assert [(request.number, len(nodes)) for request, nodes in scheduler.schedule(Experience(), 1)] == [(0, 1)]
+    assert [(request.number, len(nodes)) for request, nodes in scheduler.schedule(context(), 1).entries] == [(0, 1)]
     assert scheduler.pool.room == 0
     assert [request.number for request in scheduler.running] == [1, 0]
-    assert scheduler.schedule(Experience(), 1) == []
+    assert scheduler.schedule(context(), 1).entries == []
 
 
 def test_drafted_rows_ride_along_where_rows_cost_nothing() -> None:
     """Beside another's root, whether their own batch would be held or not; and not where they are not worth it."""
     for second, rows in [(1.0, [(0, 1), (1, 1)]), (9.0, [(0, 1)])]:
-        experience = Experience()
+        estimates = Estimates()
         for size, seconds in ((1, 1.0), (2, second)):
             for _ in range(3):
-                experience.pipeline.learn([Span(0, 0.0, 0.0, seconds, 0.0, 0.0, size)])
-        scheduler = running(Willing(rate_limited=True), Continuous(experience, 1, 2))
+                estimates.pipeline.record_spans([Span(0, 0.0, 0.0, seconds, 0.0, 0.0, size)])
+        scheduler = running(Willing(rate_limited=True), Continuous(1, 2))
         first, drafted = scheduler.running
         first.tree.root.entered = False
-        drafted.strategy.ask(drafted.tree)
+        drafted.strategy.ask(drafted.tree, context(estimates))
         drafted.tree.root.candidates = [(7, -0.1)]
-        entries = scheduler.schedule(experience, 2, held=True)
+        entries = scheduler.schedule(context(estimates, requests=2), 2, held=True).entries
         assert [(request.number, len(nodes)) for request, nodes in entries] == rows
 
 
@@ -149,17 +155,17 @@ def test_certain_tokens_go_before_drafted_ones() -> None:
 
 def test_a_chunk_shrinks_beside_requests_that_decode() -> None:
     """So that the slowest stage takes at most so many times as long as without it."""
-    experience = Experience()
+    estimates = Estimates()
     for rows in (1, 16, 32, 64, 128):
         for _ in range(3):
-            experience.pipeline.learn([Span(0, 0.0, 0.0, 1.0 + rows / 32, 0.0, 0.0, rows)])
+            estimates.pipeline.record_spans([Span(0, 0.0, 0.0, 1.0 + rows / 32, 0.0, 0.0, rows)])
     for stretch, rows in [(1.0, 16), (2.0, 32), (3.0, 64), (9.0, 128)]:
         scheduler = Scheduler(SlotPool(4000, 20), 128, 20, 4000, prefill_stretch=stretch)
         for number, length in enumerate((1, 2000)):
             scheduler.add(request(number, Willing(rate_limited=False), length))
         first, _ = scheduler.admit()
         first.take_prefill_chunk(scheduler.nodes, 1)
-        assert [len(nodes) for _, nodes in scheduler.schedule(experience, 1)] == [1, rows]
+        assert [len(nodes) for _, nodes in scheduler.schedule(context(estimates), 1).entries] == [1, rows]
 
 
 def test_prompts_share_a_chunk() -> None:
@@ -168,7 +174,7 @@ def test_prompts_share_a_chunk() -> None:
         scheduler.add(request(number, Willing(rate_limited=False), 40))
     scheduler.admit()
     scheduler.pool.sharing = False
-    assert [len(nodes) for _, nodes in scheduler.schedule(Experience(), 1)] == [40, 40, 40, 8]
+    assert [len(nodes) for _, nodes in scheduler.schedule(context(), 1).entries] == [40, 40, 40, 8]
 
 
 def test_a_prompt_that_another_computes_is_not_computed_again() -> None:
@@ -180,7 +186,7 @@ def test_a_prompt_that_another_computes_is_not_computed_again() -> None:
     scheduler.add(second)
     scheduler.admit()
     while first.prefilling or second.prefilling:
-        entries = scheduler.schedule(Experience(), 1)
+        entries = scheduler.schedule(context(), 1).entries
         builder.batch(entries, set())
         rows += [node.position for _, nodes in entries for node in nodes]
         for one, _ in entries:

@@ -144,7 +144,7 @@ def drafts_by_path(script: Script, config: SpeculativeConfig) -> dict[tuple[int,
         return answer
 
     inner._draft = remember  # type: ignore[method-assign]
-    strategy = make_strategy(config, 4, loop.experience)
+    strategy = make_strategy(config, 4)
     request = Request(0, [0], Sampling(), len(script.picks[0]), frozenset(), strategy, Timed())
     loop.add(request)
     while loop.busy:
@@ -195,7 +195,7 @@ def test_batches_and_passes_never_have_a_device_at_once(strategy: str, place: st
             used.append((turn.start, turn.end))
 
     loop.observers = [Used()]
-    strategy_of_request = make_strategy(config, len(cluster.stages), loop.experience)
+    strategy_of_request = make_strategy(config, len(cluster.stages))
     request = Request(0, [0] * script.prompts[0], Sampling(), 40, frozenset(), strategy_of_request, Timed())
     loop.add(request)
     while loop.busy:

@@ -20,6 +20,11 @@ CHANCES = [-0.25 * i for i in range(1, 9)]
 COUNT = 5
 
 
+def as_drafted(node: Node) -> list[float]:
+    """The drafter's own chances."""
+    return [chance for _, chance in node.candidates or ()]
+
+
 class World:
     """A tree under a random engine and drafter, and what BestFirst has to say of it by definition."""
 
@@ -27,13 +32,13 @@ class World:
         self.rng = rng
         self.source = Numbered()
         self.tree = TokenTree(Node(0, 0, 0, 0), self.source)
-        self.order = BestFirst(lambda node: [chance for _, chance in node.candidates or ()])
+        self.order = BestFirst()
         self.asked: list[Node] = []
         self.chances: dict[int, float] = {}
         """Of the nodes whose parent has been corrected since they came into being."""
 
     def step(self) -> None:
-        self.order.look(self.tree)
+        self.order.look(self.tree, as_drafted)
         self.check()
         twice = [self.send, self.ask, self.answer, self.correct]
         self.rng.choice([*twice, *twice, self.commit, self.room])()
@@ -67,7 +72,7 @@ class World:
             node.candidates = self.draft(self.rng.randint(0, 4))
             if node.candidates and node.open and self.rng.random() < 0.2:
                 self.tree.correct(node, self.draft(self.rng.randint(1, 4)))
-        self.order.look(self.tree)
+        self.order.look(self.tree, as_drafted)
 
     def correct(self) -> None:
         """Several nodes at once, in any order, some of them twice and some below others."""
@@ -81,7 +86,7 @@ class World:
                 self.chances[child.id] = said.get(token, rest_of(list(said.values()), len(dropped)))
         if self.rng.random() < 0.3:
             self.commit()
-        self.order.look(self.tree)
+        self.order.look(self.tree, as_drafted)
 
     def draft(self, count: int) -> list[tuple[int, float]]:
         chances = sorted((self.rng.choice(CHANCES) for _ in range(count)), reverse=True)
@@ -95,7 +100,7 @@ class World:
         hit, _ = self.tree.commit(token)
         if hit is None:
             self.tree.restart(Node(self.source.made + 1000, token, self.tree.root.position + 1, 0))
-        self.order.look(self.tree)
+        self.order.look(self.tree, as_drafted)
 
     def room(self) -> None:
         self.source.room = self.rng.choice([0, 0, 1000])
@@ -177,10 +182,10 @@ def test_the_best_comes_next_in_long_runs(seed: int) -> None:
 
 def test_a_certain_child_comes_after_its_parent() -> None:
     world = World(random.Random(0))
-    world.order.look(world.tree)
+    world.order.look(world.tree, as_drafted)
     node = world.order.take_unasked(world.tree)
     node.asked, node.candidates = True, [(1, 0.0)]
-    world.order.look(world.tree)
+    world.order.look(world.tree, as_drafted)
     rows = [world.order.take_unsent(world.tree) for _ in range(2)]
     assert [row.token for row in rows] == [0, 1]
     assert rows[1].score == CERTAIN
@@ -191,20 +196,20 @@ def test_a_hit_on_a_leaf_that_has_not_entered_keeps_what_the_drafter_says_of_it(
     for answered in (False, True):
         world = World(random.Random(0))
         tree, order = world.tree, world.order
-        order.look(tree)
+        order.look(tree, as_drafted)
         order.take_unasked(tree).asked = True
         order.take_unsent(tree).entered = True
         tree.root.candidates = [(1, -0.25)]
-        order.look(tree)
+        order.look(tree, as_drafted)
         leaf = order.take_unasked(tree)
         leaf.asked = True
         if answered:
             leaf.candidates = [(2, -0.25)]
-            order.look(tree)
+            order.look(tree, as_drafted)
         tree.commit(1)
-        order.look(tree)
+        order.look(tree, as_drafted)
         leaf.candidates = [(2, -0.25)]
-        order.look(tree)
+        order.look(tree, as_drafted)
         assert order.take_unsent(tree) is leaf
         leaf.entered = True
         assert order.take_unsent(tree).token == 2
@@ -214,7 +219,7 @@ def test_a_root_that_entered_before_the_first_look_is_still_asked_about() -> Non
     """With the prompt, while the drafter was busy for another request."""
     world = World(random.Random(0))
     world.tree.root.entered = True
-    world.order.look(world.tree)
+    world.order.look(world.tree, as_drafted)
     assert world.order.best_unsent(world.tree) == -math.inf
     assert world.order.take_unasked(world.tree) is world.tree.root
 
@@ -223,10 +228,10 @@ def grown(chances: list[float]) -> World:
     """The root's candidates have these chances, are nodes, and the best of them is drafted from in the same way."""
     world = World(random.Random(0))
     for _ in range(2):
-        world.order.look(world.tree)
+        world.order.look(world.tree, as_drafted)
         node = world.order.take_unasked(world.tree)
         node.asked, node.candidates = True, [(token, math.log(chance)) for token, chance in enumerate(chances)]
-    world.order.look(world.tree)
+    world.order.look(world.tree, as_drafted)
     for _ in range(2 * len(chances) + 1):
         world.order.take_unsent(world.tree).entered = True
     return world
@@ -235,7 +240,7 @@ def grown(chances: list[float]) -> World:
 def test_a_corrected_child_enters_next() -> None:
     world = grown([0.6, 0.3])
     world.tree.correct(world.tree.root, [(7, math.log(0.9)), (0, math.log(0.06))])
-    world.order.look(world.tree)
+    world.order.look(world.tree, as_drafted)
     child = world.order.take_unsent(world.tree)
     assert child.token == 7
     assert math.exp(child.score) == pytest.approx(0.9)
@@ -245,7 +250,7 @@ def test_what_lies_below_a_child_moves_with_it() -> None:
     world = grown([0.6, 0.3])
     child, dropped = world.tree.root.children[0], world.tree.root.children[1]
     world.tree.correct(world.tree.root, [(7, math.log(0.9)), (0, math.log(0.06))])
-    world.order.look(world.tree)
+    world.order.look(world.tree, as_drafted)
     assert math.exp(child.score) == pytest.approx(0.06)
     assert math.exp(child.children[1].score) == pytest.approx(0.06 * 0.3)
     assert math.exp(dropped.score) == pytest.approx(0.04), "what the candidates leave"
@@ -254,11 +259,11 @@ def test_what_lies_below_a_child_moves_with_it() -> None:
 def test_children_that_a_correction_drops_share_what_it_leaves_and_never_come_before_those_that_it_names() -> None:
     world = grown([0.4, 0.3, 0.2])
     world.tree.correct(world.tree.root, [(7, math.log(0.8)), (8, math.log(0.05))])
-    world.order.look(world.tree)
+    world.order.look(world.tree, as_drafted)
     assert [math.exp(child.chance) for child in world.tree.root.children.values()] == pytest.approx([0.05] * 3)
     world.tree.correct(world.tree.root, [(7, math.log(0.8)), (8, math.log(0.17))])
-    world.order.look(world.tree)
+    world.order.look(world.tree, as_drafted)
     assert [math.exp(child.chance) for child in world.tree.root.children.values()] == pytest.approx([0.01] * 3)
     world.tree.correct(world.tree.root, [(7, 0.0)])
-    world.order.look(world.tree)
+    world.order.look(world.tree, as_drafted)
     assert [child.chance for child in world.tree.root.children.values()] == [FLOOR] * 3

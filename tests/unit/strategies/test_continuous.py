@@ -10,25 +10,73 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.messages import Occupied, Span
+from penstock.estimates.batch_times import SIZES
+from penstock.estimates.estimates import Estimates
+from penstock.messages import Span
 from penstock.strategies.auto import Auto
+from penstock.strategies.base import NOW, ON_EVENT
+from penstock.strategies.context import Context
 from penstock.strategies.continuous import FRESH, Continuous
-from penstock.strategies.experience import SIZES, Experience
 from penstock.tree import Node, TokenTree
+from tests.contexts import context
 from tests.unit.test_tree import make_tree
 
 STEP = 0.010
 STAGES = 8
 
 
-def experienced(seconds: Callable[[int], float], stages: int = STAGES, link: float = 0.0) -> Experience:
-    """Has seen stages that take so many seconds for so many rows, and ``link`` seconds a row between two of them."""
-    experience = Experience()
+def experienced(seconds: Callable[[int], float], stages: int = STAGES, link: float = 0.0) -> Estimates:
+    """Of stages that take so many seconds for so many rows, and ``link`` seconds a row between two of them."""
+    estimates = Estimates()
     for rows in SIZES:
         starts = [(seconds(rows) + link * rows) * i for i in range(stages)]
         spans = [Span(i, starts[i], starts[i], starts[i] + seconds(rows), 0.0, 0.0, rows) for i in range(stages)]
-        experience.pipeline.learn(spans)
-    return experience
+        estimates.pipeline.record_spans(spans)
+    return estimates
+
+
+class Asker:
+    """Asks a strategy as the loop does: at ``now``, with what has been learned and is due by then."""
+
+    def __init__(self, strategy: Continuous, estimates: Estimates) -> None:
+        self.strategy = strategy
+        self.estimates = estimates
+        self.now = 0.0
+        self.draft_due = math.inf
+        self.requests = 1
+
+    @property
+    def context(self) -> Context:
+        return context(self.estimates, self.now, self.draft_due, self.requests)
+
+    def ask(self, tree: TokenTree) -> list[Node]:
+        return self.strategy.ask(tree, self.context)
+
+    def ready_at(self, tree: TokenTree) -> float:
+        return self.strategy.ready_at(tree, self.context)
+
+    def is_ready(self, tree: TokenTree) -> bool:
+        return self.ready_at(tree) == NOW
+
+    def enter(self, tree: TokenTree, due: float = math.inf) -> list[Node]:
+        assert self.is_ready(tree)
+        rows = self.strategy.enter(tree, self.context)
+        for node in rows:
+            node.entered, node.due = True, due
+        return rows
+
+    def enter_root(self, tree: TokenTree) -> None:
+        width, self.strategy.width = self.strategy.width, 1
+        assert self.enter(tree) == [tree.root]
+        self.strategy.width = width
+
+
+def continuous(estimates: Estimates, width: int, children: int) -> Asker:
+    return Asker(Continuous(width, children), estimates)
+
+
+def auto(estimates: Estimates, width: int, children: int) -> Asker:
+    return Asker(Auto(width, children), estimates)
 
 
 def flat(rows: int) -> float:
@@ -48,56 +96,42 @@ def answer(nodes: Sequence[Node], chances: Sequence[float]) -> None:
         node.asked, node.candidates = True, [(token, math.log(chance)) for token, chance in enumerate(chances)]
 
 
-def enter(strategy: Continuous, tree: TokenTree, due: float = math.inf) -> list[Node]:
-    assert strategy.ready(tree)
-    rows = strategy.enter(tree)
-    for node in rows:
-        node.entered, node.due = True, due
-    return rows
-
-
-def drafted(strategy: Continuous, chances: Sequence[float], passes: int = 1) -> TokenTree:
+def drafted(asker: Asker, chances: Sequence[float], passes: int = 1) -> TokenTree:
     """A tree whose root has entered and been drafted from; then the best of what came of it, pass by pass."""
     tree = make_tree()
-    answer(strategy.ask(tree), chances)
-    enter_root(strategy, tree)
+    answer(asker.ask(tree), chances)
+    asker.enter_root(tree)
     for _ in range(passes - 1):
-        answer(strategy.ask(tree), chances)
+        answer(asker.ask(tree), chances)
     return tree
 
 
-def enter_root(strategy: Continuous, tree: TokenTree) -> None:
-    width, strategy.width = strategy.width, 1
-    assert enter(strategy, tree) == [tree.root]
-    strategy.width = width
-
-
 def test_the_best_rows_of_the_whole_tree_enter_first() -> None:
-    strategy = Continuous(experienced(flat), width=4, children=3)
-    tree = drafted(strategy, [0.6, 0.3, 0.05], passes=2)
-    first, second = enter(strategy, tree), enter(strategy, tree)
+    asker = continuous(experienced(flat), width=4, children=3)
+    tree = drafted(asker, [0.6, 0.3, 0.05], passes=2)
+    first, second = asker.enter(tree), asker.enter(tree)
     assert [round(math.exp(node.score), 4) for node in first] == [0.6, 0.36, 0.3, 0.18]
     assert max(node.score for node in second) <= min(node.score for node in first)
 
 
 def test_a_batch_has_at_most_width_rows_where_rows_cost_nothing() -> None:
-    strategy = Continuous(experienced(flat), width=12, children=20)
-    assert len(enter(strategy, drafted(strategy, [0.04] * 20))) == 12
+    asker = continuous(experienced(flat), width=12, children=20)
+    assert len(asker.enter(drafted(asker, [0.04] * 20))) == 12
 
 
 def test_rows_enter_up_to_the_knee_where_further_ones_are_not_worth_their_time() -> None:
-    strategy = Continuous(experienced(roofline), width=64, children=40)
-    assert len(enter(strategy, drafted(strategy, [0.02] * 40))) == 16
+    asker = continuous(experienced(roofline), width=64, children=40)
+    assert len(asker.enter(drafted(asker, [0.02] * 40))) == 16
 
 
 def test_rows_that_are_likely_enter_beyond_the_knee() -> None:
-    strategy = Continuous(experienced(roofline), width=64, children=1)
-    assert len(enter(strategy, drafted(strategy, [0.99], passes=31))) > 16
+    asker = continuous(experienced(roofline), width=64, children=1)
+    assert len(asker.enter(drafted(asker, [0.99], passes=31))) > 16
 
 
 def test_where_every_row_costs_as_much_as_the_first_only_one_enters() -> None:
-    strategy = Continuous(experienced(linear), width=64, children=4)
-    assert len(enter(strategy, drafted(strategy, [0.4, 0.3, 0.1, 0.1]))) == 1
+    asker = continuous(experienced(linear), width=64, children=4)
+    assert len(asker.enter(drafted(asker, [0.4, 0.3, 0.1, 0.1]))) == 1
 
 
 @pytest.mark.parametrize(("head", "requests", "count"), [(0.9, 1, 1), (0.02, 1, 21), (0.02, 16, 1)])
@@ -105,151 +139,148 @@ def test_a_longer_way_costs_what_is_expected_of_the_batch_and_of_others_behind_i
     head: float, requests: int, count: int
 ) -> None:
     """Rows that make the way longer but no step may join a batch that hardly matters, unless it is in others' way."""
-    experience = experienced(flat, link=STEP / 50)
-    strategy = Continuous(experience, width=40, children=21)
-    tree = drafted(strategy, [head, *[0.02] * 20])
-    experience.load.begin(requests)
-    assert len(enter(strategy, tree)) == count
+    estimates = experienced(flat, link=STEP / 50)
+    asker = continuous(estimates, width=40, children=21)
+    tree = drafted(asker, [head, *[0.02] * 20])
+    asker.requests = requests
+    assert len(asker.enter(tree)) == count
 
 
 def test_a_batch_waits_for_a_roots_result_that_is_due() -> None:
-    experience = experienced(flat)
-    strategy = Continuous(experience, width=4, children=3)
-    tree = drafted(strategy, [0.6, 0.3, 0.05])
+    asker = continuous(experienced(flat), width=4, children=3)
+    tree = drafted(asker, [0.6, 0.3, 0.05])
     for early, waits in ((2 * FRESH, False), (FRESH / 2, True), (-3.0, True)):
-        tree.root.due = experience.now + early * STEP
-        assert strategy.ready(tree) is not waits
+        tree.root.due = asker.now + early * STEP
+        assert asker.is_ready(tree) is not waits
 
 
 def test_it_does_not_wait_for_a_result_longer_than_that() -> None:
     """Nor for the one after it: else results that come late in turn would hold up every batch until none is left."""
-    experience = experienced(flat)
-    strategy = Continuous(experience, width=2, children=3)
-    tree = drafted(strategy, [0.6, 0.3, 0.05])
-    began = experience.now
+    asker = continuous(experienced(flat), width=2, children=3)
+    tree = drafted(asker, [0.6, 0.3, 0.05])
+    began = asker.now
     tree.root.due = began + FRESH / 2 * STEP
-    assert not strategy.ready(tree)
-    assert experience.look_again == pytest.approx(began + FRESH * STEP)
-    experience.now, tree.root.due = began + 0.9 * FRESH * STEP, began + 1.1 * FRESH * STEP
-    assert strategy.ready(tree)
-    experience.now, tree.root.due = began + 1.01 * FRESH * STEP, began
-    assert len(enter(strategy, tree)) == 2
-    tree.root.due = experience.now + FRESH / 2 * STEP
-    assert not strategy.ready(tree), "another batch, and its own patience"
+    assert asker.ready_at(tree) == pytest.approx(began + FRESH * STEP)
+    asker.now, tree.root.due = began + 0.9 * FRESH * STEP, began + 1.1 * FRESH * STEP
+    assert asker.is_ready(tree)
+    asker.now, tree.root.due = began + 1.01 * FRESH * STEP, began
+    assert len(asker.enter(tree)) == 2
+    tree.root.due = asker.now + FRESH / 2 * STEP
+    assert not asker.is_ready(tree), "another batch, and its own patience"
     tree.root.due = math.inf
-    assert strategy.ready(tree)
+    assert asker.is_ready(tree)
 
 
 def test_rows_enter_one_by_one_while_nothing_is_known_of_their_cost() -> None:
-    strategy = Continuous(Experience(), width=8, children=3)
-    assert len(enter(strategy, drafted(strategy, [0.5, 0.3, 0.1], passes=2))) == 1
+    asker = continuous(Estimates(), width=8, children=3)
+    assert len(asker.enter(drafted(asker, [0.5, 0.3, 0.1], passes=2))) == 1
 
 
 def test_nothing_is_drafted_where_the_answer_would_find_no_room() -> None:
-    strategy = Continuous(experienced(flat), width=8, children=3)
+    asker = continuous(experienced(flat), width=8, children=3)
     tree = make_tree()
     tree._source.room = 8  # type: ignore[attr-defined]
-    assert strategy.ask(tree) == []
+    assert asker.ask(tree) == []
     tree._source.room = 9  # type: ignore[attr-defined]
-    assert strategy.ask(tree) == [tree.root]
+    assert asker.ask(tree) == [tree.root]
 
 
 def test_the_drafter_is_asked_about_the_best_first() -> None:
-    strategy = Continuous(experienced(flat), width=3, children=4)
-    tree = drafted(strategy, [0.5, 0.3, 0.1, 0.05])
-    assert [math.exp(node.score) for node in strategy.ask(tree)][:1] == pytest.approx([0.5])
+    asker = continuous(experienced(flat), width=3, children=4)
+    tree = drafted(asker, [0.5, 0.3, 0.1, 0.05])
+    assert [math.exp(node.score) for node in asker.ask(tree)][:1] == pytest.approx([0.5])
 
 
 def test_a_drafter_on_a_stages_device_is_asked_once_a_batch() -> None:
-    experience = experienced(flat)
-    experience.pipeline.yielded(Occupied(stage=3, start=0.0, end=STEP))
-    strategy = Continuous(experience, width=2, children=4)
-    tree = drafted(strategy, [0.5, 0.4], passes=2)
-    assert strategy.ask(tree) == []
-    enter(strategy, tree)
-    assert strategy.ask(tree)
+    estimates = experienced(flat)
+    estimates.pipeline.record_drafter_turn(3, STEP)
+    asker = continuous(estimates, width=2, children=4)
+    tree = drafted(asker, [0.5, 0.4], passes=2)
+    assert asker.ask(tree) == []
+    asker.enter(tree)
+    assert asker.ask(tree)
 
 
 @pytest.mark.parametrize(("stages", "shared", "asks"), [(1, True, False), (1, False, True), (2, True, True)])
 def test_auto_does_not_have_the_only_stage_draft_for_itself(stages: int, shared: bool, asks: bool) -> None:
-    experience = experienced(flat, stages)
+    estimates = experienced(flat, stages)
     if shared:
-        experience.pipeline.yielded(Occupied(stage=stages - 1, start=0.0, end=STEP))
+        estimates.pipeline.record_drafter_turn(stages - 1, STEP)
     tree = make_tree()
-    assert bool(Auto(experience, width=4, children=4).ask(tree)) is asks
+    assert bool(auto(estimates, width=4, children=4).ask(tree)) is asks
 
 
-def always_wrong(experience: Experience) -> Experience:
+def always_wrong(estimates: Estimates) -> Estimates:
     for _ in range(1500):
-        experience.calibration.learn([(0, math.log(0.6)), (1, math.log(0.3))], picked=9)
-        experience.decided(hits=0, tokens=1)
-    return experience
+        estimates.drafts.first_answers.record([(0, math.log(0.6)), (1, math.log(0.3))], picked=9)
+        estimates.drafts.record_hits(hits=0, tokens=1)
+    return estimates
 
 
 def test_auto_refuses_batches_that_are_worthless() -> None:
-    for strategy, refuses in (
-        (Auto(always_wrong(experienced(flat)), width=8, children=2), True),
-        (Continuous(always_wrong(experienced(flat)), width=8, children=2), False),
-        (Auto(experienced(flat), width=8, children=2), False),
+    for asker, refuses in (
+        (auto(always_wrong(experienced(flat)), width=8, children=2), True),
+        (continuous(always_wrong(experienced(flat)), width=8, children=2), False),
+        (auto(experienced(flat), width=8, children=2), False),
     ):
-        tree = drafted(strategy, [0.6, 0.3])
-        assert strategy.ready(tree) is not refuses
+        tree = drafted(asker, [0.6, 0.3])
+        assert asker.is_ready(tree) is not refuses
 
 
 def test_auto_sends_the_root_whatever_drafts_are_worth() -> None:
-    strategy = Auto(always_wrong(experienced(flat)), width=8, children=2)
+    asker = auto(always_wrong(experienced(flat)), width=8, children=2)
     tree = make_tree()
-    assert strategy.ready(tree)
-    assert strategy.enter(tree)[0] is tree.root
+    assert asker.is_ready(tree)
+    assert asker.enter(tree)[0] is tree.root
 
 
 def test_auto_goes_on_asking_so_that_a_better_time_is_noticed() -> None:
-    strategy = Auto(always_wrong(experienced(flat)), width=8, children=2)
+    asker = auto(always_wrong(experienced(flat)), width=8, children=2)
     tree = make_tree()
-    assert strategy.ask(tree) == [tree.root]
+    assert asker.ask(tree) == [tree.root]
 
 
 def test_corrections_are_taken_where_they_are_wanted_and_auto_takes_few_that_mislead() -> None:
-    experience = experienced(flat)
-    made = [kind(experience, 8, 2, wanted) for kind in (Continuous, Auto) for wanted in (True, False)]
-    assert [strategy.corrects for strategy in made] == [True, False, True, False]
+    estimates = experienced(flat)
+    made = [kind(8, 2, wanted) for kind in (Continuous, Auto) for wanted in (True, False)]
+    assert [strategy.corrects(context(estimates)) for strategy in made] == [True, False, True, False]
     first, worse, right = [(0, -0.5)], [(1, -0.5)], Node(1, 0, 0, 0, picked=0)
     taken = 0
     for _ in range(300):
-        is_taken = made[2].corrects
+        is_taken = made[2].corrects(context(estimates))
         right.candidates, right.earlier = (worse, (first,)) if is_taken else (first, ())
         taken += is_taken
-        experience.judge(right)
+        estimates.drafts.record_pick(right)
     assert 0 < taken < 30, "a new trial now and then"
-    assert made[0].corrects
+    assert made[0].corrects(context(estimates))
 
 
 class World:
-    """A tree, and an experience that is drawn anew before every decision: any cluster, any moment."""
+    """A tree, and a situation that is drawn anew before every decision: any cluster, any moment."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         kind = rng.choice([Continuous, Auto])
         stage, knee = rng.choice([0.001, 0.1]), rng.choice([1, 8, 64])
         known = rng.random() < 0.8
-        self.experience = experienced(lambda rows: stage * max(1.0, rows / knee)) if known else Experience()
+        estimates = experienced(lambda rows: stage * max(1.0, rows / knee)) if known else Estimates()
         for rows in (1, 4, 16):
-            self.experience.drafter.learn(rows, rng.choice([0.0001, 0.02, 1.0]) * rows)
-        self.strategy = kind(self.experience, rng.randint(1, 6), 3)
+            estimates.drafter.record(rows, rng.choice([0.0001, 0.02, 1.0]) * rows)
+        self.asker = Asker(kind(rng.randint(1, 6), 3), estimates)
         self.tree = make_tree()
         self.asked: list[Node] = []
 
     def step(self) -> None:
         rng, tree = self.rng, self.tree
-        self.experience.now += rng.choice([0.0, 0.001, 0.05])
-        self.experience.miss_rate = rng.random()
+        self.asker.now += rng.choice([0.0, 0.001, 0.05])
+        self.asker.estimates.drafts.miss_rate = rng.random()
         tree._source.room = rng.choice([0, 2, 1000, 1000])  # type: ignore[attr-defined]
         if not self.asked:
-            self.experience.draft_due = math.inf
-            for node in self.strategy.ask(tree):
+            self.asker.draft_due = math.inf
+            for node in self.asker.ask(tree):
                 node.asked = True
                 self.asked.append(node)
-                self.experience.draft_due = self.experience.now + rng.choice([-0.01, 0.0, 0.01, 1.0])
+                self.asker.draft_due = self.asker.now + rng.choice([-0.01, 0.0, 0.01, 1.0])
         self.decide()
         if rng.random() < 0.4:
             self.answer()
@@ -260,13 +291,15 @@ class World:
 
     def decide(self) -> None:
         tree, something = self.tree, self.something_unsent
-        if self.strategy.ready(tree):
+        at = self.asker.ready_at(tree)
+        if at == NOW:
             assert something
-            for node in self.strategy.enter(tree):
+            for node in self.asker.enter(tree, due=self.asker.now + self.rng.choice([-0.1, 0.01, 1.0])):
                 assert node.parent is None or node.parent.entered
-                node.entered, node.due = True, self.experience.now + self.rng.choice([-0.1, 0.01, 1.0])
+        elif at < ON_EVENT:
+            assert at > self.asker.now, "a moment that has passed wakes nobody"
         elif something:
-            is_drafting = bool(self.asked) and self.experience.draft_due < math.inf
+            is_drafting = bool(self.asked) and self.asker.draft_due < math.inf
             assert is_drafting or tree.root.entered, "nothing is to come that this could wait for"
 
     @property

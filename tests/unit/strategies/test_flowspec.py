@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from penstock.strategies.base import NOW, ON_EVENT
 from penstock.strategies.flowspec import FlowSpec
 from penstock.tree import Node, TokenTree
+from tests.contexts import context
 from tests.unit.test_tree import Numbered
 
 Path = tuple[int, ...]
@@ -88,15 +90,15 @@ class Round:
         return (*self.committed, *reversed(above))
 
     def draft(self) -> None:
-        while nodes := self.strategy.ask(self.tree):
+        while nodes := self.strategy.ask(self.tree, context()):
             for node in nodes:
                 node.asked, node.candidates = True, self.drafts.after(self.path(node))
 
     def enter(self) -> list[Path]:
         """The next batch."""
         self.draft()
-        assert self.strategy.ready(self.tree)
-        nodes = self.strategy.enter(self.tree)
+        assert self.strategy.ready_at(self.tree, context()) == NOW
+        nodes = self.strategy.enter(self.tree, context())
         assert nodes, "no batch is empty"
         rows = []
         for node in nodes:
@@ -114,7 +116,7 @@ class Round:
     @property
     def ready(self) -> bool:
         self.draft()
-        return self.strategy.ready(self.tree)
+        return self.strategy.ready_at(self.tree, context()) == NOW
 
     def commit(self, token: int) -> None:
         """The target has picked this token after the root."""
@@ -186,13 +188,13 @@ def test_segments_are_n_plus_one_and_at_most_l_max(size: int, segment: int, leng
 def test_nothing_enters_before_the_base_tree_is_drafted() -> None:
     run = Round(Drafts(2))
     for layer in range(DEPTH):
-        assert not run.strategy.ready(run.tree)
-        nodes = run.strategy.ask(run.tree)
+        assert run.strategy.ready_at(run.tree, context()) == ON_EVENT
+        nodes = run.strategy.ask(run.tree, context())
         assert len(nodes) == (CHILDREN if layer else 1), "the k best of a layer are drafted from"
         for node in nodes:
             node.asked, node.candidates = True, run.drafts.after(run.path(node))
-    assert run.strategy.ask(run.tree) == []
-    assert run.strategy.ready(run.tree)
+    assert run.strategy.ask(run.tree, context()) == []
+    assert run.strategy.ready_at(run.tree, context()) == NOW
 
 
 def test_the_prompts_last_token_does_not_enter_again() -> None:
@@ -262,7 +264,7 @@ def test_a_new_root_ends_the_expansion_that_was_being_drafted() -> None:
     one = run.tree.root.children[best(run.drafts, (7,), 1)[1][-1]]
     two = max(one.children.values(), key=lambda node: node.score)
     run.commit(one.token)
-    assert run.strategy.ask(run.tree), "layers of the expansion from the first new root"
+    assert run.strategy.ask(run.tree, context()), "layers of the expansion from the first new root"
     run.commit(two.token)
     root = run.committed
     kept = {path for path in run.sent if within(path, root)}
@@ -343,7 +345,7 @@ def test_pruned_pp_drafts_nothing_until_the_round_is_over() -> None:
     segments = run.enter_round()
     assert not run.ready
     run.commit(segments[0][1][-1])
-    assert run.strategy.ask(run.tree) == []
+    assert run.strategy.ask(run.tree, context()) == []
     assert not run.ready
     run.commit(99)
     assert run.enter()[0] == run.committed
@@ -372,6 +374,6 @@ def test_a_root_that_entered_with_the_prompt_before_anything_was_asked_begins_a_
     strategy = FlowSpec(4, 20, 3, 5, 4, 3, expand=False, score_order=True)
     for number in range(2):
         tree = TokenTree(Node(100 * number + 1, 7, 0, 0, entered=True), Numbered())
-        assert strategy.ask(tree) == [tree.root]
+        assert strategy.ask(tree, context()) == [tree.root]
         tree.root.asked, tree.root.candidates = True, [(1, -0.1), (2, -0.5)]
-        assert [node.token for node in strategy.ask(tree)] == [1, 2]
+        assert [node.token for node in strategy.ask(tree, context())] == [1, 2]

@@ -11,13 +11,13 @@ from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.strategies import make_strategy
 from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
-from penstock.strategies.base import Strategy
+from penstock.strategies.base import NOW, ON_EVENT, Strategy
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.experience import Experience
 from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec, best_candidates
 from penstock.strategies.static_tree import StaticTree
 from penstock.tree import Node, TokenTree
+from tests.contexts import context
 from tests.unit.test_tree import make_tree
 
 
@@ -31,9 +31,15 @@ def answer(nodes: list[Node], rng: random.Random, count: int) -> None:
         node.candidates = [(token, math.log(w / total)) for token, w in zip(tokens, weights, strict=True)]
 
 
+def is_ready(strategy: Strategy, tree: TokenTree) -> bool:
+    at = strategy.ready_at(tree, context())
+    assert at in (NOW, ON_EVENT), "these strategies wait for nothing but events"
+    return at == NOW
+
+
 def enter(strategy: Strategy, tree: TokenTree) -> list[Node]:
-    assert strategy.ready(tree)
-    rows = strategy.enter(tree)
+    assert is_ready(strategy, tree)
+    rows = strategy.enter(tree, context())
     seen: set[int] = set()
     for node in rows:
         assert not node.entered, "a node enters once"
@@ -48,8 +54,8 @@ def enter(strategy: Strategy, tree: TokenTree) -> list[Node]:
 def test_autoregressive_enters_the_root_once() -> None:
     tree, strategy = make_tree(), Autoregressive()
     assert enter(strategy, tree) == [tree.root]
-    assert not strategy.ready(tree)
-    assert strategy.ask(tree) == []
+    assert not is_ready(strategy, tree)
+    assert strategy.ask(tree, context()) == []
 
 
 def test_pipedec_takes_the_width_best_of_the_layer_by_cumulative_probability() -> None:
@@ -57,8 +63,8 @@ def test_pipedec_takes_the_width_best_of_the_layer_by_cumulative_probability() -
     tree, strategy = make_tree(), PipeDec(depth=9, width=5, children=4)
     assert enter(strategy, tree) == [tree.root]
     for _ in range(4):
-        frontier = strategy.ask(tree)
-        assert not strategy.ready(tree), "the drafter has yet to answer"
+        frontier = strategy.ask(tree, context())
+        assert not is_ready(strategy, tree), "the drafter has yet to answer"
         answer(frontier, rng, 4)
         scores = sorted((n.score + chance for n in frontier for _, chance in n.candidates or ()), reverse=True)
         layer = enter(strategy, tree)
@@ -72,7 +78,7 @@ def test_pipedec_keeps_one_layer_for_each_stage() -> None:
     tree, strategy = make_tree(), PipeDec(depth=3, width=2, children=2)
     for _ in range(3):
         answer(enter(strategy, tree), random.Random(5), 2)
-    assert not strategy.ready(tree)
+    assert not is_ready(strategy, tree)
     tree.commit(next(iter(tree.root.children)))
     assert len(enter(strategy, tree)) <= 2
 
@@ -94,41 +100,41 @@ def test_pipedec_grows_from_the_deepest_live_nodes_when_the_last_layer_has_died(
     enter(strategy, tree)
     tree.root.candidates = [(1, -0.1), (2, -3.0)]
     (child,) = enter(strategy, tree)
-    assert not strategy.ready(tree)
+    assert not is_ready(strategy, tree)
     child.candidates = [(3, -0.1)]
     (grandchild,) = enter(strategy, tree)
     tree.commit(1)
     tree.commit(3)
     assert tree.root is grandchild
-    assert strategy.ask(tree) == [grandchild]
+    assert strategy.ask(tree, context()) == [grandchild]
 
 
 def test_static_tree_drafts_in_full_then_enters_in_one_batch() -> None:
     rng = random.Random(2)
     tree, strategy = make_tree(), StaticTree(tree_size=12, tree_depth=3, children=4)
     for depth in range(3):
-        assert not strategy.ready(tree)
-        level = strategy.ask(tree)
+        assert not is_ready(strategy, tree)
+        level = strategy.ask(tree, context())
         assert {node.position for node in level} == {tree.root.position + depth}
         answer(level, rng, 4)
-    assert strategy.ask(tree) == []
+    assert strategy.ask(tree, context()) == []
     rows = enter(strategy, tree)
     assert len(rows) == 13
     assert rows[0] is tree.root
     entered = {node.id for node in rows}
     left = [node.score for node in tree.nodes() if node.id not in entered]
     assert min(node.score for node in rows) >= max(left, default=-math.inf)
-    assert not strategy.ready(tree), "lockstep: nothing enters until the root has moved"
+    assert not is_ready(strategy, tree), "lockstep: nothing enters until the root has moved"
 
 
 def test_static_tree_begins_anew_after_a_miss() -> None:
     rng = random.Random(3)
     tree, strategy = make_tree(), StaticTree(tree_size=3, tree_depth=1, children=3)
-    answer(strategy.ask(tree), rng, 3)
+    answer(strategy.ask(tree, context()), rng, 3)
     enter(strategy, tree)
     tree.commit(1000)
     tree.restart(Node(500, 1000, 1, 500))
-    assert strategy.ask(tree) == [tree.root]
+    assert strategy.ask(tree, context()) == [tree.root]
 
 
 def test_strategies_stay_within_the_trees_room() -> None:
@@ -137,11 +143,11 @@ def test_strategies_stay_within_the_trees_room() -> None:
         tree._source.room = 2  # type: ignore[attr-defined]
         if isinstance(strategy, PipeDec):
             enter(strategy, tree)
-        while nodes := strategy.ask(tree):
+        while nodes := strategy.ask(tree, context()):
             answer(nodes, random.Random(4), 4)
             tree._source.room = 2 - (tree.size - 1)  # type: ignore[attr-defined]
-        if strategy.ready(tree):
-            strategy.enter(tree)
+        if is_ready(strategy, tree):
+            strategy.enter(tree, context())
         assert tree.size <= 3
 
 
@@ -164,5 +170,5 @@ KINDS = {
 
 @pytest.mark.parametrize("name", STRATEGY_OPTIONS)
 def test_strategies_by_name(name: str) -> None:
-    assert isinstance(make_strategy(SpeculativeConfig(strategy=name), 3, Experience()), KINDS[name])  # type: ignore[arg-type]
-    assert isinstance(make_strategy(None, 3, Experience()), Autoregressive)
+    assert isinstance(make_strategy(SpeculativeConfig(strategy=name), 3), KINDS[name])  # type: ignore[arg-type]
+    assert isinstance(make_strategy(None, 3), Autoregressive)

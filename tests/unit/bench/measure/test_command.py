@@ -25,7 +25,6 @@ from penstock.engine.commit import Advance
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.experience import Experience
 from tests.unit.bench.measure.runs import a_run, one_request
 
 
@@ -74,7 +73,7 @@ def test_meter_reads_occupancy_overruns_and_overhead_from_spans() -> None:
 
 def test_a_batch_that_waited_for_more_than_the_loop_is_no_overhead_of_it() -> None:
     """Paced batches are held for the slowest stage; here nothing but the stages takes any time."""
-    held, plain = Continuous(Experience(), 4, 3), Autoregressive()
+    held, plain = Continuous(4, 3), Autoregressive()
     for strategy in (held, plain):
         meter, _, _ = one_request(4, strategy, [0.8, 0.9, 0.95], tokens=60)
         assert len(meter._turnarounds) > 5

@@ -16,7 +16,7 @@ from penstock.bench.measure.sample import Sample
 from penstock.config import SpeculativeConfig
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams, SpeculationMetrics
 from penstock.engine.commit import Advance
-from penstock.strategies.experience import Experience
+from penstock.estimates.estimates import Estimates
 from penstock.tree import Node
 
 
@@ -88,17 +88,17 @@ def test_looping_outputs_are_left_out_of_the_acceptance_figures() -> None:
 
 
 class FakeLLM:
-    """Notes who runs how many tokens with which experience."""
+    """Notes who runs how many tokens with which estimates."""
 
     def __init__(self) -> None:
         self.setup = SimpleNamespace(stages=2, cluster=None, speculator=None)
         self.loop = SimpleNamespace(use_estimates=self.use_estimates, drain=lambda: None, observers=[])
         self.drafter = None
-        self.experience = Experience()
-        self.runs: list[tuple[str, int, Experience]] = []
+        self.estimates = Estimates()
+        self.runs: list[tuple[str, int, Estimates]] = []
 
-    def use_estimates(self, experience: Experience) -> None:
-        self.experience = experience
+    def use_estimates(self, estimates: Estimates) -> None:
+        self.estimates = estimates
 
     def observe(self, observer: object) -> None:
         self.loop.observers.append(observer)
@@ -106,7 +106,7 @@ class FakeLLM:
     def run(
         self, prompts: Sequence[str], params: Sequence[SamplingParams], config: SpeculativeConfig | None
     ) -> list[RequestOutput]:
-        self.runs.append((config.strategy if config else "plain", params[0].max_tokens, self.experience))
+        self.runs.append((config.strategy if config else "plain", params[0].max_tokens, self.estimates))
         for observer in self.loop.observers:
             observer.advanced(None, Advance(committed=[Node(1, 1, 1, 0)]), 1.0)
         completion = CompletionOutput(0, [1, 2, 3], seconds=2.0, first_token_seconds=1.0)
@@ -126,7 +126,7 @@ def test_each_strategy_warms_up_and_learns_from_its_own_runs_alone() -> None:
     order = ["plain", "auto", "pipedec"]
     assert [(name, tokens) for name, tokens, _ in llm.runs[:3]] == [(name, WARM_UP) for name in order]
     assert [(name, tokens) for name, tokens, _ in llm.runs[3:]] == [(name, 8) for name in [*order, *order]]
-    learning = {name: {id(experience) for who, _, experience in llm.runs if who == name} for name in order}
+    learning = {name: {id(estimates) for who, _, estimates in llm.runs if who == name} for name in order}
     assert [len(own) for own in learning.values()] == [1, 1, 1]
     assert len(set.union(*learning.values())) == 3
     assert [(run.strategy, len(run.requests)) for run in runs] == [("autoregressive", 2), ("auto", 2), ("pipedec", 2)]

@@ -1,0 +1,105 @@
+"""How long a batch takes a stage, or a round the drafter, by its number of rows."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from penstock.estimates.running_mean import running_mean
+
+SAME: Final = 1e-6
+"""Relative difference of two times below which they are the same, rounded."""
+SIZES: Final = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""Numbers of rows whose times are kept apart: an octave in four parts, fine enough to find a knee."""
+SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
+"""The size as which a number of rows counts."""
+
+EVERY_SIZE: Final = np.arange(SIZES[-1] + 1)
+
+
+class BatchTimes:
+    """Seconds by number of rows, as they have been seen.
+
+    Means are kept for ``SIZES``, each of the medians of three batches: one batch that was late by itself says nothing,
+    and the slowest of many stages would always seem slower than it is. A size between those seen is taken to be as fast
+    as they allow, since only sending a batch of it can tell: no faster than a smaller one, nor in time per row than a
+    larger one. Above all sizes seen it is taken to be no slower. Below them half of the time is taken to be by the row,
+    the other half to be fixed.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[int, tuple[float, float]] = {}
+        """By size, mean rows and seconds of the batches that count as of this size."""
+        self._last: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
+        """By size, seconds and rows of the two newest batches."""
+        self._table: list[float] | None = [0.0] * (SIZES[-1] + 1)
+        self._growth: list[float] | None = None
+        """``growth`` by number of rows, as long as the table is the same."""
+
+    def record(self, rows: int, seconds: float) -> bool:
+        """Take one batch in. Returns whether that changed the table by more than a hundredth."""
+        rows = min(rows, SIZES[-1])
+        size, newest = SIZE_OF[rows], (seconds, rows)
+        older, newer = self._last.get(size, (newest, newest))
+        self._last[size] = newer, newest
+        typical, of_rows = sorted((older, newer, newest))[1]
+        if size in self._means:
+            rows_before, before = self._means[size]
+            if of_rows == rows_before and abs(typical - before) <= SAME * before:
+                return False
+            mean = running_mean(rows_before, of_rows), running_mean(before, typical)
+        else:
+            mean = float(of_rows), typical
+        self._means[size] = mean
+        if abs(mean[1] - self._between(mean[0])) <= 0.01 * mean[1]:
+            return False
+        self._table = self._growth = None
+        return True
+
+    @property
+    def table(self) -> list[float]:
+        """Seconds by number of rows; 0 throughout while nothing is known. Computed when it is asked for."""
+        if self._table is None:
+            self._table = self._tabulate()
+        return self._table
+
+    def seconds(self, rows: int) -> float:
+        """How long a batch of so many rows takes; 0 while nothing is known."""
+        table = self.table
+        return table[rows] if rows < len(table) else table[-1]
+
+    def growth(self, rows: int) -> float:
+        """Log of the share by which a further row makes a batch of so many slower; minus infinity for none."""
+        if self._growth is None:
+            self._growth = [
+                math.log((then - now) / now) if then > now > 0 else -math.inf for now, then in pairwise(self.table)
+            ]
+        return self._growth[rows] if rows < len(self._growth) else -math.inf
+
+    def _between(self, rows: float) -> float:
+        """The table's seconds for a mean number of rows. Asked for every batch of every stage."""
+        table, below = self.table, int(rows)
+        above = min(below + 1, len(table) - 1)
+        return table[below] + (rows - below) * (table[above] - table[below])
+
+    def _tabulate(self) -> list[float]:
+        """Straight lines between all sizes, the unknown ones at their lower bound."""
+        known = sorted(self._means)
+        sizes: list[float] = []
+        times: list[float] = []
+        for size in SIZES:
+            after = bisect_left(known, size)
+            least, rows = times[-1] if times else 0.0, float(size)
+            if after < len(known):
+                of_rows, seconds = self._means[known[after]]
+                if known[after] == size:
+                    rows = of_rows
+                share = rows / of_rows
+                least = max(least, seconds * (share if after else (1 + share) / 2))
+            sizes.append(rows)
+            times.append(least)
+        return list(np.interp(EVERY_SIZE, sizes, times).tolist())

@@ -1,0 +1,83 @@
+"""How far a drafter's confidence can be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+TRUST: Final = 4.0
+"""How many decisions the drafter's own word is worth against what was seen of drafts with the same confidence."""
+MEMORY: Final = 2000.0
+"""Decisions after which old ones fade: text changes, and with it how well a drafter does."""
+BINS_PER_NAT: Final = 2
+LOWEST: Final = -12.0
+"""Log chances below this share one bin."""
+BINS: Final = int(-LOWEST * BINS_PER_NAT) + 1
+
+
+class Calibration:
+    """Turns a drafter's log chances into the share in which such candidates were right.
+
+    Candidates are binned by their log chance, each node's best apart from all others: that the drafter prefers it says
+    more than its confidence does. Where the demo pair at T = 1 claims about 0.18, its best candidate is right in 44% of
+    the cases, its second in 16%, and its third to fifth in 8%.
+
+    In each bin the estimate is (TRUST x chance + right) / (TRUST + seen): at first the drafter's own word, later what
+    was observed. Histogram binning (Zadrozny and Elkan, 2001) with a prior.
+    """
+
+    def __init__(self) -> None:
+        self._seen = [0.0] * (2 * BINS)
+        self._claimed = [0.0] * (2 * BINS)
+        self._right = [0.0] * (2 * BINS)
+        self._corrections: list[float] | None = None
+        """By bin, since the last decision; a new list after each."""
+        self.decisions = 0
+
+    def record(self, candidates: Sequence[tuple[int, float]], picked: int) -> None:
+        """The target picked this token where the drafter had these candidates."""
+        self.decisions += 1
+        self._corrections = None
+        for rank, (token, chance) in enumerate(candidates):
+            place = bin_of(chance, rank)
+            self._seen[place] += 1
+            self._claimed[place] += math.exp(chance)
+            if token == picked:
+                self._right[place] += 1
+        if self.decisions % 100 == 0:
+            self._fade(1 - 100 / MEMORY)
+
+    def chances(self, candidates: Sequence[tuple[int, float]]) -> Iterator[float]:
+        """Log chances of the candidates as of now, best first; they never rise with rank."""
+        if self._corrections is None:
+            self._corrections = [self._correction(place) for place in range(len(self._seen))]
+        return corrected(candidates, self._corrections)
+
+    def _correction(self, place: int) -> float:
+        """Log of (observed / claimed) in a bin, both with the prior's weight."""
+        seen = self._seen[place]
+        if not seen:
+            return 0.0
+        claimed = self._claimed[place] / seen
+        return math.log((TRUST * claimed + self._right[place]) / ((TRUST + seen) * claimed))
+
+    def _fade(self, factor: float) -> None:
+        for counts in (self._seen, self._claimed, self._right):
+            counts[:] = [count * factor for count in counts]
+
+
+def corrected(candidates: Sequence[tuple[int, float]], corrections: Sequence[float]) -> Iterator[float]:
+    """The candidates' log chances with their bins' corrections on top, each at most the one before it."""
+    last = 0.0
+    for rank, (_, chance) in enumerate(candidates):
+        better = chance + corrections[bin_of(chance, rank)]
+        if better < last:
+            last = better
+        yield last
+
+
+def bin_of(chance: float, rank: int) -> int:
+    """Bins of a node's best candidate come first, then those of all others."""
+    place = int(-chance * BINS_PER_NAT) if chance > LOWEST else BINS - 1
+    return place + BINS if rank else place

@@ -1,0 +1,46 @@
+"""What the target makes of drafts: how far they can be trusted, how often they miss, what corrections are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.estimates.calibration import Calibration
+from penstock.estimates.running_mean import SLOW, running_mean
+from penstock.tree import Node
+
+
+class DraftQuality:
+    """First answers of the drafter and its corrections are calibrated apart.
+
+    It knows more of a node when it corrects itself, so that the same confidence means something else.
+    """
+
+    def __init__(self) -> None:
+        self.first_answers = Calibration()
+        self.corrections = Calibration()
+        self.miss_rate = 0.5
+        """Share of the target's tokens that no child of the root carried; a running mean."""
+        self.correction_gain = 0.0
+        """Share of tokens at which corrections made the drafter's best candidate right, less the share at which they
+        made it wrong; a running mean."""
+
+    def chances(self, node: Node) -> Iterator[float]:
+        """Log chances of the candidates that the drafter has given for ``node``, as of now, best first."""
+        assert node.candidates
+        return (self.corrections if node.earlier else self.first_answers).chances(node.candidates)
+
+    def record_pick(self, node: Node) -> None:
+        """The target has picked what follows ``node``: a verdict on every answer of the drafter for it."""
+        assert node.candidates
+        assert node.picked is not None
+        first, *corrections = (*node.earlier, node.candidates)
+        self.first_answers.record(first, node.picked)
+        for candidates in corrections:
+            self.corrections.record(candidates, node.picked)
+        gain = (node.candidates[0][0] == node.picked) - (first[0][0] == node.picked)
+        self.correction_gain = running_mean(self.correction_gain, gain, SLOW)
+
+    def record_hits(self, hits: int, tokens: int) -> None:
+        """So many tokens have been committed, the first ``hits`` of which had been drafted."""
+        for i in range(tokens):
+            self.miss_rate = running_mean(self.miss_rate, i >= hits)

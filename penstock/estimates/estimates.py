@@ -1,0 +1,25 @@
+"""What an engine learns while it runs."""
+
+from __future__ import annotations
+
+from penstock.estimates.batch_times import BatchTimes
+from penstock.estimates.drafts import DraftQuality
+from penstock.estimates.pipeline_times import PipelineTimes
+from penstock.estimates.round_trips import RoundTrips
+from penstock.messages import Result
+
+
+class Estimates:
+    """All estimates of one engine. Its loop alone records; strategies, scheduler and pace read."""
+
+    def __init__(self) -> None:
+        self.drafts = DraftQuality()
+        self.drafter = BatchTimes()
+        """Of the drafter's rounds, by the rows that they take."""
+        self.pipeline = PipelineTimes()
+        self.round_trips = RoundTrips(self.pipeline)
+
+    def record_result(self, result: Result, now: float) -> None:
+        """A batch has come out."""
+        self.pipeline.record_spans(result.spans)
+        self.round_trips.record_result(result, now)

@@ -1,0 +1,68 @@
+"""How long a batch occupies the slowest stage or link, and how long it takes through all of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from penstock.estimates.batch_times import BatchTimes
+from penstock.estimates.link_times import LinkTimes
+from penstock.estimates.running_mean import running_mean
+from penstock.messages import Span
+
+
+class PipelineTimes:
+    """Times of all stages and of the links between them.
+
+    Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches.
+    """
+
+    def __init__(self) -> None:
+        self._stages: defaultdict[int, BatchTimes] = defaultdict(BatchTimes)
+        self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
+        self._drafter_turns: dict[int, float] = {}
+        """By stage, how long its device is the drafter's at a time; a running mean."""
+        self._known: dict[int, tuple[float, float]] = {}
+        """Step and latency by number of rows, as far as they have been asked for since the times last changed."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether a stage and the drafter take turns on one device."""
+        return bool(self._drafter_turns)
+
+    def record_spans(self, spans: Sequence[Span]) -> None:
+        """Take in what the stages report of a batch that has come out."""
+        changed = False
+        for span in spans:
+            if span.rows:
+                changed |= self._stages[span.stage].record(span.rows, span.end - span.start)
+        for one, other in pairwise(spans):
+            if one.rows:
+                changed |= self._links[one.stage].record(one.rows, other.received - one.end)
+        if changed:
+            self._known.clear()
+
+    def record_drafter_turn(self, stage: int, seconds: float) -> None:
+        """A stage's device has been the drafter's for so long."""
+        mean = self._drafter_turns.setdefault(stage, seconds)
+        self._drafter_turns[stage] = running_mean(mean, seconds)
+        self._known.clear()
+
+    def step_s(self, rows: int) -> float:
+        """Seconds between batches of so many rows at the slowest stage or link; 0 while nothing is known."""
+        return self.step_and_latency_s(rows)[0]
+
+    def latency_s(self, rows: int) -> float:
+        """Seconds through all stages and the links between them; 0 while nothing is known."""
+        return self.step_and_latency_s(rows)[1]
+
+    def step_and_latency_s(self, rows: int) -> tuple[float, float]:
+        return self._known.get(rows) or self._look_up(rows)
+
+    def _look_up(self, rows: int) -> tuple[float, float]:
+        stages = [times.seconds(rows) + self._drafter_turns.get(stage, 0.0) for stage, times in self._stages.items()]
+        links = [times.seconds(rows) for times in self._links.values()]
+        hops = [times.there_and_back(rows) for times in self._links.values()]
+        self._known[rows] = found = max(stages + hops, default=0.0), sum(stages + links)
+        return found

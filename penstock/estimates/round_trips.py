@@ -1,0 +1,43 @@
+"""When a batch's result is expected, and what it takes beyond the stages and the links between them."""
+
+from __future__ import annotations
+
+from penstock.estimates.pipeline_times import PipelineTimes
+from penstock.estimates.running_mean import running_mean
+from penstock.messages import Result
+
+
+class RoundTrips:
+    """The lag: what results take beyond the pipeline's latency. It is the way from and to the engine, and waiting."""
+
+    def __init__(self, pipeline: PipelineTimes) -> None:
+        self._pipeline = pipeline
+        self._lag = 0.0
+        """Seconds; a running mean."""
+        self._waiting = 0.0
+        """The lag's part that batches wait in the stages' buffers: seconds, a running mean."""
+        self._expected: dict[int, float] = {}
+        """By stream number, when each batch in flight would be out if there were no lag."""
+
+    def record_entered(self, stream: int, rows: int, now: float) -> float:
+        """A batch of so many rows enters. Returns when its result is expected."""
+        self._expected[stream] = expected = now + self._pipeline.latency_s(rows)
+        return expected + self._lag
+
+    def record_result(self, result: Result, now: float) -> None:
+        """A batch has come out.
+
+        Its lag is counted from when it would have been out without any. If it were counted from when the result was
+        expected, a lag that is known by now would be corrected once more by every batch that had entered before, and
+        swing where many are in flight.
+        """
+        expected = self._expected.pop(result.stream)
+        if not result.picks:  # every row of it had died
+            return
+        waits = [span.start - span.received for span in result.spans]
+        self._lag = max(0.0, running_mean(self._lag, now - expected))
+        self._waiting = max(0.0, running_mean(self._waiting, sum(waits)))
+
+    def round_trip_s(self, rows: int) -> float:
+        """Seconds from the engine through all stages and back, if the batch waits for no other."""
+        return self._pipeline.latency_s(rows) + max(0.0, self._lag - self._waiting)

@@ -1,0 +1,93 @@
+"""Times by number of rows, against known devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.estimates.batch_times import SIZES, BatchTimes
+
+
+def roofline(rows: int) -> float:
+    """A device that reads its weights in 10 ms and computes 16 rows meanwhile."""
+    return 0.010 * max(1.0, rows / 16)
+
+
+def flat(rows: int) -> float:
+    return 0.004
+
+
+@pytest.mark.parametrize("device", [roofline, flat])
+def test_times_of_sizes_that_were_seen_are_the_devices(device: Callable[[int], float]) -> None:
+    times = BatchTimes()
+    for rows in SIZES:
+        times.record(rows, device(rows))
+    assert [times.seconds(rows) for rows in range(1, SIZES[-1] + 1)] == pytest.approx(
+        [device(rows) for rows in range(1, SIZES[-1] + 1)]
+    )
+    assert times.seconds(10 * SIZES[-1]) == times.seconds(SIZES[-1]), "beyond what is kept apart, like the largest"
+
+
+def test_nothing_is_known_at_first() -> None:
+    times = BatchTimes()
+    assert times.seconds(1) == times.seconds(1000) == 0.0
+    times.record(4, 1.0)
+    assert times.seconds(4) == 1.0
+
+
+def test_sizes_between_those_seen_are_no_faster_than_those_allow() -> None:
+    times = BatchTimes()
+    times.record(1, 0.010)
+    times.record(64, 0.040)
+    for rows in SIZES:
+        if 1 < rows < 64:
+            assert times.seconds(rows) == pytest.approx(max(0.010, 0.040 * rows / 64))
+    assert times.seconds(128) == pytest.approx(0.040), "above the largest, no slower"
+
+
+def test_sizes_below_the_smallest_seen_are_faster_but_not_by_the_row() -> None:
+    times = BatchTimes()
+    times.record(64, 0.040)
+    assert 0.040 / 64 < times.seconds(1) < 0.040
+    assert times.seconds(64) == pytest.approx(0.040)
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.floats(1e-5, 10.0)), min_size=1, max_size=30))
+def test_more_rows_never_take_less_time(seen: list[tuple[int, float]]) -> None:
+    times = BatchTimes()
+    for rows, seconds in seen:
+        times.record(rows, seconds)
+    assert times.table == sorted(times.table)
+    assert times.table[0] > 0
+
+
+def test_times_follow_a_device_that_slows_down() -> None:
+    times = BatchTimes()
+    times.record(8, 0.010)
+    for _ in range(100):
+        times.record(8, 0.030)
+    assert times.seconds(8) == pytest.approx(0.030, rel=0.02)
+
+
+def test_one_late_batch_changes_no_time() -> None:
+    times = BatchTimes()
+    for seconds in (0.01, 0.01, 0.5, 0.01, 0.01, 0.4, 0.01):
+        times.record(4, seconds)
+    assert times.seconds(4) == pytest.approx(0.01)
+    for _ in range(100):
+        times.record(4, 0.02)
+    assert times.seconds(4) == pytest.approx(0.02, rel=0.02)
+
+
+def test_growth_is_the_share_by_which_a_further_row_makes_a_batch_slower() -> None:
+    times = BatchTimes()
+    assert times.growth(1) == -math.inf
+    for rows in SIZES:
+        times.record(rows, roofline(rows))
+    assert times.growth(8) == -math.inf
+    assert times.growth(32) == pytest.approx(math.log(1 / 32))
+    assert times.growth(10 * SIZES[-1]) == -math.inf

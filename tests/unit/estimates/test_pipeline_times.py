@@ -1,0 +1,42 @@
+"""Steps and latencies of pipelines of known times."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.estimates.pipeline_times import PipelineTimes
+from tests.unit.estimates.ways import record_all_sizes, spans
+
+
+def test_a_step_is_the_slowest_stages_and_a_trip_is_the_whole_way() -> None:
+    times = PipelineTimes()
+    assert times.step_s(1) == times.latency_s(1) == 0.0
+    record_all_sizes(times, [0.01, 0.03, 0.02], link=0.005)
+    assert times.step_s(1) == pytest.approx(0.03)
+    assert times.latency_s(1) == pytest.approx(0.07, rel=0.01)
+
+
+def test_a_link_may_be_the_slowest() -> None:
+    """There, and with the word that the batch was taken back again."""
+    times = PipelineTimes()
+    record_all_sizes(times, [0.01, 0.01], link=0.5)
+    assert times.step_s(1) == pytest.approx(1.0, rel=0.01)
+    assert times.latency_s(1) == pytest.approx(0.52, rel=0.01)
+
+
+def test_a_stage_that_gives_its_device_to_a_drafter_takes_its_pass_longer() -> None:
+    times = PipelineTimes()
+    record_all_sizes(times, [0.01, 0.02, 0.01], link=0.0)
+    assert not times.shared
+    times.record_drafter_turn(2, 0.03)
+    assert times.shared
+    assert times.step_s(1) == pytest.approx(0.04)
+    assert times.latency_s(1) == pytest.approx(0.07)
+
+
+def test_a_batch_without_surviving_rows_says_nothing_of_the_stages_time() -> None:
+    times = PipelineTimes()
+    record_all_sizes(times, [0.01, 0.03], link=0.0)
+    times.record_spans(spans(1.0, [0.0, 0.0], link=0.0, rows=0))
+    assert times.step_s(1) == pytest.approx(0.03)
+    assert times.latency_s(1) == pytest.approx(0.04)
