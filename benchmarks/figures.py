@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.command import DEFAULT_PROMPTS
 from penstock.bench.measure.meter import Meter
+from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.measure.timeline import Timeline, timeline_of
 from penstock.bench.plots import draw_timeline
 from penstock.bench.prompts import read_prompts

@@ -11,7 +11,6 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
 
-from penstock.cluster import load_cluster
 from penstock.core import CompletionOutput
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
@@ -54,16 +53,15 @@ class Follower(Observer):
 
 
 def complete(
-    prompt: str, options: Mapping[str, Any], sampling: Mapping[str, Any], as_json: bool, trace: IO[str] | None
+    prompt: str, options: EngineOptions, sampling: Mapping[str, Any], as_json: bool, trace: IO[str] | None
 ) -> None:
     """Start the stages, generate, report. After Ctrl-C what there is by then is reported all the same.
 
-    ``options`` are those of ``LLM``; ``sampling`` replaces fields of the checkpoint's own sampling parameters.
+    ``sampling`` replaces fields of the checkpoint's own sampling parameters.
     """
-    options = checked(options)
     from penstock.engine.llm import LLM
 
-    with LLM(**options) as llm:
+    with LLM(**vars(options)) as llm:
         params = replace(llm.get_default_sampling_params(), **sampling)
         follower = Follower(None if as_json else sys.stdout)
         llm.observe(follower)
@@ -74,15 +72,6 @@ def complete(
             follower.finish()
             if follower.completion is not None:
                 report(llm.setup, prompt, follower.prompt_token_ids, follower.completion, as_json)
-
-
-def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse what can be refused before torch is imported. Raises ConfigError."""
-    checked = dict(options)
-    if "cluster" in checked:
-        checked["cluster"] = load_cluster(checked["cluster"])
-    EngineOptions(**checked)
-    return checked
 
 
 @contextmanager

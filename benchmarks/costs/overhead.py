@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.command import DEFAULT_PROMPTS
 from penstock.bench.measure.comparison import StrategyRun, measure
+from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.prompts import read_prompts
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 from penstock.config import SpeculativeConfig

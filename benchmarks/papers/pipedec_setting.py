@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.strategies.auto_against import ACCURACY
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.command import DEFAULT_PROMPTS
 from penstock.bench.measure.comparison import same_tokens
+from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.prompts import read_prompts
 from penstock.cluster import load_cluster
 from penstock.config import SpeculativeConfig

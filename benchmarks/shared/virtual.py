@@ -25,8 +25,8 @@ from penstock import LLM, SamplingParams
 from penstock.bench.entries import parse_entries
 from penstock.bench.grid import Question, questions_of
 from penstock.bench.intervals import Ratio, paired_ratio
-from penstock.bench.measure.command import DEFAULT_PROMPTS
 from penstock.bench.measure.comparison import StrategyRun, is_plain, measure_all
+from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.prompts import read_prompt_sets
 from penstock.cluster import Cluster, load_cluster
 from penstock.core import ConfigError

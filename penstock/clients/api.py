@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import httpx
 
 from penstock.config import FieldError
 from penstock.core import PenstockError
+from penstock.options import SERVER, Option
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 600.0
 """A server that sends nothing for so long is given up: a long prompt in a long queue may take minutes."""
+ServedModel = Annotated[str | None, Option("One of the models it serves.", SERVER, default="the first it names")]
 LONGEST_MESSAGE: Final = 300
 """Characters of a server's error message that are shown."""
 
@@ -31,8 +33,10 @@ class ServerError(PenstockError):
 class Server:
     """Where a server is. ``url`` ends in the API's version; /v1 is added to an address without a path."""
 
-    url: str = DEFAULT_URL
-    api_key: str | None = None
+    url: Annotated[str, Option("Any OpenAI-compatible server.", SERVER, default=DEFAULT_URL)] = DEFAULT_URL
+    api_key: Annotated[
+        str | None, Option("The key it wants, if any.", SERVER, envvar="PENSTOCK_API_KEY", default="")
+    ] = None
 
     def __post_init__(self) -> None:
         try:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 
-from penstock.clients.api import Server, ServerError, first_model, refused
+from penstock.clients.api import ServedModel, Server, ServerError, first_model, refused
 from penstock.clients.commands import QUOTES, Next, run_command
 from penstock.clients.conversation import Conversation
 from penstock.clients.screen import Screen, screen_for_this_terminal
 from penstock.clients.stream import AnswerStream, Chunk, Usage
 from penstock.core import RequestError
+from penstock.options import Option
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
     server: Server
-    model: str | None = None
-    system: str = ""
+    model: ServedModel = None
+    system: Annotated[str, Option("What the model is told first.", names=("--system-prompt",), default="none")] = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from penstock.cluster import Cluster, feature_links, load_cluster
 from penstock.config import LEARNED, FieldError, SpeculativeConfig, check, parse_speculative
 from penstock.core import ConfigError
 from penstock.dtypes import DTYPE_BYTES
+from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
 from penstock.requests.slots import speculative_slots
 
 if TYPE_CHECKING:
@@ -28,35 +29,100 @@ DEMO_DRAFTERS: Final = DEMO / "drafters"
 DEFAULT_MODEL_LEN: Final = 4096
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """Names are vLLM's where it has them.
+MODEL_NAME: Final = Option("Checkpoint folder or hub id; 'demo' is the pair that is shipped.", MODEL)
+CLUSTER: Final = Option(
+    "Preset, random-SEED, local-N, or a file ending in .toml: which devices there are, real or emulated.",
+    PIPELINE,
+    default="",
+)
 
-    ``model`` is a folder, a hub id, or "demo", the pair that comes with the package. ``kv_slots`` bounds the tokens
-    of all running requests together, ``speculative_slots`` the drafted nodes beside them (by default as many as the
-    strategy can use); each slot costs memory on every stage and in the drafter. ``prefill_chunk`` is how many prompt
-    tokens enter as one batch at most; while other requests decode, fewer, so that the batch takes the slowest stage at
-    most ``prefill_stretch`` times as long as without them. Raises FieldError naming the field.
+ModelName = Annotated[str, MODEL_NAME]
+Dtype = Annotated[str, Option("float32, bfloat16 or float16.", MODEL)]
+Stages = Annotated[
+    int | None,
+    Option(
+        "Number of stages.",
+        PIPELINE,
+        names=("--pipeline-parallel-size", "-pp"),
+        default="as the cluster or the split says, else 1",
+    ),
+]
+SpeculativeSlots = Annotated[
+    int | None,
+    Option(
+        "Most drafted tokens at a time; each costs KV memory on every stage and in the drafter.",
+        SPECULATION,
+        default="what the widest strategy can use",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The target, and how its layers are held."""
+
+    model: ModelName = "demo"
+    dtype: Dtype = "float32"
+    device: Annotated[str, Option("cpu, cuda:N, or cuda: stages and drafter spread over all GPUs.", MODEL)] = "cpu"
+    max_model_len: Annotated[
+        int | None,
+        Option("Most tokens of prompt and output together.", MODEL, default="the checkpoint's, at most 4096"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """The stages, and where they are."""
+
+    pipeline_parallel_size: Stages = None
+    layer_split: Annotated[
+        str | None, Option("Layers of each stage.", PIPELINE, metavar="N,N,...", default="an even split")
+    ] = None
+    cluster: Annotated[str | Cluster | None, CLUSTER] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingOptions:
+    """How many requests run at a time, and what each has of the engine."""
+
+    max_num_seqs: Annotated[int, Option("Most requests that run at a time; others wait.", LIMITS)] = 16
+    kv_slots: Annotated[
+        int | None,
+        Option(
+            "Most tokens of all running requests and the prefix cache together; each takes memory on every stage.",
+            SHARING,
+            default="two requests of the most tokens, at least 4096",
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, Option("Keep what requests with the same beginning can share.", SHARING, default="on")
+    ] = True
+    prefill_chunk: Annotated[int, Option("Most tokens of prompts in one batch.", SHARING)] = 128
+    prefill_stretch: Annotated[
+        float,
+        Option("Most times as long as without prompts that a step may take while other requests decode.", SHARING),
+    ] = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ModelOptions, PipelineOptions, SharingOptions):
+    """Everything about an engine. Names are vLLM's where it has them.
+
+    ``model`` is a folder, a hub id, or "demo". ``cluster`` may be a name and ``speculative_config`` a table: what they
+    stand for takes their place. Raises FieldError naming the field, ConfigError for a cluster that cannot be.
     """
 
-    model: str = "demo"
-    pipeline_parallel_size: int | None = None
-    layer_split: str | None = None
     speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None
-    cluster: str | Cluster | None = None
-    dtype: str = "float32"
-    device: str = "cpu"
-    max_model_len: int | None = None
-    max_num_seqs: int = 16
-    kv_slots: int | None = None
-    speculative_slots: int | None = None
-    prefill_chunk: int = 128
-    prefill_stretch: float = 2.0
-    enable_prefix_caching: bool = True
+    speculative_slots: SpeculativeSlots = None
+    """None: as many as the strategy can use."""
     transport: str = "ipc"
     skip_tokenizer_init: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.speculative_config, Mapping):
+            object.__setattr__(self, "speculative_config", parse_speculative(self.speculative_config))
+        if isinstance(self.cluster, str):
+            object.__setattr__(self, "cluster", load_cluster(self.cluster))
         check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
@@ -104,9 +170,9 @@ def resolve_options(options: EngineOptions) -> Resolved:
     from penstock.models.devices import check_device, placed
 
     check_device(options.device)
-    speculation = options.speculative_config
-    if speculation is not None and not isinstance(speculation, SpeculativeConfig):
-        speculation = parse_speculative(speculation)
+    speculation, cluster = options.speculative_config, options.cluster
+    assert not isinstance(speculation, Mapping)
+    assert not isinstance(cluster, str)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
     draft = speculator = None
     if speculation is not None and speculation.method in LEARNED:
@@ -117,7 +183,6 @@ def resolve_options(options: EngineOptions) -> Resolved:
     elif speculation is not None and speculation.model is not None:
         draft = open_checkpoint(model_folder(speculation.model, "draft"))
         check_same_vocabulary(checkpoint, draft)
-    cluster = load_cluster(options.cluster) if isinstance(options.cluster, str) else options.cluster
     if cluster is not None:
         check_cluster(cluster, options, speculation)
     layers = tuple(split_layers(options, checkpoint, cluster))

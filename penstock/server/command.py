@@ -7,59 +7,46 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 
 import penstock
-from penstock.config import FieldError, check
+from penstock.config import FieldError
 from penstock.engine.async_llm import AsyncLLM
-from penstock.generate import checked
+from penstock.engine.options import EngineOptions
 from penstock.server.app import make_app
 from penstock.server.http.listen import Listening
-from penstock.server.http.logs import LEVELS, configure_logs
+from penstock.server.http.logs import configure_logs
 from penstock.server.http.server import BACKLOG, Server
 from penstock.server.settings import ServerSettings
 
 log = logging.getLogger("penstock.server")
 
 
-def run_serve(
-    options: Mapping[str, Any],
-    max_queue: int,
-    settings: ServerSettings,
-    listening: Listening,
-    chat_template: Path | None,
-    log_level: str,
-) -> None:
-    """Take the port, start the stages, serve until a signal. ``options`` and ``max_queue`` are those of ``AsyncLLM``.
+def run_serve(options: EngineOptions, settings: ServerSettings, listening: Listening) -> None:
+    """Take the port, start the stages, serve until a signal.
 
     Raises ConfigError before anything starts, PipelineError when a stage cannot be started.
     """
-    options = checked(options)
-    check(max_queue >= 1, "max_queue", max_queue, "at least 1")
-    template = read_template(chat_template)
-    if log_level not in LEVELS:
-        raise FieldError("log_level", f"is {log_level!r}; it has to be one of {', '.join(LEVELS)}")
+    template = read_template(settings.chat_template)
     listening.check_certificate()
     with listening.bind() as bound:
-        configure_logs(log_level)
+        configure_logs(settings.log_level)
         warn(settings, listening)
-        log.info("starting", extra={"fields": {"model": options["model"], "version": penstock.__version__}})
-        asyncio.run(serve({**options, "max_queue": max_queue}, settings, listening, bound, template))
+        log.info("starting", extra={"fields": {"model": options.model, "version": penstock.__version__}})
+        asyncio.run(serve(options, settings, listening, bound, template))
 
 
 async def serve(
-    options: Mapping[str, Any],
+    options: EngineOptions,
     settings: ServerSettings,
     listening: Listening,
     bound: socket.socket,
     template: str | None,
 ) -> None:
     began = time.monotonic()
-    llm = AsyncLLM(**options)
+    llm = AsyncLLM(**vars(options), max_queue=settings.max_queue)
     try:
         if template is not None:
             llm.get_tokenizer().use_chat_template(template)

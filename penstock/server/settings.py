@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final
 
 from penstock.config import check, check_positive
+from penstock.options import LIMITS, SERVER, Option
 
-MIB = 1 << 20
+MIB: Final = 1 << 20
+LEVELS: Final = ("debug", "info", "warning", "error")
+"""Of log lines, from the least to the most important."""
+
+ServedNames = Annotated[
+    tuple[str, ...], Option("What clients call the model. May be repeated.", SERVER, default="as MODEL is")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,24 +24,43 @@ class ServerSettings:
 
     served_model_name: tuple[str, ...] = ("demo",)
     """What clients may call the model; replies carry the first."""
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Any of these opens the server; with none it is open to whoever reaches it."""
-    request_timeout: float = 600.0
-    """From a request's arrival to its last token."""
-    queue_timeout: float = 60.0
-    """How long a request may wait for the engine to start it."""
-    drain_timeout: float = 30.0
-    """After SIGTERM: how long requests under way may go on."""
-    body_timeout: float = 30.0
-    """How long a body may take to arrive."""
-    max_body_size: int = MIB
-    allowed_origins: tuple[str, ...] = ()
-    """Web origins whose pages may call this server (CORS); "*" is any."""
-    web: bool = True
-    """Whether the web page is served at /."""
-    log_prompts: bool = False
-    seed: int | None = None
-    """Of requests that give none; with None each of these gets a fresh one."""
+    api_keys: Annotated[
+        tuple[str, ...],
+        Option(
+            "Clients have to send it as 'Authorization: Bearer KEY'. May be repeated: any of them will do.",
+            SERVER,
+            names=("--api-key",),
+            envvar="PENSTOCK_API_KEY",
+            default="",
+        ),
+    ] = field(default=(), repr=False)
+    """With none the server is open to whoever reaches it."""
+    chat_template: Annotated[
+        Path | None,
+        Option("Jinja template in place of the checkpoint's own.", SERVER, metavar="FILE", default=""),
+    ] = None
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Option(
+            "Other sites whose web pages may call this server (CORS); '*' is any. May be repeated.",
+            SERVER,
+            metavar="ORIGIN",
+            default="none",
+        ),
+    ] = ()
+    web: Annotated[bool, Option("No web page at /.", SERVER, names=("--no-web",))] = True
+    log_level: Annotated[str, Option("debug, info, warning or error.", SERVER)] = "info"
+    log_prompts: Annotated[bool, Option("Have prompts and answers in the log too.", SERVER)] = False
+    seed: Annotated[
+        int | None,
+        Option("Of requests that give none: the same request, the same text.", SERVER, default="a fresh one each"),
+    ] = None
+    max_body_size: Annotated[int, Option("Most bytes of a request's body.", LIMITS)] = MIB
+    body_timeout: Annotated[float, Option("Most seconds for a body to arrive.", LIMITS)] = 30.0
+    max_queue: Annotated[int, Option("Most requests that wait; further ones are refused.", LIMITS)] = 256
+    queue_timeout: Annotated[float, Option("Most seconds to wait.", LIMITS)] = 60.0
+    request_timeout: Annotated[float, Option("Most seconds until a request's last token.", LIMITS)] = 600.0
+    drain_timeout: Annotated[float, Option("Seconds that requests may still take after SIGTERM.", LIMITS)] = 30.0
 
     def __post_init__(self) -> None:
         names = self.served_model_name
@@ -40,6 +68,8 @@ class ServerSettings:
         check(all(self.api_keys), "api_key", "", "not empty")
         check_positive(self, "request_timeout", "queue_timeout", "body_timeout", "max_body_size")
         check_positive(self, "drain_timeout", or_zero=True)
+        check(self.max_queue >= 1, "max_queue", self.max_queue, "at least 1")
+        check(self.log_level in LEVELS, "log_level", self.log_level, f"one of {', '.join(LEVELS)}")
         check(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2**63 - 1")
         for origin in self.allowed_origins:
             known = origin == "*" or (origin.startswith(("http://", "https://")) and not origin.endswith("/"))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from penstock.config import FieldError, check, check_positive, nearest
+from penstock.engine.options import EngineOptions, ModelName
+from penstock.options import DATA, MODEL, OUTPUT, TRAINING, Option
 
 KINDS: Final = ("eagle", "eagle3", "medusa", "spd", "early-exit", "draft")
 BELONGS: Final = {
@@ -30,60 +33,109 @@ SHORTEST: Final = 8
 """Fewest tokens that ``max_length`` may be."""
 
 
+def whole_numbers(field: str, text: str) -> tuple[int, ...]:
+    """Read "4,8,16". Raises FieldError for what is no such list."""
+    try:
+        return tuple(int(one) for one in text.split(","))
+    except ValueError:
+        raise FieldError(field, f"is {text!r}; it has to be a list of whole numbers, like 4,8,16") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What the command line says. Raises FieldError."""
+    """What is trained, on what, and how. Raises FieldError."""
 
-    kind: str
-    model: str
-    """The target's folder or hub id."""
-    data: tuple[Path, ...]
-    """Files, or folders of files: .jsonl of conversations or texts, anything else as plain text."""
-    output: Path
-    """The trained drafter's folder. Its subfolder ``training`` keeps the cache, the state and the curves."""
-    epochs: int = 1
-    max_steps: int | None = None
-    """End after so many optimiser steps, even within an epoch."""
-    learning_rate: float | None = None
-    """The highest of the schedule; None: the kind's own, which is meant for targets of several billion parameters."""
-    batch_tokens: int = 8192
-    """Most tokens of one optimiser step, over all its parts and all devices."""
-    accumulate: int = 1
-    """Parts that a device computes a step in, one after the other: more of them need less memory."""
-    max_length: int = 2048
-    """Tokens of the longest sequence; plain text is cut into pieces, conversations lose what comes later."""
-    draft_vocab_size: int | None = None
-    """Tokens that can be drafted, the most frequent ones; None: 32000, or all of a smaller vocabulary; medusa: all."""
-    ttt_steps: int | None = None
-    """eagle3: steps of its training-time test; None: 7."""
-    heads: int | None = None
-    """medusa: how many; None: 5."""
-    spec_layers: int | None = None
-    """spd, early-exit: the module's layers; None: 1."""
-    variant: str | None = None
-    """spd: "anchors", for any number of stages, or "paper", for one; None: "anchors"."""
-    anchors: tuple[int, ...] | None = None
-    """spd: the target's hidden states that features are made of; None: 0, 1, 2, 4, ... up to half, and the last."""
-    stages: tuple[int, ...] | None = None
-    """spd: numbers of pipeline stages to train for; None: 4, 8 and 16 as far as the target has so many layers."""
-    post_state: bool = False
-    """spd of the paper: a token is asked about once it has passed the first stage."""
-    exit_layer: int | None = None
-    """early-exit: the hidden state that it reads; None: a quarter of the layers."""
-    layers: int | None = None
-    """draft: the model's layers; None: 2."""
-    cluster: str | None = None
-    """Emulated cluster that the speed-up is estimated for; None: it is not."""
-    device: str = "cpu"
-    dtype: str = "float32"
-    """The target's and of its cached states; bfloat16 also has the drafter compute in it. Its weights stay float32."""
-    seed: int = 0
-    save_every: int = 100
-    """Steps between two saved states, each with figures on held-out data."""
-    restart: bool = False
-    """Begin anew where the output folder holds a run. The target's hidden states are kept: their name tells of what."""
-    regenerate: bool = False
-    """Let the target write the conversations' answers anew."""
+    kind: Annotated[
+        str,
+        Option("What to train: eagle, eagle3, medusa, spd, early-exit or draft.", metavar="KIND", positional=True),
+    ]
+    data: Annotated[
+        tuple[Path, ...],
+        Option(
+            "File, or folder of files: .jsonl with 'messages', 'conversations' or 'text'; others are plain text. May "
+            "be repeated.",
+            DATA,
+            metavar="PATH",
+            default="",
+        ),
+    ]
+    output: Annotated[
+        Path,
+        Option("Where the drafter goes. A run that was broken off there goes on.", OUTPUT, metavar="DIR", default=""),
+    ]
+    """Its subfolder ``training`` keeps the cache, the state and the curves."""
+    model: ModelName = EngineOptions.model
+    dtype: Annotated[str, Option("float32, or bfloat16 for target, hidden states and autocast.", MODEL)] = "float32"
+    """With bfloat16 the drafter computes in it too, but its weights stay float32."""
+    device: Annotated[str, Option("cpu or cuda.", MODEL)] = "cpu"
+    max_length: Annotated[int, Option("Most tokens of one sequence.", DATA)] = 2048
+    """Plain text is cut into pieces, conversations lose what comes later."""
+    regenerate: Annotated[bool, Option("Let the target write the answers anew.", DATA)] = False
+    epochs: Annotated[int, Option("Times through the data.", TRAINING)] = 1
+    max_steps: Annotated[int | None, Option("End after so many steps.", TRAINING, default="as the epochs say")] = None
+    """Of the optimiser, even within an epoch."""
+    learning_rate: Annotated[
+        float | None,
+        Option(
+            "The highest; it rises, then falls to zero. Small targets need more than the default.",
+            TRAINING,
+            default="the kind's authors'",
+        ),
+    ] = None
+    """The kind's own is meant for targets of several billion parameters."""
+    batch_tokens: Annotated[int, Option("Most tokens of one step.", TRAINING)] = 8192
+    """Over all its parts and all devices."""
+    accumulate: Annotated[int, Option("Parts of a step, computed one after the other.", TRAINING)] = 1
+    """More of them need less memory."""
+    draft_vocab_size: Annotated[
+        int | None,
+        Option(
+            "eagle3, medusa, spd, early-exit: how many tokens, the most frequent ones, can be drafted.",
+            TRAINING,
+            default="32000, or all of fewer; medusa: all",
+        ),
+    ] = None
+    ttt_steps: Annotated[int | None, Option("eagle3: steps of its training-time test.", TRAINING, default="7")] = None
+    heads: Annotated[int | None, Option("medusa: how many heads.", TRAINING, default="5")] = None
+    spec_layers: Annotated[int | None, Option("spd, early-exit: its layers.", TRAINING, default="1")] = None
+    variant: Annotated[
+        str | None,
+        Option("spd: anchors, for any number of stages, or paper, for one.", TRAINING, default="anchors"),
+    ] = None
+    anchors: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "spd: the target's hidden states that it reads.",
+            TRAINING,
+            metavar="0,STATE,...",
+            default="0,1,2,4,... up to half, and the last",
+            parse=partial(whole_numbers, "anchors"),
+        ),
+    ] = None
+    stages: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "spd: numbers of pipeline stages to train for; variant paper takes one.",
+            TRAINING,
+            metavar="N,...",
+            default="4,8,16 as far as there are layers",
+            parse=partial(whole_numbers, "stages"),
+        ),
+    ] = None
+    post_state: Annotated[bool, Option("spd of the paper: asked once a token has passed a stage.", TRAINING)] = False
+    exit_layer: Annotated[
+        int | None,
+        Option("early-exit: the hidden state that it reads.", TRAINING, default="a quarter of the layers"),
+    ] = None
+    layers: Annotated[int | None, Option("draft: the model's layers.", TRAINING, default="2")] = None
+    seed: Annotated[int, Option("Same seed, same weights.", TRAINING)] = 0
+    cluster: Annotated[
+        str | None,
+        Option("Estimate the speed-up on this emulated cluster: preset, random-SEED or a file.", OUTPUT, default=""),
+    ] = None
+    save_every: Annotated[int, Option("Steps between states and held-out figures.", OUTPUT)] = 100
+    restart: Annotated[bool, Option("Begin anew where there is an earlier run.", OUTPUT)] = False
+    """The target's hidden states are kept: their name tells of what they are."""
 
     def __post_init__(self) -> None:
         for name, known in (("kind", KINDS), ("dtype", DTYPES), ("device", DEVICES)):
@@ -122,14 +174,6 @@ class TrainOptions:
                 raise FieldError("stages", f"is {found}; variant paper is trained for one number of stages, name it")
         elif self.post_state:
             raise FieldError("post_state", "belongs to variant paper, not anchors; remove it")
-
-
-def whole_numbers(field: str, text: str | None) -> tuple[int, ...] | None:
-    """Read "4,8,16". Raises FieldError for what is no such list."""
-    try:
-        return None if text is None else tuple(int(one) for one in text.split(","))
-    except ValueError:
-        raise FieldError(field, f"is {text!r}; it has to be a list of whole numbers, like 4,8,16") from None
 
 
 def check_within(options: TrainOptions, last: int, *names: str) -> None:

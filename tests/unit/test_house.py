@@ -19,9 +19,8 @@ MOST_LINES = 60
 MOST_PARAMETERS = 12
 MOST_FILES = 20
 
-STILL_LONG = {("penstock.cli", name) for name in ("generate", "serve", "bench", "bench_serve", "simulate", "train")}
 STILL_FULL: set[str] = set()
-"""What still breaks the rules; these lists only get shorter."""
+"""What still breaks the rule; this list only gets shorter."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -61,7 +60,7 @@ def test_functions_fit_on_a_screen() -> None:
         for module, function in functions()
         if lines(function) > MOST_LINES or parameters(function) > MOST_PARAMETERS
     }
-    assert too_large <= STILL_LONG
+    assert not too_large
 
 
 def test_folders_can_be_read_in_a_list() -> None:

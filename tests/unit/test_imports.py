@@ -19,6 +19,7 @@ LAYERS = [
     "core",
     "dtypes",
     "config",
+    "options",
     "noise",
     "priority",
     "tree",
@@ -56,6 +57,8 @@ APART = ("server.openai", "server.live")
 
 HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
 MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler", "trainer")
+LIGHT = ("trainer.options",)
+"""Of these parts, what the command line needs for its help."""
 HEAVY_WHEN_CALLED = {"pipeline.forkserver", "text.tokenizer", "recording", "dtypes"}
 
 DECISIONS = (
@@ -159,9 +162,13 @@ def test_the_package_itself_imports_the_core_only() -> None:
     assert {found.imported for found in own if found.when == "at once"} == {"penstock.core"}
 
 
+def may_be_heavy(module: str) -> bool:
+    return module not in LIGHT and any(under(module, part) for part in MAY_BE_HEAVY)
+
+
 def test_torch_and_its_kin_stay_where_tensors_are() -> None:
     heavy = [found for found in IMPORTS if found.imported.split(".")[0] in HEAVY and found.when != "for types"]
-    elsewhere = [found for found in heavy if not any(under(found.importer, part) for part in MAY_BE_HEAVY)]
+    elsewhere = [found for found in heavy if not may_be_heavy(found.importer)]
     assert [found for found in elsewhere if found.when == "at once"] == []
     assert {found.importer for found in elsewhere} == HEAVY_WHEN_CALLED
 
@@ -172,10 +179,16 @@ def test_nobody_else_loads_torch_by_importing_who_does() -> None:
         found
         for found in IMPORTS
         if found.when == "at once"
-        and not any(under(found.importer, part) for part in MAY_BE_HEAVY)
-        and any(under(found.imported, f"penstock.{part}") for part in MAY_BE_HEAVY)
+        and not may_be_heavy(found.importer)
+        and may_be_heavy(found.imported.removeprefix("penstock."))
     ]
     assert reached == []
+
+
+def test_typer_is_the_command_lines_alone() -> None:
+    """Whoever uses the engine, a client or a bench from Python needs no option parser."""
+    importers = {found.importer for found in IMPORTS if found.imported.split(".")[0] == "typer"}
+    assert {name for name in importers if not under(name, "cli")} == {"generate", "server.command"}
 
 
 @pytest.mark.parametrize("part", DECISIONS)

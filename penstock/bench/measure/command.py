@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from penstock.bench.entries import PLACED, PLAIN, Named, parse_entries, strategy_of
 from penstock.bench.grid import Question, check_lengths, questions_of
 from penstock.bench.measure.comparison import StrategyRun, is_plain, measure_all, with_plain
+from penstock.bench.measure.options import DEFAULT_PROMPTS, BenchOptions
 from penstock.bench.measure.report import as_json, write_report
 from penstock.bench.measure.small_model import SmallModel, asked_once, measured_small_model, modelled_small_model
 from penstock.bench.measure.tables import SMALL, remarks, tables_of
@@ -25,57 +26,11 @@ from penstock.bench.plots import require_matplotlib
 from penstock.bench.prompts import read_prompt_sets
 from penstock.bench.recordings.record import check_record, record_runs
 from penstock.cluster import Cluster, load_cluster
-from penstock.config import FieldError, SpeculativeConfig, check
+from penstock.config import FieldError, SpeculativeConfig
 from penstock.core import ConfigError, SamplingParams
-from penstock.engine.options import DEMO
 
 if TYPE_CHECKING:
     from penstock.engine.options import Resolved
-
-DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """What the command line says. ``speculative_config`` holds the drafter and the options of all strategies."""
-
-    strategies: tuple[str, ...]
-    """Entries: a name, or a name with options of its own in brackets."""
-    model: str = "demo"
-    cluster: str | None = None
-    pipeline_parallel_size: int | None = None
-    speculative_config: Mapping[str, Any] | None = None
-    speculative_slots: int | None = None
-    prompts: tuple[Path, ...] = (DEFAULT_PROMPTS,)
-    num_prompts: int = 4
-    """Of each file."""
-    max_tokens: int = 64
-    temperature: tuple[float, ...] = (0.0,)
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    seeds: int = 1
-    """How many times each prompt is run, each time with another seed."""
-    time_scale: float | None = None
-    bandwidth_gbit_s: float | None = None
-    drafter_on: tuple[str, ...] = ()
-    """Where the emulated drafter runs: one after the other. Empty: as the cluster says."""
-    dtype: str = "float32"
-    json: Path | None = None
-    report: Path | None = None
-    record: Path | None = None
-
-    def __post_init__(self) -> None:
-        check(bool(self.strategies), "strategies", self.strategies, "at least one name")
-        check(bool(self.prompts), "prompts", self.prompts, "at least one file")
-        check(self.num_prompts >= 1, "num_prompts", self.num_prompts, "at least 1")
-        check(self.max_tokens >= 2, "max_tokens", self.max_tokens, "at least 2: the first token is the prompt's")
-        check(self.seeds >= 1, "seeds", self.seeds, "at least 1")
-        for name in ("strategies", "temperature", "drafter_on"):
-            values = getattr(self, name)
-            check(len(set(values)) == len(values), name, ",".join(map(str, values)), "different ones")
-        if self.json is not None:
-            check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")
 
 
 @dataclass(frozen=True)

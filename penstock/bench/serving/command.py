@@ -144,7 +144,7 @@ def settings_of(options: ServingOptions, model: str) -> dict[str, Any]:
     del shown["server"], shown["json"], shown["plot"]
     shown |= {"url": options.server.shown, "model": model, "goodput": dict(options.goodput)}
     shown["request_rate"] = options.request_rate if math.isfinite(options.request_rate) else "inf"
-    shown["dataset"] = "random" if options.dataset is None else options.dataset.name
+    shown["dataset"] = options.dataset.name
     packages = {name: version(name) for name in ("penstock", "httpx")}
     host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
     return {**shown, "versions": packages, "host": host}

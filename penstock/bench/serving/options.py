@@ -6,43 +6,99 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+from penstock.bench.options import FiguresFile
 from penstock.bench.plots import require_matplotlib
-from penstock.clients.api import Server
+from penstock.clients.api import ServedModel, Server
 from penstock.config import FieldError, check, nearest
+from penstock.options import LOAD, OUTPUT, SAMPLING, SERVER, Option
 
 PATHS: Final = {"completions": "/completions", "chat": "/chat/completions"}
 """By endpoint, below the server's address."""
-RANDOM: Final = "random"
+RANDOM: Final = Path("random")
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
 """Time to first token, time per output token, inter-token latency, end-to-end latency: vLLM's names."""
+DEFAULT_INPUT: Final = 128
+"""Tokens of a random prompt."""
 BOUNDED: Final = ("ttft", "tpot", "e2el")
 """Those that a request has one of each."""
 
 
+def parse_concurrency(text: str) -> tuple[int, ...]:
+    """``1,2,4``. Raises FieldError for what is no number."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise FieldError("concurrency", f"is {text!r}; it has to be whole numbers with commas between") from error
+
+
+def parse_goodput(text: str) -> dict[str, float]:
+    """``ttft:500,tpot:50``: milliseconds by latency. Raises FieldError."""
+    limits = {}
+    for part in text.split(","):
+        name, _, limit = part.strip().partition(":")
+        if name not in BOUNDED:
+            raise FieldError("goodput", f"names {name!r}; {nearest(name, BOUNDED)}")
+        try:
+            limits[name] = float(limit)
+        except ValueError as error:
+            raise FieldError("goodput", f"is {part!r}; it has to be like {name}:500, in milliseconds") from error
+    return limits
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions:
-    """``concurrency`` empty: no limit. ``dataset`` None: random prompts. ``goodput``: milliseconds by latency."""
+    """Which server, under what load, and what is counted. Raises FieldError."""
 
     server: Server = field(default_factory=Server)
-    model: str | None = None
-    endpoint: str = "completions"
-    request_rate: float = math.inf
-    """Requests per second; inf sends all at once."""
-    burstiness: float = 1.0
-    concurrency: tuple[int, ...] = ()
-    num_prompts: int = 100
-    num_warmups: int = 1
-    dataset: Path | None = None
-    input_len: int | None = None
-    output_len: int = 128
-    seed: int = 0
-    temperature: float = 0.0
-    ignore_eos: bool = False
-    goodput: Mapping[str, float] = field(default_factory=dict)
-    json: Path | None = None
-    plot: Path | None = None
+    model: ServedModel = None
+    endpoint: Annotated[str, Option("completions or chat.", SERVER)] = "completions"
+    request_rate: Annotated[float, Option("Requests that arrive per second; inf: all at once.", LOAD)] = math.inf
+    burstiness: Annotated[float, Option("1 is a Poisson process; below, requests come in bursts.", LOAD)] = 1.0
+    concurrency: Annotated[
+        tuple[int, ...],
+        Option(
+            "Most requests at a time; several are measured one after the other.",
+            LOAD,
+            metavar="K,K,...",
+            default="no limit",
+            parse=parse_concurrency,
+        ),
+    ] = ()
+    num_prompts: Annotated[int, Option("Requests for each concurrency.", LOAD)] = 100
+    num_warmups: Annotated[int, Option("Requests before them that do not count.", LOAD)] = 1
+    dataset: Annotated[
+        Path,
+        Option(
+            "Random words, or one JSON object a line with 'prompt' or 'turns'.",
+            SAMPLING,
+            metavar="random|FILE.jsonl",
+        ),
+    ] = RANDOM
+    input_len: Annotated[
+        int | None,
+        Option("Tokens of a random prompt, on average and as the server counts.", SAMPLING, default=str(DEFAULT_INPUT)),
+    ] = None
+    output_len: Annotated[int, Option("Most tokens per request.", SAMPLING)] = 128
+    temperature: Annotated[float, Option("0 is greedy.", SAMPLING)] = 0.0
+    seed: Annotated[int, Option("The first request's, the next one has the next; arrivals too.", SAMPLING)] = 0
+    ignore_eos: Annotated[bool, Option("Have output-len tokens of every request.", SAMPLING)] = False
+    goodput: Annotated[
+        Mapping[str, float],
+        Option(
+            "Count the requests per second that keep these limits.",
+            OUTPUT,
+            metavar="ttft:MS,tpot:MS,e2el:MS",
+            default="",
+            parse=parse_goodput,
+        ),
+    ] = field(default_factory=dict)
+    json: FiguresFile = None
+    plot: Annotated[
+        Path | None,
+        Option("Draw throughput and latencies over concurrency.", OUTPUT, metavar="FILE.png", default=""),
+    ] = None
 
     def __post_init__(self) -> None:
         check(self.endpoint in PATHS, "endpoint", self.endpoint, " or ".join(PATHS))
@@ -56,7 +112,7 @@ class ServingOptions:
         check(self.input_len is None or self.input_len >= 1, "input_len", self.input_len, "at least 1")
         check(self.output_len >= 1, "output_len", self.output_len, "at least 1")
         check(0 <= self.temperature < math.inf, "temperature", self.temperature, "0 (greedy) or above")
-        if self.dataset is not None and self.input_len is not None:
+        if self.dataset != RANDOM and self.input_len is not None:
             raise FieldError("input_len", "is the length of random prompts, but the dataset is a file; remove one")
         for name in ("json", "plot"):
             file: Path | None = getattr(self, name)
@@ -64,25 +120,3 @@ class ServingOptions:
         if self.plot is not None:
             require_matplotlib()
             check(len(self.concurrency) > 1, "concurrency", self.concurrency, "several, to be compared in a plot")
-
-
-def parse_concurrency(text: str | None) -> tuple[int, ...]:
-    """``1,2,4``. Raises FieldError for what is no number."""
-    try:
-        return tuple(int(part) for part in text.split(",")) if text is not None else ()
-    except ValueError as error:
-        raise FieldError("concurrency", f"is {text!r}; it has to be whole numbers with commas between") from error
-
-
-def parse_goodput(text: str | None) -> dict[str, float]:
-    """``ttft:500,tpot:50``: milliseconds by latency. Raises FieldError."""
-    limits = {}
-    for part in text.split(",") if text is not None else ():
-        name, _, limit = part.strip().partition(":")
-        if name not in BOUNDED:
-            raise FieldError("goodput", f"names {name!r}; {nearest(name, BOUNDED)}")
-        try:
-            limits[name] = float(limit)
-        except ValueError as error:
-            raise FieldError("goodput", f"is {part!r}; it has to be like {name}:500, in milliseconds") from error
-    return limits

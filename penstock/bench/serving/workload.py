@@ -9,10 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.bench.prompts import read_prompts
-from penstock.bench.serving.options import ServingOptions
+from penstock.bench.serving.options import DEFAULT_INPUT, RANDOM, ServingOptions
 from penstock.clients.api import ServerError
 
-DEFAULT_INPUT: Final = 128
 NOUNS: Final = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -41,7 +40,7 @@ class Workload:
 async def make_workload(options: ServingOptions, model: str, count_tokens: CountTokens) -> Workload:
     """Raises ConfigError for a file that cannot be used, ServerError where the server does not count tokens."""
     wanted = options.num_prompts + options.num_warmups
-    if options.dataset is not None:
+    if options.dataset != RANDOM:
         prompts = read_prompts(options.dataset, wanted)
     else:
         length = await words_for(options.input_len or DEFAULT_INPUT, count_tokens)

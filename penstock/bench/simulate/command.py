@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -18,12 +17,13 @@ from penstock.bench.measure.command import prepare, progress_bar
 from penstock.bench.measure.comparison import WARM_UP, is_plain
 from penstock.bench.measure.sample import is_looping
 from penstock.bench.recordings.load import load_recordings
+from penstock.bench.simulate.options import SimulateOptions
 from penstock.bench.simulate.report import as_json, write_report
 from penstock.bench.simulate.runs import Case, SimulatedRun, summarise, tables_of
-from penstock.bench.simulate.sweep import STAGES, Settings, Sweep, expanded
+from penstock.bench.simulate.sweep import STAGES, Settings, expanded
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster
-from penstock.config import FieldError, check, check_accuracy
+from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.recording import Recording
 from penstock.simulator.run import Simulated, simulate
@@ -35,54 +35,6 @@ DEMO_ACCURACY: Final = (
 )
 """The demo pair's at T = 1: its model card gives those of 1, 4 and 16 candidates; between them the misses are taken to
 fall as a power of the number of candidates."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulateOptions:
-    """What the command line says. Raises FieldError."""
-
-    clusters: tuple[str, ...]
-    strategies: tuple[str, ...]
-    """Entries: a name, or a name with options of its own in brackets."""
-    accuracy: tuple[float, ...] | None = None
-    """Chance that the target's token is among the first 1, 2, ... candidates; None: the recordings', else the demo
-    pair's."""
-    recordings: tuple[Path, ...] = ()
-    model: str | None = None
-    """What the recordings' target has to be; None: any."""
-    draft_model: str | None = None
-    """What the recordings' draft model has to be; None: any."""
-    tokens: int = 2000
-    """Of all requests together; of recordings those that there are."""
-    tokens_per_request: int = 100
-    seed: int = 0
-    bandwidth_gbit_s: float | None = None
-    overhead_per_hop_ms: float = 0.0
-    """What every message takes beyond its link's time, in milliseconds: ``penstock bench`` measures it."""
-    drafter_on: tuple[str, ...] = ()
-    """Where the drafter runs: each cluster once for each. Empty: as the cluster says."""
-    sweep: Sweep = field(default_factory=dict)
-    json: Path | None = None
-    report: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("clusters", "strategies", "drafter_on"):
-            values = getattr(self, name)
-            check(bool(values) or name == "drafter_on", name, values, "at least one name")
-            check(len(set(values)) == len(values), name, ",".join(values), "different ones")
-        if self.accuracy is not None:
-            check_accuracy(self.accuracy)
-            if self.recordings:
-                raise FieldError("accuracy", "is set beside a recording, which has its own; remove one")
-        for name in ("model", "draft_model"):
-            if getattr(self, name) is not None and not self.recordings:
-                raise FieldError(name, "is what recordings have to be made with, but there are none; add --recording")
-        check(self.tokens_per_request >= 2, "tokens_per_request", self.tokens_per_request, "at least 2")
-        check(self.tokens >= self.tokens_per_request, "tokens", self.tokens, "at least tokens_per_request")
-        check(self.seed >= 0, "seed", self.seed, "0 or above")
-        check(self.overhead_per_hop_ms >= 0, "overhead_per_hop_ms", self.overhead_per_hop_ms, "0 or above")
-        if self.json is not None:
-            check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")
 
 
 @dataclass(frozen=True)
@@ -127,14 +79,6 @@ def simulate_all(plan: Plan, console: Console, overhead_per_hop: float) -> list[
                 runs.append(summarise(case, found, plain))
                 progress.advance(task)
     return runs
-
-
-def parse_accuracy(text: str) -> tuple[float, ...]:
-    """``0.7,0.8`` as numbers. Raises FieldError for what is none."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise FieldError("accuracy", f"is {text!r}; it has to be numbers with commas, for example 0.7,0.8") from None
 
 
 # --------------------------------------------------------------------------------------------------------------- plan

@@ -7,26 +7,30 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from penstock.config import FieldError, check, check_positive
+from penstock.options import LIMITS, SERVER, Option
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listening:
     """An address and its limits. Raises FieldError naming the field."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 takes a free one."""
-    max_connections: int = 512
-    header_timeout: float = 10.0
-    """Seconds in which a request's head has to arrive."""
-    root_path: str = ""
-    """What a proxy takes off the front of every path."""
-    ssl_certfile: Path | None = None
-    """The certificate, with those that vouch for it behind it; without one the server speaks HTTP."""
-    ssl_keyfile: Path | None = None
-    """Its key, where that is not in the same file."""
+    host: Annotated[str, Option("Address to listen on; 0.0.0.0 is all of this machine's.", SERVER)] = "127.0.0.1"
+    port: Annotated[int, Option("0 takes a free one.", SERVER)] = 8000
+    root_path: Annotated[
+        str, Option("What a proxy in front takes off every path.", SERVER, metavar="/PATH", default="none")
+    ] = ""
+    ssl_certfile: Annotated[
+        Path | None, Option("Certificate in PEM: serve HTTPS.", SERVER, metavar="FILE", default="")
+    ] = None
+    """With the certificates that vouch for it behind it."""
+    ssl_keyfile: Annotated[
+        Path | None, Option("The certificate's key.", SERVER, metavar="FILE", default="in the same file")
+    ] = None
+    max_connections: Annotated[int, Option("Most connections at a time.", LIMITS)] = 512
+    header_timeout: Annotated[float, Option("Most seconds for a request's head to arrive.", LIMITS)] = 10.0
 
     def __post_init__(self) -> None:
         root = self.root_path

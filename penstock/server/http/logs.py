@@ -14,7 +14,6 @@ log = logging.getLogger("penstock.server.requests")
 
 POLLED: Final = ("/health", "/metrics")
 """Asked for by machines all the time: their lines are of level debug."""
-LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 class JsonFormatter(logging.Formatter):

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.cli import INTERRUPTED, app
+from penstock.cli.app import app
+from penstock.cli.errors import INTERRUPTED
 from tests.openai_server import ADDED, PER_WORD, OpenAIServer, Reply, prompt_of, running
 from tests.unit.bench.png import png_size
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import INTERRUPTED
+from penstock.cli.errors import INTERRUPTED
 from tests.openai_server import OpenAIServer, Reply, prompt_of, running
 
 pytestmark = pytest.mark.processes

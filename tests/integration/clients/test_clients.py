@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.cli.app import app
 from tests.serving import PATIENCE, PENSTOCK, ServedProcess, served
 
 pytestmark = pytest.mark.processes

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from penstock import LLM, ConfigError, SamplingParams
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.config import FieldError
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.speculators.formats import open_speculator

@@ -7,7 +7,7 @@ import json
 import pytest
 from safetensors import safe_open
 
-from penstock.bench.measure.command import DEFAULT_PROMPTS
+from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.prompts import read_prompts
 from penstock.engine.options import DEMO, EngineOptions, resolve_options
 from penstock.text.tokenizer import load_tokenizer

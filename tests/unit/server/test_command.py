@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from penstock import cli
+from penstock.cli.app import app
 from penstock.config import SpeculativeConfig
 from penstock.engine.options import EngineOptions
 from penstock.server import command
@@ -30,18 +30,13 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def serve(*flags: str, **environment: str) -> Any:
-    return CliRunner().invoke(cli.app, ["serve", *flags], env=environment)
+    return CliRunner().invoke(app, ["serve", *flags], env=environment)
 
 
 def test_defaults_are_those_of_the_settings(called: list[tuple[Any, ...]]) -> None:
     assert serve().exit_code == 0
-    options, max_queue, settings, listening, template, level = called[0]
-    assert settings == ServerSettings()
-    assert listening == Listening()
-    assert (max_queue, template, level) == (256, None, "info")
-    assert options["model"] == "demo"
-    assert EngineOptions(**options) == EngineOptions(speculative_config=options["speculative_config"])
-    assert options["speculative_config"] == SpeculativeConfig(method="draft_model", model="demo")
+    drafting = SpeculativeConfig(method="draft_model", model="demo")
+    assert called == [(EngineOptions(speculative_config=drafting), ServerSettings(), Listening())]
 
 
 def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
@@ -55,19 +50,22 @@ def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
     flags += ["--kv-slots", "200", "--no-enable-prefix-caching", "--prefill-chunk", "64", "--prefill-stretch", "1.5"]
     result = serve(*flags)
     assert result.exit_code == 0, result.output
-    options, max_queue, settings, listening, template, level = called[0]
+    options, settings, listening = called[0]
     assert settings == ServerSettings(
         served_model_name=("x", "y"),
         api_keys=("a", "b"),
-        request_timeout=6,
-        queue_timeout=7,
-        drain_timeout=0,
-        body_timeout=10,
-        max_body_size=9,
+        chat_template=tmp_path / "t",
         allowed_origins=("https://a.org", "*"),
         web=False,
+        log_level="debug",
         log_prompts=True,
         seed=3,
+        max_body_size=9,
+        body_timeout=10,
+        max_queue=5,
+        queue_timeout=7,
+        request_timeout=6,
+        drain_timeout=0,
     )
     assert listening == Listening(
         host="::1",
@@ -78,16 +76,22 @@ def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
         ssl_certfile=Path("c.pem"),
         ssl_keyfile=Path("k.pem"),
     )
-    assert (max_queue, template, level) == (5, tmp_path / "t", "debug")
-    assert options["model"] == "my/model"
-    assert (options["pipeline_parallel_size"], options["max_model_len"], options["max_num_seqs"]) == (3, 99, 4)
-    assert (options["kv_slots"], options["enable_prefix_caching"]) == (200, False)
-    assert (options["prefill_chunk"], options["prefill_stretch"]) == (64, 1.5)
+    assert options == EngineOptions(
+        model="my/model",
+        pipeline_parallel_size=3,
+        max_model_len=99,
+        max_num_seqs=4,
+        kv_slots=200,
+        enable_prefix_caching=False,
+        prefill_chunk=64,
+        prefill_stretch=1.5,
+        speculative_config=SpeculativeConfig(strategy="autoregressive"),
+    )
 
 
 def test_the_key_may_come_from_the_environment_and_the_name_is_the_models(called: list[tuple[Any, ...]]) -> None:
     assert serve("some/model", PENSTOCK_API_KEY="secret").exit_code == 0
-    settings = called[0][2]
+    settings = called[0][1]
     assert settings.api_keys == ("secret",)
     assert settings.served_model_name == ("some/model",)
     assert "secret" not in repr(settings)
@@ -140,7 +144,7 @@ def test_whoever_reads_the_announcement_can_connect(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(command, "Server", lambda *_, **__: SimpleNamespace(serve=ended))
     monkeypatch.setattr(command, "announce", connect)
     with (listening := Listening(port=0)).bind() as bound:
-        asyncio.run(command.serve({}, ServerSettings(), listening, bound, None))
+        asyncio.run(command.serve(EngineOptions(), ServerSettings(), listening, bound, None))
     assert connected
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from penstock import cli
+from penstock.cli.app import app
 from penstock.trace.bubbles import Cause
 from penstock.trace.reader import Sent, read_trace
 from penstock.trace.show import drafter_lines, show_trace
@@ -95,7 +95,7 @@ def test_the_command_prints_two_tables_and_a_sentence_within_eighty_columns(file
 
 
 def test_json_is_one_object_whose_shares_add_up(file: Path) -> None:
-    result = CliRunner().invoke(cli.app, ["trace", str(file), "--json"])
+    result = CliRunner().invoke(app, ["trace", str(file), "--json"])
     assert result.exit_code == 0, result.output
     table = json.loads(result.stdout)
     assert sum(cause["share"] for cause in table["idle"].values()) == pytest.approx(1.0)
@@ -107,7 +107,7 @@ def test_json_is_one_object_whose_shares_add_up(file: Path) -> None:
 def test_a_bad_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"traceEvents": []}')
-    result = CliRunner().invoke(cli.app, ["trace", str(other)])
+    result = CliRunner().invoke(app, ["trace", str(other)])
     assert result.exit_code == 2
     assert result.stderr.startswith(f"penstock: error: {other}: the file is not a trace of Penstock's")
     assert result.stderr.count("\n") == 1

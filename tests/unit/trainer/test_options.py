@@ -59,6 +59,5 @@ def test_refused(wrong: dict[str, object], said: str) -> None:
 
 def test_a_list_of_whole_numbers_is_read_or_refused() -> None:
     assert whole_numbers("stages", "4,8, 16") == (4, 8, 16)
-    assert whole_numbers("stages", None) is None
     with pytest.raises(FieldError, match="stages is '4;8'; it has to be a list of whole numbers, like 4,8,16"):
         whole_numbers("stages", "4;8")

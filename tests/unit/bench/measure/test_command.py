@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.measure.command import (
-    DEFAULT_PROMPTS,
-    BenchOptions,
     placed,
     plan_of,
     prepare,
@@ -17,6 +15,7 @@ from penstock.bench.measure.command import (
     settings_of,
 )
 from penstock.bench.measure.meter import Meter
+from penstock.bench.measure.options import DEFAULT_PROMPTS, BenchOptions
 from penstock.bench.measure.sample import is_looping
 from penstock.bench.prompts import read_prompt_sets, read_prompts
 from penstock.cluster.timing import LinkTiming

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from penstock.bench.recordings.load import fingerprint_of, load_recordings
 from penstock.bench.recordings.rules import run_acceptance
-from penstock.bench.simulate.command import SimulateOptions, run_simulate
+from penstock.bench.simulate.command import run_simulate
+from penstock.bench.simulate.options import SimulateOptions
 from penstock.core import ConfigError
 from penstock.recording import Recording
 from tests.recordings import make_recording

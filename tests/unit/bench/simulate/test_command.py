@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from penstock.bench.measure.comparison import WARM_UP
-from penstock.bench.simulate.command import SimulateOptions, run_simulate
+from penstock.bench.simulate.command import run_simulate
+from penstock.bench.simulate.options import SimulateOptions
 from penstock.bench.simulate.runs import SimulatedRun
 from penstock.bench.simulate.sweep import parse_sweep
 from penstock.cluster import load_cluster

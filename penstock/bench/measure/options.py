@@ -1,0 +1,87 @@
+"""What ``penstock bench`` is told, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from penstock.bench.entries import split_entries
+from penstock.bench.grid import parse_temperatures
+from penstock.bench.options import Bandwidth, DrafterOn, FiguresFile, ReportFolder
+from penstock.config import STRATEGY_OPTIONS, check
+from penstock.engine.options import CLUSTER, DEMO, Dtype, EngineOptions, ModelName, SpeculativeSlots, Stages
+from penstock.options import OUTPUT, PIPELINE, SAMPLING, SPECULATION, Option
+
+DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What is compared, on what, with which prompts. Raises FieldError."""
+
+    strategies: Annotated[
+        tuple[str, ...],
+        Option(
+            f"{', '.join(STRATEGY_OPTIONS)}; each with options of its own in brackets, for example "
+            "pipedec[width=16],pipedec[width=64].",
+            SPECULATION,
+            metavar="A,B[option=value,...],...",
+            parse=split_entries,
+        ),
+    ] = ("autoregressive", "pipedec")
+    speculative_config: Mapping[str, Any] | None = None
+    """The drafter, and the options of all strategies."""
+    speculative_slots: SpeculativeSlots = EngineOptions.speculative_slots
+    model: ModelName = EngineOptions.model
+    dtype: Dtype = EngineOptions.dtype
+    cluster: Annotated[str | None, CLUSTER] = None
+    pipeline_parallel_size: Stages = None
+    time_scale: Annotated[
+        float | None,
+        Option("Stretch all modelled times, where this host is too slow for them.", PIPELINE, default="the cluster's"),
+    ] = None
+    bandwidth_gbit_s: Bandwidth = None
+    drafter_on: DrafterOn = ()
+    prompts: Annotated[
+        tuple[Path, ...],
+        Option(
+            "One JSON object a line, with 'prompt' or 'turns'. May be repeated: a prompt set each.",
+            SAMPLING,
+            metavar="FILE.jsonl",
+            default="the package's own",
+        ),
+    ] = (DEFAULT_PROMPTS,)
+    num_prompts: Annotated[int, Option("How many of each file to use.", SAMPLING)] = 4
+    max_tokens: Annotated[int, Option("Most tokens per prompt.", SAMPLING)] = 64
+    temperature: Annotated[
+        tuple[float, ...], Option("0 is greedy.", SAMPLING, metavar="T,T,...", parse=parse_temperatures)
+    ] = (0.0,)
+    top_p: Annotated[float, Option("1 is off.", SAMPLING)] = 1.0
+    top_k: Annotated[int, Option("0 is off.", SAMPLING)] = 0
+    seed: Annotated[int, Option("The first prompt's; the next one has the next.", SAMPLING)] = 0
+    seeds: Annotated[int, Option("How often to run each prompt, each time with another seed.", SAMPLING)] = 1
+    json: FiguresFile = None
+    report: ReportFolder = None
+    record: Annotated[
+        Path | None,
+        Option(
+            "Record target's and draft model's distributions on the texts; see penstock acceptance.",
+            OUTPUT,
+            metavar="FILE.safetensors",
+            default="",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check(bool(self.strategies), "strategies", self.strategies, "at least one name")
+        check(bool(self.prompts), "prompts", self.prompts, "at least one file")
+        check(self.num_prompts >= 1, "num_prompts", self.num_prompts, "at least 1")
+        check(self.max_tokens >= 2, "max_tokens", self.max_tokens, "at least 2: the first token is the prompt's")
+        check(self.seeds >= 1, "seeds", self.seeds, "at least 1")
+        for name in ("strategies", "temperature", "drafter_on"):
+            values = getattr(self, name)
+            check(len(set(values)) == len(values), name, ",".join(map(str, values)), "different ones")
+        if self.json is not None:
+            check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")

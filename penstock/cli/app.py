@@ -1,0 +1,78 @@
+"""The program ``penstock``: its commands by name, each loaded when it is called: help and version come at once."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import penstock
+from penstock.cli.command import new_app
+
+COMMANDS: Final = {
+    "generate": "Continue PROMPT, printing the text as it is committed.",
+    "serve": "Serve MODEL over HTTP as the OpenAI API has it, with a web page.",
+    "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",
+    "chat": "Talk to a model behind an OpenAI-compatible server; a pipe's lines are answered one after the other.",
+    "simulate": (
+        "Compare strategies on modelled devices in virtual time: no model needed, thousands of tokens in seconds."
+    ),
+    "compare": "Two benches: which settings differ, and how much faster the second one is on the same requests.",
+    "acceptance": "How often Penstock's rule and the papers' accept one of k candidates, from recorded distributions.",
+    "trace": "Say why a run was slow: how busy each stage was, and what it waited for.",
+    "train": "Train a drafter on a target's own hidden states, in the format that other engines load.",
+    "bench": (
+        "Compare strategies: the same prompts through the same stages, interleaved. 'bench serve' measures a server."
+    ),
+}
+"""What each does. Its ``app`` is in the module of its name."""
+
+
+class Commands(TyperGroup):
+    """The commands as they are listed, and the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found and loaded(found), rest
+
+
+def loaded(listed: Any) -> Any:
+    """The command itself."""
+    found = typer.main.get_command(import_module(f"penstock.cli.{listed.name}").app)
+    found.help = listed.help
+    return found
+
+
+app = new_app()
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"penstock {penstock.__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    cls=Commands,
+    no_args_is_help=True,
+    help="Penstock: one language model over several devices, kept full with speculated tokens. Same text, sooner.",
+)
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The entry point ``penstock``."""
+    app()

@@ -1,0 +1,47 @@
+"""``penstock bench``: strategies against each other; ``penstock bench serve``: a server under load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import typer
+
+from penstock.bench.measure.options import BenchOptions
+from penstock.bench.serving.options import ServingOptions
+from penstock.cli.command import command, new_app
+from penstock.cli.speculation import DraftingOptions
+
+app = new_app()
+
+
+@app.callback(invoke_without_command=True)
+@command
+def bench(*, context: typer.Context, options: BenchOptions, drafting: DraftingOptions) -> None:
+    if context.invoked_subcommand is not None:
+        refuse_options(context)
+        return
+    plain = set(options.strategies) == {"autoregressive"}
+    from penstock.bench.measure.command import run_bench
+
+    run_bench(replace(options, speculative_config={} if plain else drafting.table(options.model)))
+
+
+@app.command("serve")
+@command
+def bench_serve(*, options: ServingOptions) -> None:
+    """Put load on an OpenAI-compatible server, and measure what its users would feel."""
+    from penstock.bench.serving.command import run_bench_serve
+
+    run_bench_serve(options)
+
+
+def refuse_options(context: typer.Context) -> None:
+    """Options before a subcommand are not the subcommand's. Raises UsageError naming the first one."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            flag = next(option.opts[0] for option in context.command.params if option.name == name)
+            subcommand = context.invoked_subcommand
+            raise typer.BadParameter(
+                f"{flag} stands before {subcommand}, which has options of its own; put them after it"
+            )

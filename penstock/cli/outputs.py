@@ -1,0 +1,9 @@
+"""Options of several commands that say where figures go."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from penstock.options import Option
+
+AsJson = Annotated[bool, Option("Print one JSON object and nothing else.", names=("--json",))]

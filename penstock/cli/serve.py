@@ -1,0 +1,40 @@
+"""``penstock serve``: an engine behind an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from penstock.cli.command import command, new_app
+from penstock.cli.speculation import SpeculationOptions
+from penstock.engine.options import MODEL_NAME, EngineOptions, ModelOptions, PipelineOptions, SharingOptions
+from penstock.server.http.listen import Listening
+from penstock.server.settings import ServedNames, ServerSettings
+
+app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(ModelOptions):
+    """The model is an argument here."""
+
+    model: Annotated[str, replace(MODEL_NAME, positional=True, panel=None)] = ModelOptions.model
+
+
+@app.command()
+@command
+def serve(
+    *,
+    listening: Listening,
+    served_model_name: ServedNames = (),
+    settings: ServerSettings,
+    sharing: SharingOptions,
+    model: ServedModel,
+    pipeline: PipelineOptions,
+    speculation: SpeculationOptions,
+) -> None:
+    config = speculation.config(model.model)
+    engine = EngineOptions(**vars(sharing), **vars(model), **vars(pipeline), speculative_config=config)
+    from penstock.server.command import run_serve
+
+    run_serve(engine, replace(settings, served_model_name=served_model_name or (engine.model,)), listening)

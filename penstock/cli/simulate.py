@@ -1,0 +1,19 @@
+"""``penstock simulate``: strategies against each other in virtual time."""
+
+from __future__ import annotations
+
+import gc
+
+from penstock.bench.simulate.options import SimulateOptions
+from penstock.cli.command import command, new_app
+
+app = new_app()
+
+
+@app.command()
+@command
+def simulate(*, options: SimulateOptions) -> None:
+    from penstock.bench.simulate.command import run_simulate
+
+    gc.freeze()  # what is imported stays: the collector need not walk it while thousands of nodes come and go
+    run_simulate(options)

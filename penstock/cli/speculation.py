@@ -1,0 +1,89 @@
+"""Flags that say who drafts, and which drafted tokens enter: together they are one ``speculative_config``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from penstock.config import STRATEGY_OPTIONS, FieldError, SpeculativeConfig, parse_speculative
+from penstock.options import SPECULATION, Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingOptions:
+    """Who drafts: whom the flags name, else the demo model's own draft model, else prompt lookup."""
+
+    draft_model: Annotated[
+        str | None,
+        Option(
+            "Small model that drafts; it needs the target's tokenizer. Without one, --model demo has its own and other "
+            "models draft by prompt lookup.",
+            SPECULATION,
+            default="",
+        ),
+    ] = None
+    speculative_config: Annotated[
+        str | None,
+        Option(
+            'Everything about speculation, for example \'{"method": "ngram", "width": 8}\'.',
+            SPECULATION,
+            metavar="JSON",
+            default="",
+        ),
+    ] = None
+
+    @property
+    def given(self) -> bool:
+        return self != DraftingOptions()
+
+    def table(self, model: str) -> dict[str, Any]:
+        """The table ``speculative_config`` for the target ``model``. Raises FieldError."""
+        table = read_table(self.speculative_config)
+        if self.draft_model is not None:
+            if "model" in table:
+                raise FieldError("model", "is set both by --draft-model and in --speculative-config; remove one")
+            table["model"] = self.draft_model
+        drafts = table.get("strategy") != "autoregressive"
+        if "method" not in table and "model" not in table and model == "demo" and drafts:
+            table["model"] = "demo"
+        if "model" in table:
+            table.setdefault("method", "draft_model")
+        return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """One strategy, and who drafts for it."""
+
+    strategy: Annotated[
+        str | None,
+        Option(
+            f"Which drafted tokens enter the pipeline: {', '.join(STRATEGY_OPTIONS)} (none).",
+            SPECULATION,
+            default="auto",
+        ),
+    ] = None
+    drafting: DraftingOptions
+
+    def config(self, model: str) -> SpeculativeConfig:
+        """What all flags together come to, for the target ``model``. Raises FieldError."""
+        if self.strategy == "autoregressive" and not self.drafting.given:
+            return parse_speculative({"strategy": self.strategy})
+        table = self.drafting.table(model)
+        if self.strategy is not None:
+            if "strategy" in table:
+                raise FieldError("strategy", "is set both by --strategy and in --speculative-config; remove one")
+            table["strategy"] = self.strategy
+        return parse_speculative(table)
+
+
+def read_table(text: str | None) -> dict[str, Any]:
+    """The object that a flag gives as JSON. Raises FieldError for what is none."""
+    try:
+        table = json.loads(text) if text is not None else {}
+    except ValueError as error:
+        raise FieldError("speculative_config", f"is not JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise FieldError("speculative_config", f"is {text}; it has to be a JSON object")
+    return table

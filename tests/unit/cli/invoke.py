@@ -1,0 +1,11 @@
+"""The command line as a user types it."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner, Result
+
+from penstock.cli.app import app
+
+
+def invoke(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)

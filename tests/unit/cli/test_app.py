@@ -1,0 +1,84 @@
+"""The program itself: its commands, help, version, and that none of it waits for torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cli import app as module
+from penstock.cli.app import COMMANDS
+from tests.unit.cli.invoke import invoke
+
+HEAVY = ("torch", "transformers", "safetensors", "huggingface_hub", "fastapi", "matplotlib")
+
+
+def test_every_command_has_its_file() -> None:
+    folder = Path(module.__file__).parent
+    having_app = {file.stem for file in folder.glob("*.py") if "app = new_app()" in file.read_text(encoding="utf-8")}
+    assert having_app - {"app"} == set(COMMANDS)
+
+
+def test_help_lists_every_command() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    assert [name for name in COMMANDS if f" {name} " not in result.stdout] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_says_what_the_list_says(name: str) -> None:
+    result = invoke(name, "--help")
+    assert result.exit_code == 0
+    shown = " ".join(result.stdout.split())
+    assert f"penstock {name} [OPTIONS]" in shown or f"root {name} [OPTIONS]" in shown
+    assert COMMANDS[name] in shown
+
+
+def test_no_command_is_help() -> None:
+    assert "Commands" in invoke().output
+
+
+def test_an_unknown_command_is_refused() -> None:
+    result = invoke("go")
+    assert result.exit_code == 2
+    assert "No such command 'go'" in result.stderr
+
+
+def test_help_version_and_errors_load_nothing_heavy() -> None:
+    told = [["--version"], ["--help"], ["bench", "serve", "--help"], ["generate", "x", "--strategy", "no"]]
+    told += [[name, "--help"] for name in COMMANDS]
+    code = f"""
+import sys
+from penstock.cli.app import app
+for arguments in {told!r}:
+    try:
+        app(arguments)
+    except SystemExit:
+        pass
+    loaded = sorted(set({HEAVY!r}) & set(sys.modules))
+    assert not loaded, (arguments, loaded)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith(f"penstock {penstock.__version__}\n")
+
+
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    code = """
+import sys
+from penstock.cli.app import app
+try:
+    app(["--help"])
+except SystemExit:
+    pass
+assert "penstock.engine" not in sys.modules
+assert "penstock.cli.generate" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_a_launcher_can_start_the_module() -> None:
+    result = subprocess.run([sys.executable, "-m", "penstock.cli", "--version"], capture_output=True, text=True)
+    assert result.stdout == f"penstock {penstock.__version__}\n"
