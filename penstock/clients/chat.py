@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import httpx
+from httpx_sse import EventSource
 
 from penstock.clients.api import ServedModel, Server, ServerError, first_model, refused
 from penstock.clients.commands import QUOTES, Next, run_command
@@ -56,8 +57,8 @@ class Api:
                 if not response.is_success:
                     response.read()
                     raise refused(response)
-                for data in response.iter_bytes():
-                    yield from answer.feed(data)
+                for event in EventSource(response).iter_sse():
+                    yield from answer.take(event)
                 answer.close()
         except httpx.HTTPError as error:
             raise self._server.lost(error) from error

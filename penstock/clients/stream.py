@@ -1,18 +1,20 @@
-"""An answer as it streams in: server-sent events to chunks, without a socket, so that any client can feed it.
+"""An answer as it streams in: server-sent events to chunks.
 
-The format is OpenAI's: lines ``data: {...}``, one JSON object each, and ``data: [DONE]`` at the end.
+The format is OpenAI's: each event is one JSON object, the last one ``[DONE]``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from httpx_sse import ServerSentEvent
+
 from penstock.clients.api import ServerError, message_of
 
-DONE: Final = b"[DONE]"
+DONE: Final = "[DONE]"
 TEXTS: Final = ("content", "reasoning_content", "reasoning")
 """Where a chat's delta may carry text; the latter two are other servers' names for a model's thoughts."""
 
@@ -41,23 +43,19 @@ class Chunk:
 
 
 class AnswerStream:
-    """Bytes in, chunks out.
-
-    Lines end in LF or CRLF, and in nothing else: a text may hold U+2028 or U+0085, at which httpx's own lines break.
-    """
+    """Events in, chunks out."""
 
     def __init__(self) -> None:
-        self._rest = b""
         self._finished = False
 
-    def feed(self, data: bytes) -> list[Chunk]:
-        """The chunks that are now complete. Raises ServerError for an error event and for what is no JSON object."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        payloads = [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]
-        self._finished |= DONE in payloads
-        chunks = [read_chunk(payload) for payload in payloads if payload != DONE]
-        self._finished |= any(chunk.finish_reason is not None for chunk in chunks)
-        return chunks
+    def take(self, event: ServerSentEvent) -> Iterator[Chunk]:
+        """The event's chunk, if it is one. Raises ServerError for an error event and for what is no JSON object."""
+        if event.data == DONE:
+            self._finished = True
+        elif event.data:
+            chunk = read_chunk(event.data)
+            self._finished |= chunk.finish_reason is not None
+            yield chunk
 
     def close(self) -> None:
         """The stream is over. Raises ServerError unless the answer was finished."""
@@ -65,7 +63,7 @@ class AnswerStream:
             raise ServerError("broken off", "the server closed the stream before the answer was finished")
 
 
-def read_chunk(payload: bytes) -> Chunk:
+def read_chunk(payload: str) -> Chunk:
     """One event's JSON, of /chat/completions or /completions; of several choices the first one in it."""
     try:
         event: Any = json.loads(payload)
@@ -74,7 +72,7 @@ def read_chunk(payload: bytes) -> Chunk:
     if not isinstance(event, dict):
         raise ServerError("bad stream", f"the server sent an event that is no object: {payload[:80]!r}")
     if event.get("error") or event.get("object") == "error":
-        raise ServerError("error event", f"the server ended the answer: {message_of(payload)}")
+        raise ServerError("error event", f"the server ended the answer: {message_of(payload.encode())}")
     try:
         choice = (event.get("choices") or [{}])[0]
         delta = choice.get("delta") or {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from httpx_sse import EventSource
 
 from penstock.bench.serving.options import PATHS
 from penstock.clients.api import Server, ServerError, first_model, refused
@@ -102,8 +103,8 @@ class Client:
                 if not response.is_success:
                     await response.aread()
                     raise refused(response)
-                async for data in response.aiter_bytes():
-                    for chunk in answer.feed(data):
+                async for event in EventSource(response).aiter_sse():
+                    for chunk in answer.take(event):
                         yield chunk
                 answer.close()
         except httpx.HTTPError as error:

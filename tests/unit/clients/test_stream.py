@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
+from httpx_sse import EventSource
 
 from penstock.clients.api import ServerError
 from penstock.clients.stream import AnswerStream, Chunk, Usage, read_chunk
@@ -24,33 +26,39 @@ def stream(line_end: str) -> bytes:
     return "".join([f": ping{line_end}", *lines, f"data: [DONE]{line_end}{line_end}"]).encode()
 
 
+def chunks(answer: AnswerStream, data: bytes, size: int = 10_000) -> list[Chunk]:
+    """What an answer makes of a response's bytes, which come ``size`` at a time."""
+    pieces = (data[start : start + size] for start in range(0, len(data), size))
+    response = httpx.Response(200, headers={"content-type": "text/event-stream"}, content=pieces)
+    return [chunk for event in EventSource(response).iter_sse() for chunk in answer.take(event)]
+
+
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @pytest.mark.parametrize("size", [1, 2, 7, 10_000])
 def test_however_the_bytes_are_cut(line_end: str, size: int) -> None:
-    data, answer = stream(line_end), AnswerStream()
-    found = [chunk for start in range(0, len(data), size) for chunk in answer.feed(data[start : start + size])]
-    assert found == CHUNKS
+    answer = AnswerStream()
+    assert chunks(answer, stream(line_end), size) == CHUNKS
     answer.close()
 
 
 def test_a_completion_has_its_text_elsewhere() -> None:
-    payload = b'{"choices": [{"index": 0, "text": "ab", "finish_reason": "length"}]}'
+    payload = '{"choices": [{"index": 0, "text": "ab", "finish_reason": "length"}]}'
     assert read_chunk(payload) == Chunk("ab", "length")
 
 
 def test_thoughts_are_text() -> None:
-    assert read_chunk(b'{"choices": [{"delta": {"content": null, "reasoning_content": "hm"}}]}') == Chunk("hm")
+    assert read_chunk('{"choices": [{"delta": {"content": null, "reasoning_content": "hm"}}]}') == Chunk("hm")
 
 
 def test_usage_says_what_was_cached_and_drafted() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}
     usage["completion_tokens_details"] = {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1}
-    assert read_chunk(json.dumps({"choices": [], "usage": usage}).encode()).usage == Usage(9, 4, 8, 3, 1)
+    assert read_chunk(json.dumps({"choices": [], "usage": usage})).usage == Usage(9, 4, 8, 3, 1)
 
 
 @pytest.mark.parametrize("usage", [{}, {"completion_tokens": 4}])
 def test_half_a_usage_is_none(usage: dict[str, int]) -> None:
-    assert read_chunk(json.dumps({"choices": [], "usage": usage}).encode()) == Chunk()
+    assert read_chunk(json.dumps({"choices": [], "usage": usage})) == Chunk()
 
 
 @pytest.mark.parametrize(
@@ -68,18 +76,18 @@ def test_half_a_usage_is_none(usage: dict[str, int]) -> None:
 )
 def test_what_is_no_chunk(payload: bytes, kind: str, words: str) -> None:
     with pytest.raises(ServerError, match=words) as caught:
-        AnswerStream().feed(b"data: " + payload + b"\n\n")
+        chunks(AnswerStream(), b"data: " + payload + b"\n\n")
     assert caught.value.kind == kind
 
 
 def test_an_answer_that_was_not_finished() -> None:
     answer = AnswerStream()
-    answer.feed(stream("\n").split(b'data: {"choices": [{"delta": {}, "fin')[0])
+    chunks(answer, stream("\n").split(b'data: {"choices": [{"delta": {}, "fin')[0])
     with pytest.raises(ServerError, match="before the answer was finished"):
         answer.close()
 
 
 def test_a_finish_reason_ends_an_answer_where_a_server_sends_no_done() -> None:
     answer = AnswerStream()
-    answer.feed(stream("\n").replace(b"data: [DONE]\n\n", b""))
+    chunks(answer, stream("\n").replace(b"data: [DONE]\n\n", b""))
     answer.close()
