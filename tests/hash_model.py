@@ -12,11 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.messages import Candidates, Features, SampledToken, Sampling
-from penstock.stage.visibility import BatchView
+from penstock.stage.visibility import BatchView, Visibility
 
 
 def digest(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=6).digest(), "big")
+
+
+def committed_slots(visibility: Visibility) -> dict[int, list[int]]:
+    """Of each request that is open on a stage, the slots that it knows to be committed, in position order."""
+    return {number: list(slots.committed) for number, slots in visibility._requests.items()}
 
 
 class HashLayers:

@@ -37,7 +37,7 @@ from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
-from tests.hash_model import HashLayers, HashReader, HashSpd, plain_decode, plain_kv
+from tests.hash_model import HashLayers, HashReader, HashSpd, committed_slots, plain_decode, plain_kv
 
 FLOWSPEC_SIZES = {"tree_size": 20, "tree_depth": 4, "segment": 6, "expansion_depth": 3}
 
@@ -286,10 +286,8 @@ class History:
             tokens = [node.token for node in request.committed]
             expected = plain_kv(tokens, self.stages)
             for stage, layers in enumerate(self.layers):
-                visibility = self.loop.pipeline.drivers[stage].core.visibility  # type: ignore[attr-defined]
-                if request.number not in visibility.open_requests:
-                    continue
-                slots = visibility.committed_slots(request.number)
+                core = self.loop.pipeline.drivers[stage].core  # type: ignore[attr-defined]
+                slots = committed_slots(core.visibility).get(request.number, [])
                 assert slots == [node.slot for node in request.committed[: len(slots)]]
                 root = None if request.prefilling else request.tree.root
                 done = [p for p in range(len(slots)) if request.committed[p] is not root]

@@ -15,7 +15,6 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from penstock.core import ConfigError
-from penstock.dtypes import DTYPE_BYTES
 from penstock.models.gate import Parts, check_supported
 
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -55,17 +54,6 @@ class Checkpoint:
         layers = sum(size for name, size in sizes.items() if layer_of(name) is not None)
         head = self.vocab_size * self.hidden_size
         return even_split(self.num_layers, stages, head_layers=head * self.num_layers / max(layers, 1))
-
-
-def kv_bytes_per_slot(config: Any, first: int, last: int, dtype: str) -> int:
-    """What one slot of layers [first, last) takes: the keys and values that transformers' layers hand to attention."""
-    heads = config.num_attention_heads
-    if getattr(config, "kv_lora_rank", None):
-        elements = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
-    else:
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        elements = 2 * (getattr(config, "num_key_value_heads", None) or heads) * width
-    return int(elements) * DTYPE_BYTES[dtype] * (last - first)
 
 
 def resolve(model: str, revision: str | None = None, also: Sequence[str] = ()) -> Path:

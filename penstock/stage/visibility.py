@@ -123,13 +123,6 @@ class Visibility:
         self._tokens = np.zeros(capacity, dtype=np.int64)
         self._requests: dict[int, _RequestSlots] = {}
 
-    @property
-    def open_requests(self) -> set[int]:
-        return set(self._requests)
-
-    def committed_slots(self, request: int) -> list[int]:
-        return list(self._requests[request].committed)
-
     def apply_header(self, batch: Batch) -> None:
         """Take in what has been closed, opened and have been committed. Every batch's header, also one without rows."""
         for request in batch.closed:

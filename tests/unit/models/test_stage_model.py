@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AttentionInterface, AutoModelForCausalLM
 
 from penstock.core import ConfigError
 from penstock.messages import Sampling
-from penstock.models.checkpoint import kv_bytes_per_slot, open_checkpoint
 from penstock.models.stage_model import load_stage
 from penstock.stage.sampler import pick_tokens
 from penstock.stage.visibility import BatchView, RequestView
@@ -45,10 +46,21 @@ def test_facts_of_a_stage(folder: Path) -> None:
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_kv_bytes_are_known_from_the_config(tmp_path: Path, architecture: str, dtype: str) -> None:
+def test_a_slot_holds_the_keys_and_values_that_attention_reads(tmp_path: Path, architecture: str, dtype: str) -> None:
     path = make_checkpoint(tmp_path, architecture)
     stage = load_stage(str(path), 1, 4, capacity=CAPACITY, dtype=dtype)
-    assert stage.kv_bytes == CAPACITY * kv_bytes_per_slot(open_checkpoint(str(path)).config, 1, 4, dtype)
+    read: list[int] = []
+
+    def measured(module: Any, query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
+        read.append(key.nbytes + value.nbytes)
+        alone = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)  # one token attends to itself only
+        return alone.transpose(1, 2), None
+
+    AttentionInterface.register("measured", measured)
+    whole = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation="measured")
+    whole(torch.tensor([[17]]))
+    assert len(read) == LAYERS
+    assert stage.kv_bytes == CAPACITY * sum(read[1:4])
 
 
 def test_pick_is_greedy_over_the_wanted_rows(folder: Path) -> None:

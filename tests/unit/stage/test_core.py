@@ -10,7 +10,7 @@ import pytest
 from penstock.messages import NO_SLOT, Batch, Cancel, CommittedSlots, Opened, Rows, SampledToken, Sampling
 from penstock.stage.core import StageCore
 from penstock.stage.visibility import BatchView, ProtocolError
-from tests.hash_model import HashLayers, HiddenRows, plain_next
+from tests.hash_model import HashLayers, HiddenRows, committed_slots, plain_next
 
 TOKENS = [3, 1, 2]
 
@@ -85,9 +85,9 @@ def test_a_batch_without_survivors_still_counts() -> None:
     stage.cancel(Cancel(before=1, nodes=[0, 1, 2]))
     assert stage.process(opening(wanted=[2]), None) == ([], None, [], [])
     assert stage.layers.rows_computed == 0  # type: ignore[attr-defined]
-    assert stage.visibility.open_requests == {0}
+    assert committed_slots(stage.visibility) == {0: []}
     assert stage.process(batch(1, Rows(), closed=[0]), None) == ([], None, [], [])
-    assert stage.visibility.open_requests == set()
+    assert committed_slots(stage.visibility) == {}
 
 
 @pytest.mark.parametrize("before", [0, 1])

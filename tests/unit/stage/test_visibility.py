@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
 from penstock.stage.visibility import ProtocolError, Visibility
+from tests.hash_model import committed_slots
 
 
 @dataclass(eq=False)
@@ -126,7 +127,9 @@ def test_a_row_sees_its_ancestors_and_itself(rng: random.Random, capacity: int) 
                 assert seen == rows[index].ancestors()
             assert part.mask.any(axis=0).all(), "no slot is gathered that nobody sees"
         assert sorted(seen_rows) == batch.alive
-        assert visibility.open_requests == set(forest.told)
+        assert committed_slots(visibility) == {
+            number: [row.slot for row in forest.roots[number][:told]] for number, told in forest.told.items()
+        }
         for request in list(forest.roots):
             forest.commit(request)
             if rng.random() < 0.08:
@@ -190,8 +193,8 @@ def test_parents_in_a_circle_are_refused() -> None:
 def test_closing_forgets_and_a_number_may_then_be_opened_anew() -> None:
     visibility = Visibility(4)
     feed(visibility, chain(0, 1, committed=[CommittedSlots(0, [0, 1])]))
-    assert visibility.committed_slots(0) == [0, 1]
+    assert committed_slots(visibility) == {0: [0, 1]}
     visibility.apply_header(Batch(stream=1, rows=Rows(), closed=[0, 5]))
-    assert visibility.open_requests == set()
+    assert committed_slots(visibility) == {}
     feed(visibility, chain(1, 0))
-    assert visibility.committed_slots(0) == []
+    assert committed_slots(visibility) == {0: []}
