@@ -56,4 +56,4 @@ def add_middleware(app: FastAPI, settings: ServerSettings, metrics: ServerMetric
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(Records, tell=[log_request, metrics.responded])
+    app.add_middleware(Records, on_end=[log_request, metrics.responded])

@@ -15,7 +15,7 @@ from penstock.engine.async_llm import QueueFull
 RETRY_SECONDS: Final = 2
 """What Retry-After says where the server is only busy."""
 INVALID: Final = "invalid_request_error"
-KINDS: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+ERROR_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ErrorObject(BaseModel):
@@ -56,15 +56,15 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> ErrorResponse:
-        kind = KINDS.get(self.status_code, INVALID if self.status_code < 500 else "server_error")
-        return ErrorResponse(error=ErrorObject(message=self.detail, type=kind, param=self.param, code=self.code))
+        type_ = ERROR_TYPES.get(self.status_code, INVALID if self.status_code < 500 else "server_error")
+        return ErrorResponse(error=ErrorObject(message=self.detail, type=type_, param=self.param, code=self.code))
 
     @property
     def response(self) -> JSONResponse:
         return JSONResponse(self.body.model_dump(), self.status_code, dict(self.headers or {}))
 
 
-def bad(param: str, problem: str) -> ApiError:
+def invalid_field(param: str, problem: str) -> ApiError:
     """400 for a field: ``problem`` says what is wrong with it and what would be right."""
     return ApiError(400, f"{param} {problem}", param=param)
 

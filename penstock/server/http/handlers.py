@@ -23,7 +23,7 @@ def install(app: FastAPI) -> None:
 
 async def on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return noted(request, validation_error(error.errors(), error.body, known_fields(request)))
+    return error_reply(request, validation_error(error.errors(), error.body, known_fields(request)))
 
 
 async def on_http(request: Request, error: Exception) -> Response:
@@ -38,15 +38,15 @@ async def on_http(request: Request, error: Exception) -> Response:
         if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI says only that it cannot parse the body
             message, code = f"the body is not JSON: {error.__cause__}", "invalid_json"
         error = ApiError(error.status_code, message, code=code, headers=error.headers)
-    return noted(request, error)
+    return error_reply(request, error)
 
 
 async def on_fault(request: Request, error: Exception) -> Response:
     return api_error(error).response
 
 
-def noted(request: Request, error: ApiError) -> Response:
-    """The reply; what it was about goes into the request's line in the log."""
+def error_reply(request: Request, error: ApiError) -> Response:
+    """The reply. What it was about goes into the request's line in the log."""
     record_of(request).note(error)
     return error.response
 

@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.server.http.errors import ApiError, bad
+from penstock.server.http.errors import ApiError, invalid_field
 
 REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -49,14 +49,14 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
 
 
 class Records:
-    """ASGI middleware around all others: gives each request its record and, when it is over, tells who asks.
+    """ASGI middleware around all others: gives each request its record, and hands it to ``on_end`` when it is over.
 
     A client names its request by ``X-Request-Id``; the reply names it in any case.
     """
 
-    def __init__(self, app: ASGIApp, tell: Sequence[Callable[[Record], None]]) -> None:
+    def __init__(self, app: ASGIApp, on_end: Sequence[Callable[[Record], None]]) -> None:
         self._app = app
-        self._tell = tell
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,12 +82,12 @@ class Records:
                 await self._app(scope, receive, note)
             else:
                 wanted = "has to be 1 to 128 visible ASCII characters; change it, or leave it out"
-                await refuse(bad("X-Request-Id", wanted), scope, receive, note)
+                await refuse(invalid_field("X-Request-Id", wanted), scope, receive, note)
         except Exception:
             record.status = 500
             raise
         finally:
             record.seconds = time.monotonic() - began
             record.route = getattr(scope.get("route"), "path", "other")
-            for told in self._tell:
-                told(record)
+            for hear in self._on_end:
+                hear(record)

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.server.http.errors import ApiError, bad
+from penstock.server.http.errors import ApiError, invalid_field
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str]) -> ApiError:
@@ -20,16 +20,16 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequ
     if worst["type"] == "value_error":
         # Our own checks: of the whole body they begin with the field at fault, of a part with what is wrong with it.
         problem = str(worst["ctx"]["error"])
-        return bad(param, problem) if param else bad(*problem.split(" ", 1))
+        return invalid_field(param, problem) if param else invalid_field(*problem.split(" ", 1))
     if not param:
         return ApiError(400, "the body has to be a JSON object, sent with Content-Type: application/json")
     if worst["type"] == "extra_forbidden":
         close = difflib.get_close_matches(param, known, n=1)
         hint = f", or did you mean {close[0]!r}?" if close else ""
-        return bad(param, f"is not supported here: remove it{hint}")
+        return invalid_field(param, f"is not supported here: remove it{hint}")
     if worst["type"] == "missing":
-        return bad(param, "is missing")
-    return bad(param, f"is {reprlib.repr(worst['input'])}; {wanted(worst)}")
+        return invalid_field(param, "is missing")
+    return invalid_field(param, f"is {reprlib.repr(worst['input'])}; {wanted(worst)}")
 
 
 def wanted(found: Mapping[str, Any]) -> str:

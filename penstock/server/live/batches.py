@@ -18,13 +18,13 @@ CELLS: Final = 64
 """Rows of a batch that are told one by one."""
 SMOOTHING: Final = 0.2
 """Share of the newest batch in the mean time from entering until a stage begins."""
-CERTAIN, SPECULATED, DEAD = "c", "s", "d"
+COMMITTED, SPECULATED, DEAD = "c", "s", "d"
 
 
 class BatchInFlight(msgspec.Struct, frozen=True):
     """A batch on its way. ``stage`` is where it is by the times of those before it, -1 in front of the first one.
 
-    ``cells`` has a letter per row, the first 64 of ``rows``: c certain (the prompt, a root, or accepted since), s
+    ``cells`` has a letter per row, the first 64 of ``rows``: c committed (the prompt, a root, or accepted since), s
     speculated, d dead (pruned since it entered).
     """
 
@@ -89,7 +89,7 @@ class BatchTracker:
         """``roots``: by request the position of its root, up to which its rows are certain."""
         rows = batch.rows
         letters = {
-            node: CERTAIN if position <= roots.get(request, -1) else SPECULATED
+            node: COMMITTED if position <= roots.get(request, -1) else SPECULATED
             for request, node, position in zip(rows.requests, rows.nodes, rows.positions, strict=True)
         }
         entered = self._in_flight[batch.stream] = TrackedBatch(at, list(rows.nodes), list(rows.requests), letters)
@@ -105,7 +105,7 @@ class BatchTracker:
             self._delays[span.stage] += SMOOTHING * (delay - self._delays[span.stage])
 
     def advanced(self, advance: Advance) -> None:
-        for nodes, letter in ((advance.committed, CERTAIN), (advance.dead, DEAD)):
+        for nodes, letter in ((advance.committed, COMMITTED), (advance.dead, DEAD)):
             for node in nodes:
                 if (batch := self._batch_of.get(node.id)) is not None:
                     batch.letters[node.id] = letter
@@ -124,7 +124,8 @@ class BatchTracker:
             for node in batch.nodes:
                 self._batch_of.pop(node, None)
             spans = [StageSpan(span.stage, span.start, span.end, span.rows) for span in batch.spans]
-            self.done.append(BatchDone(stream, batch.count(CERTAIN), batch.count(SPECULATED), batch.count(DEAD), spans))
+            certain, speculated, dead = (batch.count(letter) for letter in (COMMITTED, SPECULATED, DEAD))
+            self.done.append(BatchDone(stream, certain, speculated, dead, spans))
         self._out.clear()
         return news
 

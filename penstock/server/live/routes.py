@@ -58,7 +58,7 @@ async def events(
     with state.watch() as watcher:
         while True:
             if request_id is not None:
-                state.give(watcher, llm.numbers(request_id))
+                state.claim(watcher, llm.numbers(request_id))
             now, stats = time.monotonic(), llm.stats()
             if state.version != version or stats.ended is not None or now - told_at >= KEEP_ALIVE:
                 view = state.view(now)

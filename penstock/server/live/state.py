@@ -88,7 +88,7 @@ class LiveState(Observer):
         """Another one whenever something has happened."""
         return self._version
 
-    def give(self, watcher: Watcher, numbers: Iterable[int]) -> None:
+    def claim(self, watcher: Watcher, numbers: Iterable[int]) -> None:
         """These requests are the watcher's."""
         with self._lock:
             self._version += not watcher.own.issuperset(numbers)

@@ -30,7 +30,7 @@ def chat_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         with api_errors(body):
             plan = plan_tools(body, service.prompts.tokenizer)
-            prompt = await service.prompts.of_chat(body.messages, plan.told, body.chat_template_kwargs)
+            prompt = await service.prompts.of_chat(body.messages, plan.tools, body.chat_template_kwargs)
             room = service.prompts.room(prompt, "messages")
             params = chat_params(body, service.defaults(), room, plan)
         with api_errors(body, params.names):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from penstock.server.http.errors import bad
+from penstock.server.http.errors import invalid_field
 from penstock.server.http.records import record_of
 from penstock.server.openai.choices import Choice
 from penstock.server.openai.completion_protocol import Completion, CompletionRequest
@@ -43,7 +43,7 @@ async def prompts_of(body: CompletionRequest, prompts: Prompts) -> list[Prompt]:
     """Raises RequestError for text that is not Unicode, ApiError for unknown token ids and too many choices."""
     given, special = body.prompt, body.add_special_tokens is not False
     if isinstance(given, list) and not isinstance(given[0], int) and len(given) * (body.n or 1) > MOST_CHOICES:
-        raise bad(
+        raise invalid_field(
             "n", f"is {body.n}, which makes more than {MOST_CHOICES} choices of {len(given)} prompts; ask for fewer"
         )
     if isinstance(given, str):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from penstock.core import RequestError, SamplingParams, StructuredOutputsParams
-from penstock.server.http.errors import api_error, bad
+from penstock.server.http.errors import api_error, invalid_field
 from penstock.server.openai.chat_protocol import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat
 from penstock.server.openai.completion_protocol import CompletionRequest
 from penstock.server.openai.protocol import GenerationFields, StructuredOutputs
@@ -50,9 +50,9 @@ def chat_params(body: ChatCompletionRequest, defaults: SamplingParams, room: int
     Raises ApiError naming the field.
     """
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise bad("max_tokens", "is set beside max_completion_tokens, its newer name; remove it")
+        raise invalid_field("max_tokens", "is set beside max_completion_tokens, its newer name; remove it")
     if body.top_logprobs is not None and not body.logprobs:
-        raise bad("top_logprobs", "is set without logprobs; set logprobs to true")
+        raise invalid_field("top_logprobs", "is set without logprobs; set logprobs to true")
     shared = fields_of(body, defaults)
     newer = fitting(body, "max_completion_tokens", room)
     given: dict[str, Any] = {"max_tokens": newer or fitting(body, "max_tokens", room) or room}
@@ -79,9 +79,9 @@ def completion_params(body: CompletionRequest, defaults: SamplingParams, room: i
     """``room`` tokens are left after the prompt. Raises ApiError naming the field."""
     shared = fields_of(body, defaults)
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise bad("best_of", f"is {body.best_of}, n is {body.n or 1}; remove it: every choice is returned")
+        raise invalid_field("best_of", f"is {body.best_of}, n is {body.n or 1}; remove it: every choice is returned")
     if body.echo and body.logprobs is not None:
-        raise bad("echo", "is set with logprobs, and a prompt's tokens have none here; remove one")
+        raise invalid_field("echo", "is set with logprobs, and a prompt's tokens have none here; remove one")
     given: dict[str, Any] = {"max_tokens": fitting(body, "max_tokens", room) or min(defaults.max_tokens, room)}
     if body.logprobs is not None:
         given["logprobs"] = body.logprobs
@@ -104,13 +104,13 @@ def fitting(body: GenerationFields, name: str, room: int) -> int | None:
     """How many tokens the request asks for. Raises ApiError where they do not fit behind the prompt."""
     wanted: int | None = getattr(body, name)
     if wanted is not None and wanted > room:
-        raise bad(name, f"is {wanted}; behind this prompt the model has room for {room} tokens")
+        raise invalid_field(name, f"is {wanted}; behind this prompt the model has room for {room} tokens")
     return wanted
 
 
 def token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= DIGITS):
-        raise bad("logit_bias", f"has the key {reprlib.repr(key)}; its keys are token ids, as text")
+        raise invalid_field("logit_bias", f"has the key {reprlib.repr(key)}; its keys are token ids, as text")
     return int(key)
 
 
@@ -147,7 +147,7 @@ def structured(given: StructuredOutputs) -> StructuredOutputsParams:
 def add_structure(given: dict[str, Any], names: dict[str, str], found: dict[str, StructuredOutputsParams]) -> None:
     if len(found) > 1:
         first, second = list(found)[:2]
-        raise bad(second, f"is set beside {first}; the output can only be one of them: remove one")
+        raise invalid_field(second, f"is set beside {first}; the output can only be one of them: remove one")
     for name, structure in found.items():
         given["structured_outputs"] = structure
         if name != "structured_outputs":

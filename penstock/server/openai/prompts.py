@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock.server.http.errors import bad
+from penstock.server.http.errors import invalid_field
 from penstock.server.openai.chat_protocol import Message, Tool
 from penstock.text.tokenizer import Tokenizer
 
@@ -41,7 +41,7 @@ class Prompts:
             last = len(self.tokenizer) - 1
             for token in ids:
                 if not 0 <= token <= last:
-                    raise bad(field, f"holds {token}; the model's token ids are 0 to {last}")
+                    raise invalid_field(field, f"holds {token}; the model's token ids are 0 to {last}")
             return Prompt(self.tokenizer.decode(ids, skip_special_tokens=False), list(ids))
 
         return await self._aside(decode)
@@ -59,7 +59,7 @@ class Prompts:
         """Raises RequestError when the template refuses the messages, ApiError naming the field for all else."""
         if self.tokenizer.tool_template is None:
             problem = "need a chat template, and this model has none: give the server one with --chat-template"
-            raise bad("messages", f"{problem}, or use /v1/completions")
+            raise invalid_field("messages", f"{problem}, or use /v1/completions")
         turns = [turn_of(f"messages[{number}]", message) for number, message in enumerate(messages)]
         described = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
 
@@ -73,9 +73,9 @@ class Prompts:
         """How many tokens may follow a prompt. Raises ApiError naming ``field`` if none may."""
         room = self.max_model_len - len(prompt.token_ids)
         if not prompt.token_ids:
-            raise bad(field, "holds no token; there has to be at least one")
+            raise invalid_field(field, "holds no token; there has to be at least one")
         if room < 1:
-            raise bad(
+            raise invalid_field(
                 field,
                 f"is {len(prompt.token_ids)} tokens long; the model takes {self.max_model_len}, at least one of them "
                 "generated: shorten it",
@@ -101,7 +101,7 @@ def arguments_of(field: str, text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise bad(field, f"is not JSON: {error}") from None
+        raise invalid_field(field, f"is not JSON: {error}") from None
     if not isinstance(arguments, dict):
-        raise bad(field, "has to be a JSON object")
+        raise invalid_field(field, "has to be a JSON object")
     return arguments

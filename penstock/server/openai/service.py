@@ -28,9 +28,9 @@ CACHED_TEXTS: Final = 4096
 
 
 class Service:
-    """One engine and its settings, for one application. ``tell`` hears of every generation that has ended."""
+    """One engine and its settings, for one application. ``on_end`` hears of every generation that has ended."""
 
-    def __init__(self, llm: AsyncLLM, settings: ServerSettings, gate: Gate, tell: Callable[[Summary], None]) -> None:
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings, gate: Gate, on_end: Callable[[Summary], None]) -> None:
         self.llm = llm
         self.settings = settings
         self.model = settings.served_model_name[0]
@@ -38,7 +38,7 @@ class Service:
         self.prompts = Prompts(llm.get_tokenizer(), longest)
         self.token_text = lru_cache(CACHED_TEXTS)(self._token_text)
         self._gate = gate
-        self._tell = tell
+        self._on_end = on_end
 
     def defaults(self) -> SamplingParams:
         """What requests leave out: as the model's generation_config says, and the server's own seed."""
@@ -97,7 +97,7 @@ class Service:
     ) -> None:
         """A generation has ended: into the metrics and the request's line in the log."""
         summary = generation.summary()
-        self._tell(summary)
+        self._on_end(summary)
         details = record_of(request).details
         details |= {"stream": bool(body.stream)} | details_of(summary)
         if self.settings.log_prompts:

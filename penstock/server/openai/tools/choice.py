@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.server.http.errors import bad
+from penstock.server.http.errors import invalid_field
 from penstock.server.openai.chat_protocol import ChatCompletionRequest, NamedTool, Tool
 from penstock.server.openai.tools.formats import HERMES, ToolFormat, format_of
 from penstock.server.openai.tools.readers import ArgumentsReader, FormatReader, ListReader, PlainReader, Reader
@@ -18,12 +18,12 @@ NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalP
 
 @dataclass
 class ToolPlan:
-    """``told``: the tools that the template describes; ``forced``: the JSON schema that the whole reply follows.
+    """``tools``: those that the template describes; ``forced``: the JSON schema that the whole reply follows.
 
     ``marks_are_special``: the format's marks are special tokens, which a reply's text leaves out unless asked.
     """
 
-    told: list[Tool] | None = None
+    tools: list[Tool] | None = None
     forced: dict[str, Any] | None = None
     reader: Callable[[], Reader] = PlainReader
     format: ToolFormat = HERMES
@@ -37,16 +37,16 @@ def plan_tools(body: ChatCompletionRequest, tokenizer: Tokenizer) -> ToolPlan:
     tools, choice = body.tools, body.tool_choice
     if not tools:
         if choice not in (None, "none"):
-            raise bad("tool_choice", "is set without tools; give tools, or remove it")
+            raise invalid_field("tool_choice", "is set without tools; give tools, or remove it")
         if body.parallel_tool_calls is not None:
-            raise bad("parallel_tool_calls", "is set without tools; give tools, or remove it")
+            raise invalid_field("parallel_tool_calls", "is set without tools; give tools, or remove it")
         return ToolPlan()
     if choice == "none":
         return ToolPlan()  # the model is not told of them, so that it cannot call them
     format = format_of(tokenizer.tool_template)
     if format is None:
         problem = "cannot be offered to this model: its chat template states no known format of tool calls"
-        raise bad("tools", f"{problem} (hermes, llama or mistral); remove them, or see --chat-template")
+        raise invalid_field("tools", f"{problem} (hermes, llama or mistral); remove them, or see --chat-template")
     plan = ToolPlan(tools, format=format, single=body.parallel_tool_calls is False)
     if isinstance(choice, NamedTool):
         tool = tool_called(choice.function.name, tools)
@@ -67,7 +67,7 @@ def tool_called(name: str, tools: list[Tool]) -> Tool:
         if tool.function.name == name:
             return tool
     known = ", ".join(tool.function.name for tool in tools)
-    raise bad("tool_choice.function.name", f"is {name!r}; the tools are {known}")
+    raise invalid_field("tool_choice.function.name", f"is {name!r}; the tools are {known}")
 
 
 def list_of_calls(tools: list[Tool], single: bool) -> dict[str, Any]:
@@ -76,10 +76,10 @@ def list_of_calls(tools: list[Tool], single: bool) -> dict[str, Any]:
     for number, tool in enumerate(tools):
         field, own = f"tools[{number}].function.parameters", (tool.function.parameters or {}).get("$defs", {})
         if not isinstance(own, dict):
-            raise bad(field, f"has $defs {reprlib.repr(own)}; they have to be an object")
+            raise invalid_field(field, f"has $defs {reprlib.repr(own)}; they have to be an object")
         for name, definition in own.items():
             if definitions.setdefault(name, definition) != definition:
-                raise bad(field, f"defines {name!r} otherwise than a tool before it")
+                raise invalid_field(field, f"defines {name!r} otherwise than a tool before it")
     schema = {"type": "array", "minItems": 1, "items": {"anyOf": [call_schema(tool) for tool in tools]}}
     if single:
         schema["maxItems"] = 1

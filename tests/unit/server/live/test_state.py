@@ -106,7 +106,7 @@ def drawn_and_checked(seed: int) -> int:
     start(history)
     seen = 0
     with state.watch() as watcher:
-        state.give(watcher, [request.number for request in history.requests])
+        state.claim(watcher, [request.number for request in history.requests])
         while history.loop.busy:
             state._drawn_at = -1.0  # draw in every step
             state.waits()

@@ -1,9 +1,8 @@
-"""What would keep the event loop busy is done elsewhere."""
+"""How a request gets into the engine."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from penstock.server.http.gate import Gate
 from penstock.server.http.records import Record
 from penstock.server.openai.completion_protocol import CompletionRequest
 from penstock.server.openai.params import RequestParams
-from penstock.server.openai.prompts import Prompt, Prompts
+from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.service import Service
 from penstock.server.settings import ServerSettings
 
@@ -68,26 +67,3 @@ def test_a_chat_may_fill_what_the_slots_hold() -> None:
         return service(Engine()).prompts.room(Prompt("a", [1] * 20), "messages")
 
     assert asyncio.run(room()) == 40
-
-
-class Tokenizer:
-    """Notes on which threads it works."""
-
-    def __init__(self) -> None:
-        self.threads: set[int] = set()
-
-    def __len__(self) -> int:
-        self.threads.add(threading.get_ident())
-        return 5
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        self.threads.add(threading.get_ident())
-        return str(ids)
-
-
-def test_tokens_become_text_on_another_thread() -> None:
-    tokenizer: Any = Tokenizer()
-    prompts = Prompts(tokenizer, 10)
-    assert asyncio.run(prompts.names([1, 2])) == ["[1]", "[2]"]
-    assert asyncio.run(prompts.of_ids([1, 2])).token_ids == [1, 2]
-    assert threading.get_ident() not in tokenizer.threads

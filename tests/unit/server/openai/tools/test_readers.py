@@ -1,4 +1,4 @@
-"""Tool calls: which templates state a format, and how calls are found in a text that comes in pieces."""
+"""How calls are found in a text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -8,43 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.server.http.errors import ApiError
-from penstock.server.openai.chat_protocol import Tool
-from penstock.server.openai.prompts import arguments_of
-from penstock.server.openai.tools.choice import list_of_calls
-from penstock.server.openai.tools.formats import HERMES, LLAMA, MISTRAL, Call, calls_in, format_of
+from penstock.server.openai.tools.formats import HERMES, LLAMA, MISTRAL, Call
 from penstock.server.openai.tools.readers import ArgumentsReader, FormatReader, ListReader, ParsedDelta, Reader
-
-QWEN = r"""{%- if tools %}{{- "<tools>" }}{{- "\n{\"name\": <function-name>, \"arguments\": <args-json-object>}
-within <tool_call></tool_call> XML tags" }}{%- endif %}"""
-QWEN_CODER = "{%- if tools %}<tool_call>\n<function=name>\n<parameter=a> arguments </tool_call>{%- endif %}"
-LLAMA_31 = """{%- if tools %}{{- 'Respond in the format
-{"name": function name, "parameters": dictionary of argument name and its value}.' }}
-{{- "<|python_tag|>" }}{%- endif %}"""
-NEMO = '{%- if tools %}{{- "[AVAILABLE_TOOLS][" }}{%- endif %}{{- "[TOOL_CALLS][" }}'
-NEWER_MISTRAL = NEMO + '{{- name + "[ARGS]" }}'
-
-
-@pytest.mark.parametrize(
-    ("template", "known"),
-    [
-        (QWEN, HERMES),
-        (LLAMA_31, LLAMA),
-        (NEMO, MISTRAL),
-        (QWEN_CODER, None),
-        (NEWER_MISTRAL, None),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", None),
-        (None, None),
-    ],
-)
-def test_the_template_states_the_format(template: str | None, known: Any) -> None:
-    assert format_of(template) is known
-
-
-def test_ids_are_as_the_templates_take_them() -> None:
-    assert len(MISTRAL.new_id()) == 9
-    assert HERMES.new_id().startswith("call_")
-    assert HERMES.new_id() != HERMES.new_id()
 
 
 def read(reader: Reader, text: str, seed: int) -> ParsedDelta:
@@ -113,34 +78,6 @@ def test_the_named_functions_arguments_are_the_reply() -> None:
     assert reader.finish() == ParsedDelta()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"name": 1}', '{"name": "a", "arguments": 3}', "a", f"{A} and so"])
-def test_what_is_no_call(text: str) -> None:
-    assert calls_in(text) is None
-
-
-def tool(name: str, parameters: dict[str, Any] | None = None) -> Tool:
-    return Tool.model_validate({"type": "function", "function": {"name": name, "parameters": parameters}})
-
-
 def test_what_nests_too_deep_is_no_call() -> None:
     """Python's own reader of JSON gives up at some depth, and not with a ValueError."""
-    deep = '{"name": ' + "[" * 100_000
-    assert calls_in(deep) is None
-    assert ListReader().push("[" + deep) == ParsedDelta()
-    with pytest.raises(ApiError, match="x is not JSON"):
-        arguments_of("x", "[" * 100_000)
-
-
-def test_definitions_of_the_tools_schemas_move_to_the_root() -> None:
-    point = {"type": "object", "properties": {"x": {"type": "integer"}}}
-    uses = {"type": "object", "properties": {"p": {"$ref": "#/$defs/Point"}}, "$defs": {"Point": point}}
-    schema = list_of_calls([tool("a", uses), tool("b", uses), tool("c")], single=True)
-    assert schema["$defs"] == {"Point": point}
-    assert schema["maxItems"] == 1
-    names = [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]]
-    assert names == ["a", "b", "c"]
-    assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
-    with pytest.raises(ApiError, match=r"tools\[0\]\.function\.parameters has \$defs \[1\]"):
-        list_of_calls([tool("a", {"$defs": [1]})], single=False)
-    with pytest.raises(ApiError, match=r"tools\[1\]\.function\.parameters"):
-        list_of_calls([tool("a", uses), tool("b", {**uses, "$defs": {"Point": {"type": "string"}}})], single=False)
+    assert ListReader().push('[{"name": ' + "[" * 100_000) == ParsedDelta()

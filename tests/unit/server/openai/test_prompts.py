@@ -1,0 +1,41 @@
+"""Prompts: what chat templates read, and what would keep the event loop busy is done elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from penstock.server.http.errors import ApiError
+from penstock.server.openai.prompts import Prompts, arguments_of
+
+
+def test_arguments_that_nest_too_deep_are_no_json() -> None:
+    """Python's own reader of JSON gives up at some depth, and not with a ValueError."""
+    with pytest.raises(ApiError, match="x is not JSON"):
+        arguments_of("x", "[" * 100_000)
+
+
+class Tokenizer:
+    """Notes on which threads it works."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def __len__(self) -> int:
+        self.threads.add(threading.get_ident())
+        return 5
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        self.threads.add(threading.get_ident())
+        return str(ids)
+
+
+def test_tokens_become_text_on_another_thread() -> None:
+    tokenizer: Any = Tokenizer()
+    prompts = Prompts(tokenizer, 10)
+    assert asyncio.run(prompts.names([1, 2])) == ["[1]", "[2]"]
+    assert asyncio.run(prompts.of_ids([1, 2])).token_ids == [1, 2]
+    assert threading.get_ident() not in tokenizer.threads
