@@ -35,7 +35,8 @@ from penstock.estimates.estimates import Estimates
 from penstock.pipeline.base import Host
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
-from penstock.pipeline.processes import ProcessHost, StagePlan
+from penstock.pipeline.plan import StagePlan
+from penstock.pipeline.processes import ProcessHost
 
 NAME, HOW = "centralised", "Measured, in virtual time and emulated, with the demo pair"
 DRAFTER = {"method": "draft_model", "model": "demo"}

@@ -23,7 +23,7 @@ from penstock.config import parse_speculative
 from penstock.messages import Batch
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
-from penstock.pipeline.processes import StagePlan
+from penstock.pipeline.plan import StagePlan
 from penstock.stage.driver import Core
 
 NAME = "drafter_time"

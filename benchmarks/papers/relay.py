@@ -11,11 +11,13 @@ direct.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Message, Ready
-from penstock.pipeline.processes import ProcessHost, ProcessPipeline, StagePlan
+from penstock.pipeline.plan import StagePlan
+from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 
 
 class RelayHost(ProcessHost):

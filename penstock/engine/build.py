@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from penstock.cluster import (
     draft_link,
@@ -28,7 +29,7 @@ from penstock.engine.loop import EngineLoop
 from penstock.engine.options import Resolved
 from penstock.engine.scheduler import Scheduler
 from penstock.pipeline.base import Host, Pipeline
-from penstock.pipeline.processes import StagePlan
+from penstock.pipeline.plan import StagePlan
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Cancel, Occupied, Occupy, Ready, Result
+from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.stage.driver import LinkModel
 from penstock.stage.visibility import ProtocolError
-
-if TYPE_CHECKING:
-    from penstock.pipeline.processes import StagePlan
-    from penstock.pipeline.worker import TapSpec
 
 
 class Pipeline(Protocol):

@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.pipeline.worker import StageSpec
+from penstock.pipeline.plan import StageSpec
 
 PRELOADED = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
@@ -190,7 +190,7 @@ def obey(command: dict[str, Any], children: dict[int, tuple[str, int]], lifeline
                 os.kill(pid, signal.SIGKILL)
         return
     spec = msgspec.convert(command["start"], StageSpec)
-    preload_architecture(spec.model)
+    preload_architecture(spec.plan.model)
     gc.freeze()  # what is imported stays: no stage's collector walks it, nor copies its pages by that
     pid = os.fork()
     if pid == 0:

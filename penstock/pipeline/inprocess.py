@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Cancel, Message, Occupied, Occupy, Ready, Result
 from penstock.pipeline.base import Clock, EngineEnd
+from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.stage.driver import LinkModel, Outgoing, StageDriver
-
-if TYPE_CHECKING:
-    from penstock.pipeline.processes import StagePlan
-    from penstock.pipeline.worker import TapSpec
 
 
 class InProcessPipeline:
@@ -74,8 +71,6 @@ class InProcessPipeline:
         return self._end.occupied()
 
     def tap(self, layers: tuple[int, ...], link: LinkTiming | None) -> TapSpec:
-        from penstock.pipeline.worker import TapSpec
-
         return TapSpec(layers=layers, address=self.address, session="", link=link)
 
     @property

@@ -11,8 +11,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from penstock.cluster.timing import LinkTiming
 from penstock.core import PipelineError
@@ -40,8 +38,8 @@ from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Outbox
 from penstock.pipeline.local import SCHEME
+from penstock.pipeline.plan import StagePlan, StageSpec, TapSpec
 from penstock.pipeline.sockets import Sockets
-from penstock.pipeline.worker import StageSpec, TapSpec
 from penstock.stage.driver import LinkModel
 from penstock.stage.visibility import ProtocolError
 
@@ -172,35 +170,6 @@ class ProcessHost:
         self.sockets.close()
 
 
-@dataclass(frozen=True)
-class StagePlan:
-    """What one stage is to hold; the pipeline adds addresses and the session's secret."""
-
-    model: str
-    first: int
-    last: int
-    capacity: int
-    dtype: str
-    device: str
-    max_model_len: int
-    timing: Any = None
-    up: Any = None
-    down: Any = None
-    tap: TapSpec | None = None
-    shared: bool = False
-    background: bool = False
-    target: str = ""
-    """A learned drafter's target; ``model`` is then the drafter."""
-    tokenizer: str = ""
-    """The checkpoint whose tokens a request's grammar speaks of, if it is not ``model``: a draft model's target."""
-
-    @property
-    def label(self) -> str:
-        if self.target:
-            return self.model
-        return f"layers {self.first}-{self.last - 1}" if self.last > self.first else "no layers"
-
-
 class ProcessPipeline:
     """Starts one process per stage and joins them: engine -> stage 0 -> ... -> stage N-1 -> engine.
 
@@ -314,23 +283,9 @@ class ProcessPipeline:
             session=self._session,
             index=index,
             stages=self.stages,
-            model=plan.model,
-            first=plan.first,
-            last=plan.last,
-            capacity=plan.capacity,
-            dtype=plan.dtype,
-            device=plan.device,
-            max_model_len=plan.max_model_len,
             bind=self._host.bind_address(f"{self._session[:8]}-{index}"),
             engine=self._host.inbox.address,
-            timing=plan.timing,
-            up=plan.up,
-            down=plan.down,
-            tap=plan.tap,
-            shared=plan.shared,
-            background=plan.background,
-            target=plan.target,
-            tokenizer=plan.tokenizer,
+            plan=plan,
         )
 
     def _on_message(self, message: Message, frames: Sequence[bytes]) -> bool:

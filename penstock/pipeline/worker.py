@@ -6,11 +6,8 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
-
-from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.messages import (
     Batch,
     ConnectNeighbours,
@@ -27,14 +24,12 @@ from penstock.messages import (
     encode,
 )
 from penstock.pipeline.inbox import Inbox, Outbox, sleep_until, slept_until
+from penstock.pipeline.plan import StagePlan, StageSpec
 from penstock.pipeline.sockets import Sockets
 from penstock.priority import STAGE, keep_time
 from penstock.stage.background import BackgroundCore
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Core, Outgoing, StageDriver
-
-if TYPE_CHECKING:
-    from penstock.pipeline.processes import StagePlan
 
 log = logging.getLogger(__name__)
 
@@ -47,48 +42,6 @@ FLUSH_S = 1.0
 
 
 Frames = tuple[bytes] | tuple[bytes, memoryview]
-
-
-class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Hidden states that a stage sends a drafter: of these layers, to this inbox, under the drafter's session."""
-
-    layers: tuple[int, ...]
-    address: str
-    session: str
-    link: LinkTiming | None = None
-
-
-class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a stage process needs to start. Sent to the fork server as JSON.
-
-    The stage holds layers [first, last) of the checkpoint in ``model``; ``bind`` is the address its inbox listens on
-    (a tcp port of * lets the system choose), ``engine`` the address of the engine's inbox. Timings only where emulated.
-    """
-
-    session: str
-    index: int
-    stages: int
-    model: str
-    first: int
-    last: int
-    capacity: int
-    dtype: str
-    device: str
-    max_model_len: int
-    bind: str
-    engine: str
-    timing: StageTiming | None = None
-    up: LinkTiming | None = None
-    down: LinkTiming | None = None
-    tap: TapSpec | None = None
-    shared: bool = False
-    """Whether a drafter's passes take turns with the stage's batches on its device."""
-    background: bool = False
-    """Whether a modelled device stands for this process, so that what it really computes yields to all else."""
-    target: str = ""
-    """A learned drafter's target, whose features it reads; ``model`` is then the drafter's checkpoint."""
-    tokenizer: str = ""
-    """The checkpoint whose tokens a request's grammar speaks of, if it is not ``model``: a draft model's target."""
 
 
 def run(spec: StageSpec) -> None:
@@ -108,30 +61,30 @@ def run(spec: StageSpec) -> None:
             sockets.close(last_words)
 
 
-def load(spec: StageSpec | StagePlan) -> Any:
+def load(plan: StagePlan) -> Any:
     """The stage's layers, or the learned drafter's module."""
     from penstock.models.stage_model import load_stage
 
-    if spec.target:
+    if plan.target:
         from penstock.models.speculators.stage import load_speculator_stage
 
         return load_speculator_stage(
-            spec.model, spec.target, capacity=spec.capacity, dtype=spec.dtype, device=spec.device
+            plan.model, plan.target, capacity=plan.capacity, dtype=plan.dtype, device=plan.device
         )
     return load_stage(
-        spec.model,
-        spec.first,
-        spec.last,
-        capacity=spec.capacity,
-        dtype=spec.dtype,
-        device=spec.device,
-        max_model_len=spec.max_model_len,
-        tokenizer=spec.tokenizer,
+        plan.model,
+        plan.first,
+        plan.last,
+        capacity=plan.capacity,
+        dtype=plan.dtype,
+        device=plan.device,
+        max_model_len=plan.max_model_len,
+        tokenizer=plan.tokenizer,
     )
 
 
 def make_driver(
-    spec: StageSpec | StagePlan,
+    plan: StagePlan,
     index: int,
     stages: int,
     model: Any,
@@ -139,14 +92,14 @@ def make_driver(
     within: Callable[[Core], Core] = lambda core: core,
 ) -> StageDriver:
     """Drives ``model``, which ``load`` gave, as stage ``index`` of so many. ``within``: what its core is wrapped in."""
-    taps = spec.tap.layers if spec.tap is not None else ()
+    taps = plan.tap.layers if plan.tap is not None else ()
     if taps:
         model.tap(taps)
-    core = StageCore(model, spec.capacity, is_last=index == stages - 1, taps=taps)
-    if spec.target:
+    core = StageCore(model, plan.capacity, is_last=index == stages - 1, taps=taps)
+    if plan.target:
         core.reader = model
-    aside = spec.tap.link if spec.tap is not None else None
-    return StageDriver(index, within(core), clock, spec.timing, spec.down, spec.up, aside)
+    aside = plan.tap.link if plan.tap is not None else None
+    return StageDriver(index, within(core), clock, plan.timing, plan.down, plan.up, aside)
 
 
 class Worker:
@@ -161,13 +114,13 @@ class Worker:
         """What leaves next, as it does."""
         self._wired = self._stopped = self._acknowledged = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
-        self._model = load(spec)
+        self._model = load(spec.plan)
         self._width = self._model.hidden_size  # looked up once: a checkpoint's configuration takes as long as a message
-        if spec.background:
+        if spec.plan.background:
             keep_time(STAGE)
-        self._driver = make_driver(spec, spec.index, spec.stages, self._model, time.monotonic, self._framed)
-        if spec.tap is not None:
-            self._to_drafter = sockets.connect(spec.tap.address)
+        self._driver = make_driver(spec.plan, spec.index, spec.stages, self._model, time.monotonic, self._framed)
+        if spec.plan.tap is not None:
+            self._to_drafter = sockets.connect(spec.plan.tap.address)
         started = Started(
             stage=spec.index,
             address=inbox.address,
@@ -180,8 +133,8 @@ class Worker:
     def _framed(self, core: Core) -> Core:
         from penstock.stage.tensors import FramedCore
 
-        framed = FramedCore(core, self._spec.dtype, self._spec.device)
-        return BackgroundCore(framed) if self._spec.background else framed
+        framed = FramedCore(core, self._spec.plan.dtype, self._spec.plan.device)
+        return BackgroundCore(framed) if self._spec.plan.background else framed
 
     def serve(self) -> None:
         while not self._stopped:
@@ -202,7 +155,7 @@ class Worker:
         """
         due = self._driver.due if self._wired else None
         until = self._beat_at if due is None else min(due, self._beat_at)
-        if due is None or self._spec.shared:
+        if due is None or self._spec.plan.shared:
             self._inbox.wait(until)
             return
         if (leaving := self._driver.leaving) is not None and (self._packed is None or self._packed[0] is not leaving):
@@ -250,7 +203,7 @@ class Worker:
         """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
         if self._spec.index == 0 or not batch.alive:
             return None
-        if (batch.dtype, batch.width) != (self._spec.dtype, self._width):
+        if (batch.dtype, batch.width) != (self._spec.plan.dtype, self._width):
             raise MalformedMessage(f"batch {batch.stream} brings {batch.dtype or 'no'} states of width {batch.width}")
         return frames[1]
 
@@ -271,10 +224,10 @@ class Worker:
     def _frames(self, outgoing: Outgoing) -> Frames:
         message, session = outgoing.message, self._spec.session
         if outgoing.to_drafter:
-            assert self._spec.tap is not None
-            session = self._spec.tap.session
+            assert self._spec.plan.tap is not None
+            session = self._spec.plan.tap.session
         if outgoing.tensor is None or not isinstance(message, Batch | Features):
             return (encode(message, session),)
         message.width = self._width * (len(message.layers) if isinstance(message, Features) else 1)
-        message.dtype = self._spec.dtype
+        message.dtype = self._spec.plan.dtype
         return encode(message, session), outgoing.tensor

@@ -17,7 +17,8 @@ from penstock import AsyncLLM, SamplingParams
 from penstock.bench.serving.load import run_load
 from penstock.messages import Batch, Result
 from penstock.pipeline.base import Pipeline
-from penstock.pipeline.processes import ProcessHost, StagePlan
+from penstock.pipeline.plan import StagePlan
+from penstock.pipeline.processes import ProcessHost
 from penstock.requests.prefix_cache import BLOCK
 
 pytestmark = pytest.mark.processes

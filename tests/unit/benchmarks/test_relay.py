@@ -7,7 +7,7 @@ import pytest
 from benchmarks.papers.relay import priced, receiver
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Batch, Cancel, Message, Ready, Rows, Span
-from penstock.pipeline.processes import StagePlan
+from penstock.pipeline.plan import StagePlan
 
 
 def passed(stages: int) -> Batch:
@@ -34,7 +34,18 @@ def test_whom_of_three_stages_a_message_is_for(message: Message, stage: int | No
 
 def plans(links: list[LinkTiming | None]) -> list[StagePlan]:
     return [
-        StagePlan("m", i, i + 1, 8, "float32", "cpu", 8, up=links[i], down=links[i + 1]) for i in range(len(links) - 1)
+        StagePlan(
+            model="m",
+            first=i,
+            last=i + 1,
+            capacity=8,
+            dtype="float32",
+            device="cpu",
+            max_model_len=8,
+            up=links[i],
+            down=links[i + 1],
+        )
+        for i in range(len(links) - 1)
     ]
 
 

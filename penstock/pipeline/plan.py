@@ -1,0 +1,61 @@
+"""What stages are to hold, and what a stage's process is told: plain data, sent to the fork server as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.cluster.timing import LinkTiming, StageTiming
+
+
+class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Hidden states that a stage sends a drafter: of these layers, to this inbox, under the drafter's session."""
+
+    layers: tuple[int, ...]
+    address: str
+    session: str
+    link: LinkTiming | None = None
+
+
+class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one stage is to hold: layers [first, last) of the checkpoint in ``model``. Timings only where emulated."""
+
+    model: str
+    first: int
+    last: int
+    capacity: int
+    dtype: str
+    device: str
+    max_model_len: int
+    timing: StageTiming | None = None
+    up: LinkTiming | None = None
+    down: LinkTiming | None = None
+    tap: TapSpec | None = None
+    shared: bool = False
+    """Whether a drafter's passes take turns with the stage's batches on its device."""
+    background: bool = False
+    """Whether a modelled device stands for the stage's process, so that what it really computes yields to all else."""
+    target: str = ""
+    """A learned drafter's target, whose features it reads; ``model`` is then the drafter's checkpoint."""
+    tokenizer: str = ""
+    """The checkpoint whose tokens a request's grammar speaks of, if it is not ``model``: a draft model's target."""
+
+    @property
+    def label(self) -> str:
+        if self.target:
+            return self.model
+        return f"layers {self.first}-{self.last - 1}" if self.last > self.first else "no layers"
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a stage process needs to start: its plan, and its place in a running pipeline.
+
+    ``bind`` is the address its inbox listens on (a tcp port of * lets the system choose), ``engine`` the address of the
+    engine's inbox.
+    """
+
+    session: str
+    index: int
+    stages: int
+    bind: str
+    engine: str
+    plan: StagePlan
