@@ -9,14 +9,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.bench.entries import PLAIN, strategy_of
 from penstock.bench.measure.timeline import Bar, Timeline
 from penstock.config import STRATEGY_OPTIONS
-from penstock.core import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,12 +46,6 @@ class Labels:
     title: str
     x: str
     y: str
-
-
-def require_matplotlib() -> None:
-    """Raise ConfigError saying how to install it where it is missing."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install matplotlib")
 
 
 def colours_of(labels: Sequence[str]) -> dict[str, Colour]:

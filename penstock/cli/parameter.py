@@ -84,9 +84,9 @@ def written_default(field: Field, option: Option) -> Any:
         return REQUIRED
     if switches_off(field, option):
         return False
-    if option.parse is not None and option.default is None:
-        return text_of(field.default)
-    return None if option.parse is not None or is_tuple(field) else field.default
+    if option.parse is not None:
+        return text_of(field.default) if field.default and option.default is None else None
+    return None if is_tuple(field) else field.default
 
 
 def text_of(value: Any) -> str:

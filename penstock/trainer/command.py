@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from penstock.bench.plots import require_matplotlib
+from penstock.bench.options import require_matplotlib
 from penstock.bench.simulate.command import check_drafters
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import FieldError

@@ -22,7 +22,7 @@ from penstock.bench.measure.options import DEFAULT_PROMPTS, BenchOptions
 from penstock.bench.measure.report import as_json, write_report
 from penstock.bench.measure.small_model import SmallModel, asked_once, measured_small_model, modelled_small_model
 from penstock.bench.measure.tables import SMALL, remarks, tables_of
-from penstock.bench.plots import require_matplotlib
+from penstock.bench.options import require_matplotlib
 from penstock.bench.prompts import read_prompt_sets
 from penstock.bench.recordings.record import check_record, record_runs
 from penstock.cluster import Cluster, load_cluster

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
-from penstock.bench.options import FiguresFile
-from penstock.bench.plots import require_matplotlib
+from penstock.bench.options import FiguresFile, require_matplotlib
 from penstock.clients.api import ServedModel, Server
 from penstock.config import FieldError, check, nearest
 from penstock.options import LOAD, OUTPUT, SAMPLING, SERVER, Option

@@ -204,7 +204,7 @@ def test_a_report_that_cannot_be_written_is_refused_beforehand(tmp_path: Path, m
         prepare(file)
     prepare(tmp_path / "new" / "report")
     assert (tmp_path / "new" / "report").is_dir()
-    monkeypatch.setattr("penstock.bench.plots.find_spec", lambda _: None)
+    monkeypatch.setattr("penstock.bench.options.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="pip install matplotlib"):
         prepare(tmp_path)
 
