@@ -14,6 +14,16 @@ from penstock.clients.api import Server
 from tests.unit.cli.invoke import invoke
 
 
+def test_defaults_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[BenchOptions | ServingOptions] = []
+    monkeypatch.setattr(command, "run_bench", seen.append)
+    monkeypatch.setattr(serving_command, "run_bench_serve", seen.append)
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    assert invoke("bench").exit_code == invoke("bench", "serve").exit_code == 0
+    drafting = {"method": "draft_model", "model": "demo"}
+    assert seen == [BenchOptions(speculative_config=drafting), ServingOptions()]
+
+
 def test_bench_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[BenchOptions] = []
     monkeypatch.setattr(command, "run_bench", seen.append)

@@ -12,6 +12,8 @@ from tests.unit.cli.invoke import invoke
 def test_simulate_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[SimulateOptions] = []
     monkeypatch.setattr(command, "run_simulate", seen.append)
+    assert invoke("simulate", "--cluster", "demo").exit_code == 0
+    assert seen.pop() == SimulateOptions(clusters=("demo",))
     flags = ["--cluster", "demo", "--cluster", "random-3", "--strategies", "auto, pipedec[width=4,children=2]"]
     flags += ["--accuracy", "0.5,0.7", "--tokens", "50", "--tokens-per-request", "10", "--sweep", "stages=2..8"]
     assert invoke("simulate", *flags).exit_code == 0
