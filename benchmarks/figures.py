@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from penstock import LLM, SamplingParams
+from penstock.bench.measure.decode import decode
 from penstock.bench.measure.meter import Meter
 from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.measure.timeline import Timeline, timeline_of
@@ -34,10 +35,9 @@ PLAIN_COLOUR, CERTAIN_COLOUR = "#7f8c9b", "#1b7f5c"
 def run(llm: LLM, prompt: str, config: SpeculativeConfig | None) -> tuple[Timeline, RequestOutput]:
     """One request alone, watched from its beginning until nothing is in flight."""
     meter = Meter(llm.setup.stages, llm.drafter)
-    llm.observe(meter)
-    (output,) = llm.run([prompt], [SAMPLING], config)
-    llm.loop.drain()
-    llm.loop.observers.remove(meter)
+    with llm.observing(meter):
+        (output,) = decode(llm, [prompt], [SAMPLING], config)
+        llm.loop.drain()
     return timeline_of(meter), output
 
 

@@ -64,9 +64,8 @@ def complete(
     with LLM(**vars(options)) as llm:
         params = replace(llm.get_default_sampling_params(), **sampling)
         follower = Follower(None if as_json else sys.stdout)
-        llm.observe(follower)
         try:
-            with traced(llm, trace):
+            with llm.observing(follower), traced(llm, trace):
                 llm.generate(prompt, params)
         finally:
             follower.finish()
@@ -81,11 +80,11 @@ def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
         yield
         return
     writer = trace_writer(llm.setup, llm.drafter)
-    llm.observe(writer)
     try:
-        yield
-        while len(llm.loop.inflight):  # what the last token made needless belongs to the picture
-            llm.loop.step()
+        with llm.observing(writer):
+            yield
+            while len(llm.loop.inflight):  # what the last token made needless belongs to the picture
+                llm.loop.step()
     finally:
         writer.write(file)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.comparison import StrategyRun, measure
+from penstock.bench.measure.comparison import measure, on_time
 from penstock.bench.measure.options import DEFAULT_PROMPTS
+from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.prompts import read_prompts
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 from penstock.config import SpeculativeConfig
@@ -39,7 +40,8 @@ def measured() -> list[dict[str, Any]]:
     for part in ("draft", "target"):
         with LLM(DEMO / part, cluster=cluster, speculative_config=kinds["auto"], enable_prefix_caching=False) as llm:
             layers = llm.setup.checkpoint.num_layers
-            plain, *full = measure(llm, prompts, params, [("autoregressive", None), *kinds.items()])
+            with on_time(llm):
+                plain, *full = measure(llm, prompts, params, [("autoregressive", None), *kinds.items()])
         found.append(figures_of(plain, layers, plain_step_seconds(cluster)))
         found += [figures_of(run, layers, step) for run in full]
     return found

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.comparison import StrategyRun, measure
+from penstock.bench.measure.comparison import measure
 from penstock.bench.measure.options import DEFAULT_PROMPTS
+from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.prompts import read_prompts
 from penstock.config import SpeculativeConfig
 

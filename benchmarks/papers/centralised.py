@@ -27,8 +27,9 @@ from penstock import LLM
 from penstock.bench.entries import PLAIN, Named, parse_entries
 from penstock.bench.grid import Question
 from penstock.bench.intervals import paired_ratio
-from penstock.bench.measure.comparison import run_alone, run_one, same_tokens, short
+from penstock.bench.measure.comparison import run_alone, run_one, short
 from penstock.bench.measure.sample import Sample
+from penstock.bench.measure.summary import same_tokens
 from penstock.cluster import load_cluster
 from penstock.cluster.uniform import uniform_cluster
 from penstock.estimates.estimates import Estimates

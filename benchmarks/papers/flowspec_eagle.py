@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.papers import flowspec
 from benchmarks.shared import virtual
-from penstock.bench.measure.comparison import StrategyRun
+from penstock.bench.measure.summary import StrategyRun
 from penstock.cluster import load_cluster
 
 NAME = "flowspec_eagle"

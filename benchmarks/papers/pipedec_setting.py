@@ -14,12 +14,14 @@ from typing import Any
 
 from benchmarks.strategies.auto_against import ACCURACY
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.comparison import same_tokens
+from penstock.bench.measure.decode import decode
 from penstock.bench.measure.options import DEFAULT_PROMPTS
+from penstock.bench.measure.summary import same_tokens
 from penstock.bench.prompts import read_prompts
 from penstock.cluster import load_cluster
 from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput
+from penstock.engine.answers import answers_of
 
 PIPEDEC = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy="pipedec")
 TOKENS = 100
@@ -37,16 +39,19 @@ def measured(count: int, time_scale: float) -> dict[str, Any]:
     prompts = read_prompts(DEFAULT_PROMPTS, count)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(count)]
     with LLM("demo", pipeline_parallel_size=2, speculative_config=PIPEDEC) as llm:
-        answers = llm.run(prompts, params, None)
-        known = llm.plain_answers
+        answers = decode(llm, prompts, params, None)
+        known = answers_of(llm)
+        assert known is not None
     cluster = load_cluster("pipedec-14x3090", time_scale=time_scale)
     with LLM("demo", cluster=cluster, speculative_config=PIPEDEC, enable_prefix_caching=False) as llm:
-        llm.plain_answers.update(known)
-        (plain,) = llm.run(prompts[:1], params[:1], None)
+        here = answers_of(llm)
+        assert here is not None
+        here.known.update(known.known)
+        (plain,) = decode(llm, prompts[:1], params[:1], None)
         llm.loop.drain()
         runs = []
         for prompt, one in zip(prompts, params, strict=True):
-            runs += llm.run([prompt], [one], PIPEDEC)
+            runs += decode(llm, [prompt], [one], PIPEDEC)
             llm.loop.drain()
     times = [seconds_per_token(run) for run in runs]
     spread = stdev(times) / len(times) ** 0.5

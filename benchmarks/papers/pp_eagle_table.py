@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.shared import virtual
 from penstock.bench.entries import PLAIN
-from penstock.bench.measure.comparison import StrategyRun
+from penstock.bench.measure.summary import StrategyRun
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.prices import eagle, llama
 

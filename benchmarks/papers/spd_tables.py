@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.shared import virtual
-from penstock.bench.measure.comparison import StrategyRun
+from penstock.bench.measure.summary import StrategyRun
 from penstock.cluster import load_cluster
 from penstock.core import ConfigError
 from penstock.models.checkpoint import Checkpoint, open_checkpoint

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ import torch
 
 from benchmarks.sections.base import ROOT, kept_figures, path_of, store, stored
 from penstock import LLM, SamplingParams
-from penstock.bench.entries import parse_entries
+from penstock.bench.entries import is_plain, parse_entries
 from penstock.bench.grid import Question, questions_of
 from penstock.bench.intervals import Ratio, paired_ratio
-from penstock.bench.measure.comparison import StrategyRun, is_plain, measure_all
+from penstock.bench.measure.comparison import measure_all, on_time
 from penstock.bench.measure.options import DEFAULT_PROMPTS
+from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.prompts import read_prompt_sets
 from penstock.cluster import Cluster, load_cluster
 from penstock.core import ConfigError
@@ -88,7 +90,8 @@ def compared(
     named = parse_entries(tuple(entries), drafter)
     widest = max((config for _, config in named if not is_plain(config)), key=lambda config: config.most_rows)
     host = None if processes else InProcessHost(VirtualClock())
-    with LLM(host=host, cluster=cluster, speculative_config=widest, enable_prefix_caching=False, **options) as llm:
+    engine = LLM(host=host, cluster=cluster, speculative_config=widest, enable_prefix_caching=False, **options)
+    with engine as llm, on_time(llm) if processes else nullcontext():
         return measure_all(llm, questions, named)
 
 

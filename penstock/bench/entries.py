@@ -18,6 +18,16 @@ PLACED = " @ "
 """Between an entry and where its drafter ran."""
 
 
+def with_plain(strategies: Sequence[Named]) -> list[Named]:
+    """``strategies``, led by plain decoding: what it gives is the others' reference, and the synthetic drafter's."""
+    plain = [one for one in strategies if is_plain(one[1])] or [(PLAIN, None)]
+    return [*plain, *(one for one in strategies if not is_plain(one[1]))]
+
+
+def is_plain(config: SpeculativeConfig | None) -> bool:
+    return config is None or config.strategy == PLAIN
+
+
 def split_entries(text: str) -> tuple[str, ...]:
     """The parts between commas that stand outside brackets, blanks around them removed, empty ones left out."""
     parts, depth = [""], 0

@@ -13,7 +13,8 @@ from penstock.config import FieldError
 from penstock.core import SamplingParams
 
 if TYPE_CHECKING:
-    from penstock.engine.llm import LLM, Prompt
+    from penstock.engine.job import Prompt
+    from penstock.engine.llm import LLM
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ def questions_of(
             one = replace(params, temperature=temperature, seed=seed)
             found.append(Question(Setting(name, temperature), number, prompts[number], one))
     return found
+
+
+def settings_of(questions: Sequence[Question]) -> list[Setting]:
+    return list(dict.fromkeys(question.setting for question in questions))
 
 
 def check_lengths(llm: LLM, questions: Sequence[Question]) -> None:

@@ -58,7 +58,7 @@ class SyntheticDrafter(InstantDrafter):
         self._accuracy = tuple(accuracy)
         self._vocabulary = vocabulary
         self._seed = seed
-        self._answer = answer
+        self.answer = answer
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         for ask in asks:
@@ -87,7 +87,7 @@ class SyntheticDrafter(InstantDrafter):
 
     def _truth(self, request: Request, path: Sequence[int]) -> int | None:
         """The target's token after ``path``, if the path is the one that plain decoding takes."""
-        answer = self._answer(request)
+        answer = self.answer(request)
         above = len(path) - len(request.prompt)
         if above >= len(answer) or list(path[len(request.prompt) :]) != list(answer[:above]):
             return None

@@ -20,7 +20,8 @@ from penstock.core import (
     RequestOutput,
     SamplingParams,
 )
-from penstock.engine.llm import LLM, Job, Prompt
+from penstock.engine.job import Job, Prompt
+from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
 from penstock.engine.options import Resolved
 from penstock.engine.stats import Counters, EngineStats
@@ -60,7 +61,7 @@ class AsyncLLM:
         self._llm = LLM(model, host=host, **options)
         self._max_queue = max_queue
         self._counters = Counters(self._llm.loop)
-        self._llm.observe(self._counters)
+        self._llm.loop.observers.append(self._counters)
         self._ids = itertools.count()
         self._streams: dict[str, RequestStream] = {}
         """By request id, those that have not finished here."""
@@ -184,7 +185,7 @@ class AsyncLLM:
         One that raises is told nothing more: the log says why, and the engine goes on without it.
         """
         guarded = Guarded(observer, lambda: self._command(partial(self._llm.loop.observers.remove, guarded)))
-        self._command(lambda: self._llm.observe(guarded))
+        self._command(partial(self._llm.loop.observers.append, guarded))
 
     async def drained(self) -> None:
         """Return when no request is left."""

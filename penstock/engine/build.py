@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -25,19 +25,16 @@ from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.spd import SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.engine.answers import PlainAnswers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.options import Resolved
 from penstock.engine.scheduler import Scheduler
 from penstock.pipeline.base import Host, Pipeline
 from penstock.pipeline.plan import StagePlan
-from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 
 if TYPE_CHECKING:
     from penstock.models.speculators.base import SpeculatorCheckpoint
-
-Answer = Callable[[Request], Sequence[int]]
-"""What plain decoding gives for a request; only the synthetic drafter asks."""
 
 
 def stage_plans(setup: Resolved) -> list[StagePlan]:
@@ -104,9 +101,9 @@ def tapped_layers(layers: Sequence[tuple[int, int]], reads: Sequence[int]) -> li
     return [tuple(state for state in sorted(owners) if owners[state] == stage) for stage in range(len(layers))]
 
 
-def start_drafter(setup: Resolved, config: SpeculativeConfig, host: Host, answer: Answer) -> Drafter:
+def start_drafter(setup: Resolved, config: SpeculativeConfig, host: Host) -> Drafter:
     """The drafter of ``config.method``, on the cluster's modelled device where there is one."""
-    drafter = bare_drafter(setup, config, host, answer)
+    drafter = bare_drafter(setup, config, host)
     if setup.cluster is None or config.method == "ngram":
         return drafter
     timing = modelled_pass(setup)
@@ -122,12 +119,12 @@ def modelled_pass(setup: Resolved) -> StageTiming | None:
     return draft_timing(setup.cluster)
 
 
-def bare_drafter(setup: Resolved, config: SpeculativeConfig, host: Host, answer: Answer) -> Drafter:
+def bare_drafter(setup: Resolved, config: SpeculativeConfig, host: Host) -> Drafter:
     if config.method == "ngram":
         return NgramDrafter(config.prompt_lookup_max, config.prompt_lookup_min)
     if config.method == "synthetic":
         assert config.accuracy is not None
-        return SyntheticDrafter(config.accuracy, setup.checkpoint.vocab_size, config.seed, answer)
+        return SyntheticDrafter(config.accuracy, setup.checkpoint.vocab_size, config.seed, PlainAnswers())
     chunk = max(setup.options.prefill_chunk, config.width or 0)
     if setup.speculator is not None:
         plan = drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.path))

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from penstock.config import SpeculativeConfig
-from penstock.core import (
-    FinishReason,
-    PipelineError,
-    RequestError,
-    RequestOutput,
-    SamplingParams,
-    whole,
-)
+from penstock.core import FinishReason, PipelineError, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
+from penstock.engine.answers import learn_answers
 from penstock.engine.build import make_loop, start_drafter, start_pipeline
 from penstock.engine.completion import Completion
+from penstock.engine.job import Job, Prompt, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions, Resolved, resolve_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
@@ -31,9 +26,6 @@ from penstock.requests.request import Request
 from penstock.strategies import make_strategy
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-
-Prompt = str | Mapping[str, Any]
-"""Text, or ``{"prompt_token_ids": [...]}``, or ``{"prompt": text}``."""
 
 
 class LLM:
@@ -57,13 +49,11 @@ class LLM:
         if not self._setup.options.skip_tokenizer_init:
             self._tokenizer = load_tokenizer(self._setup.checkpoint.path)
         self._numbers = itertools.count()
-        self.plain_answers: dict[Any, Sequence[int]] = {}
-        """What plain decoding gave, by request; only the synthetic drafter asks. Another LLM's may be added."""
         self._host: Host = ProcessHost(self._setup.options.transport) if host is None else host
         self._drafter: Drafter | None = None
         try:
             if self._setup.speculation is not None and self._setup.speculation.strategy != "autoregressive":
-                self._drafter = start_drafter(self._setup, self._setup.speculation, self._host, self._answer)
+                self._drafter = start_drafter(self._setup, self._setup.speculation, self._host)
             self._pipeline = start_pipeline(self._setup, self._host, self._drafter)
         except BaseException:
             self.close()
@@ -82,11 +72,10 @@ class LLM:
         ``sampling_params`` None takes the checkpoint's generation_config. Raises RequestError before anything starts
         if a prompt or its parameters cannot work, and PipelineError if a stage is lost.
         """
-        if not isinstance(prompts, Iterable):
-            raise RequestError(f"prompts is {prompts!r}; it has to be a prompt or a list of prompts")
-        many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        many = prompts_of(prompts)
         params = self._params(sampling_params, len(many))
-        return self.run(many, params, self._setup.speculation)
+        learn_answers(self, many, params)
+        return self.complete([self.job(prompt, one) for prompt, one in zip(many, params, strict=True)])
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Yield the first completion's text as it is committed: always whole characters.
@@ -94,11 +83,11 @@ class LLM:
         The request is checked and queued at once; it advances whenever the iterator, or another call, steps the engine.
         """
         self.get_tokenizer()
-        params = self._params(sampling_params, 1)
-        self._learn_answers([prompt], params, self._setup.speculation)
-        jobs = self._jobs([prompt], params, self._setup.speculation)
-        self._start_all(jobs)
-        return self._pieces(jobs, jobs[0].completions[0])
+        (params,) = self._params(sampling_params, 1)
+        learn_answers(self, [prompt], [params])
+        job = self.job(prompt, params)
+        self.start(job)
+        return self._pieces(job)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config as sampling parameters."""
@@ -141,23 +130,68 @@ class LLM:
     def drafter(self) -> Drafter | None:
         return self._drafter
 
-    def observe(self, observer: Observer) -> None:
-        """Have ``observer`` watch every step from now on."""
+    @contextmanager
+    def observing(self, observer: Observer) -> Iterator[None]:
+        """Have ``observer`` watch every step of the block."""
         self._loop.observers.append(observer)
+        try:
+            yield
+        finally:
+            self._loop.observers.remove(observer)
 
-    # ---------------------------------------------------------------------------------- for AsyncLLM: job by job
+    # ------------------------------------------------------------------- job by job: for AsyncLLM, and for a bench
 
     @property
     def host(self) -> Host:
         return self._host
 
-    def job(self, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0, client: str = "") -> Job:
-        """A checked request, not yet queued; from any thread. Raises RequestError if it can never run."""
-        one = self._params(params, 1)[0]
-        job = self._job(prompt, one, self._setup.speculation, priority, client)
-        for request in job.requests:
+    def job(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        client: str = "",
+        *,
+        speculation: SpeculativeConfig | None = None,
+    ) -> Job:
+        """A checked request, not yet queued; from any thread. Raises RequestError if it can never run.
+
+        ``speculation`` decodes it with another strategy over the engine's drafter and stages; None: with the engine's.
+        """
+        (one,) = self._params(params, 1)
+        text, ids = self._tokens_of(prompt)
+        if one.stop and self._tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; use stop_token_ids with skip_tokenizer_init=True")
+        self.check(one)
+        seed, ends = one.seed, ends_of(one, self._setup.checkpoint)
+        if seed is None:
+            seed = fresh_seed() if one.temperature > 0 else 0
+        job, started = Job(text, ids), self._host.now()
+        for index in range(one.n):
+            completion = Completion(index, one, self._detokenizer(ids, one), started)
+            sampling = sampling_of(one, seed, index, ends, len(ids))
+            strategy = make_strategy(speculation or self._setup.speculation, self._setup.stages)
+            request = Request(
+                next(self._numbers), ids, sampling, one.max_tokens, ends, strategy, completion, priority, client
+            )
+            completion.output.metrics = request.metrics
             self._loop.scheduler.check(request)
+            job.requests.append(request)
+            job.completions.append(completion)
         return job
+
+    def complete(self, jobs: Sequence[Job]) -> list[RequestOutput]:
+        """Queue jobs together and step until the last one has ended. Raises PipelineError if a stage is lost."""
+        try:
+            for job in jobs:
+                self.start(job)
+            while not all(job.ended for job in jobs):
+                self._loop.step()
+            self._raise_if_lost(jobs)
+        finally:
+            self._abort_all(jobs)
+        self._loop.audit()
+        return [job.output() for job in jobs]
 
     def check(self, params: SamplingParams) -> None:
         """Raise RequestError for what this model cannot be asked; from any thread. A new grammar may take seconds."""
@@ -181,37 +215,18 @@ class LLM:
                 request.finished = FinishReason.ERROR
                 request.output.finish(FinishReason.ERROR, self._host.now())
 
-    # ----------------------------------------------------------------------------------------------- for the bench
-
-    def run(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], speculation: SpeculativeConfig | None
-    ) -> list[RequestOutput]:
-        """``generate`` with a strategy of the caller's choice over the same drafter and stages."""
-        self._learn_answers(prompts, params, speculation)
-        jobs = self._jobs(prompts, params, speculation)
-        self._start_all(jobs)
-        try:
-            while any(request.finished is None for job in jobs for request in job.requests):
-                self._loop.step()
-            self._raise_if_lost(jobs)
-        finally:
-            self._abort_all(jobs)
-        self._loop.audit()
-        if speculation is None:
-            self._remember(jobs)
-        return [job.output() for job in jobs]
-
     # --------------------------------------------------------------------------------------------------- inside
 
-    def _pieces(self, jobs: Sequence[Job], completion: Completion) -> Iterator[str]:
+    def _pieces(self, job: Job) -> Iterator[str]:
+        completion = job.completions[0]
         try:
             while completion.output.finish_reason is None:
                 self._loop.step()
                 yield from text_of(completion)
             yield from text_of(completion)  # where another call's steps have ended it
-            self._raise_if_lost(jobs)
+            self._raise_if_lost([job])
         finally:
-            self._abort_all(jobs)
+            self.abort(job)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
@@ -223,41 +238,6 @@ class LLM:
         if len(given) != count:
             raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts")
         return list(given)
-
-    def _jobs(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], speculation: SpeculativeConfig | None
-    ) -> list[Job]:
-        return [self._job(prompt, one, speculation) for prompt, one in zip(prompts, params, strict=True)]
-
-    def _job(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        speculation: SpeculativeConfig | None,
-        priority: int = 0,
-        client: str = "",
-    ) -> Job:
-        text, ids = self._tokens_of(prompt)
-        if params.stop and self._tokenizer is None:
-            raise RequestError("stop strings need a tokenizer; use stop_token_ids with skip_tokenizer_init=True")
-        seed = params.seed
-        if seed is None:
-            seed = fresh_seed() if params.temperature > 0 else 0
-        self.check(params)
-        ends = ends_of(params, self._setup.checkpoint)
-        job = Job(text, ids)
-        started = self._host.now()
-        for index in range(params.n):
-            completion = Completion(index, params, self._detokenizer(ids, params), started)
-            sampling = sampling_of(params, seed, index, ends, len(ids))
-            strategy = make_strategy(speculation, self._setup.stages)
-            request = Request(
-                next(self._numbers), ids, sampling, params.max_tokens, ends, strategy, completion, priority, client
-            )
-            completion.output.metrics = request.metrics
-            job.requests.append(request)
-            job.completions.append(completion)
-        return job
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Text and token ids of a prompt. Raises RequestError naming what is wrong with it."""
@@ -282,51 +262,13 @@ class LLM:
             min_tokens=params.min_tokens,
         )
 
-    def _start_all(self, jobs: Sequence[Job]) -> None:
-        """Queue all requests, or none of them if one is refused."""
-        try:
-            for job in jobs:
-                self.start(job)
-        except RequestError:
-            self._abort_all(jobs)
-            raise
-
     def _abort_all(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self.abort(job)
 
     def _raise_if_lost(self, jobs: Sequence[Job]) -> None:
-        if any(request.finished is FinishReason.ERROR for job in jobs for request in job.requests):
+        if any(job.lost for job in jobs):
             raise PipelineError(f"the request was lost ({self._loop.ended})")
-
-    def _learn_answers(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], speculation: SpeculativeConfig | None
-    ) -> None:
-        """The synthetic drafter has to know what plain decoding gives: decode plainly first, where not yet known."""
-        if speculation is None or speculation.method != "synthetic" or speculation.strategy == "autoregressive":
-            return
-        if any(one.seed is None and one.temperature > 0 for one in params):
-            raise RequestError("seed is None: with the synthetic drafter sampled requests need a fixed seed")
-        jobs = self._jobs(prompts, params, speculation)
-        unknown = [
-            i for i, job in enumerate(jobs) if any(answer_key(r) not in self.plain_answers for r in job.requests)
-        ]
-        if not unknown:
-            return
-        # Without stop strings: the answer is the same up to them, and known to requests with others.
-        self.run([prompts[i] for i in unknown], [replace(params[i], stop=()) for i in unknown], None)
-
-    def _remember(self, jobs: Sequence[Job]) -> None:
-        """Keep what plain decoding gave, if the drafter is one that has to know it."""
-        if self._setup.speculation is None or self._setup.speculation.method != "synthetic":
-            return
-        for job in jobs:
-            for request, completion in zip(job.requests, job.completions, strict=True):
-                if completion.output.stop_reason is None or isinstance(completion.output.stop_reason, int):
-                    self.plain_answers[answer_key(request)] = completion.output.token_ids
-
-    def _answer(self, request: Request) -> Sequence[int]:
-        return self.plain_answers[answer_key(request)]
 
 
 def text_of(completion: Completion) -> Iterator[str]:
@@ -334,36 +276,6 @@ def text_of(completion: Completion) -> Iterator[str]:
     new = completion.take()
     if new is not None and new.text:
         yield new.text
-
-
-class Job:
-    """One prompt with its ``n`` completions."""
-
-    def __init__(self, prompt: str | None, ids: list[int]) -> None:
-        self.prompt = prompt
-        self.ids = ids
-        self.requests: list[Request] = []
-        self.completions: list[Completion] = []
-
-    def output(self) -> RequestOutput:
-        outputs = [completion.output for completion in self.completions]
-        cached = max(request.cached for request in self.requests)
-        return RequestOutput(str(self.requests[0].number), self.prompt, self.ids, outputs, True, cached)
-
-
-def token_ids_of(given: Any, vocabulary: int) -> list[int]:
-    """Token ids of a prompt, as Python's own integers. Raises RequestError naming what is none."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise RequestError(f"prompt_token_ids is {given!r}; it has to be a list of token ids")
-    ids = [whole("a prompt's token id", token) for token in given]
-    for token in ids:
-        if not 0 <= token < vocabulary:
-            raise RequestError(f"prompt_token_ids holds {token}; the model's token ids are 0 to {vocabulary - 1}")
-    return ids
-
-
-def answer_key(request: Request) -> Any:
-    return tuple(request.prompt), request.sampling, request.max_tokens, request.stop_ids
 
 
 def unknown_option(name: str, known: Sequence[str]) -> Exception:

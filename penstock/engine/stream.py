@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from penstock.core import FinishReason, PipelineError, RequestOutput
 from penstock.engine.completion import CompletionDelta
-from penstock.engine.llm import Job
+from penstock.engine.job import Job
 
 
 @dataclass

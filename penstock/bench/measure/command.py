@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from penstock.bench.entries import PLACED, PLAIN, Named, parse_entries, strategy_of
+from penstock.bench.entries import PLACED, PLAIN, Named, is_plain, parse_entries, strategy_of, with_plain
 from penstock.bench.grid import Question, check_lengths, questions_of
-from penstock.bench.measure.comparison import StrategyRun, is_plain, measure_all, with_plain
+from penstock.bench.measure.comparison import measure_all, on_time
 from penstock.bench.measure.options import DEFAULT_PROMPTS, BenchOptions
 from penstock.bench.measure.report import as_json, write_report
 from penstock.bench.measure.small_model import SmallModel, asked_once, measured_small_model, modelled_small_model
+from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.measure.tables import SMALL, remarks, tables_of
 from penstock.bench.options import require_matplotlib
 from penstock.bench.prompts import read_prompt_sets
@@ -152,7 +153,8 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolve
             enable_prefix_caching=False,  # every strategy computes every prompt
         ) as llm:
             check_lengths(llm, plan.questions)
-            found = measure_all(llm, plan.questions, plan.strategies, on_progress=ticker.strategy_begins)
+            with on_time(llm):
+                found = measure_all(llm, plan.questions, plan.strategies, on_progress=ticker.strategy_begins)
             setup = llm.setup
         runs += placed(found, place, first=not runs) if place else found
     if not plan.measures_small_model:

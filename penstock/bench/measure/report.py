@@ -12,8 +12,8 @@ from urllib.parse import quote
 from penstock.bench.entries import strategy_of
 from penstock.bench.grid import Setting
 from penstock.bench.intervals import share_bounds
-from penstock.bench.measure.comparison import StrategyRun
 from penstock.bench.measure.small_model import SmallModel
+from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.measure.tables import by_setting, markdown, markdown_of, title_of
 from penstock.bench.plots import Interval, Labels, LinkModel, plot_bars, plot_heat_map, plot_lines, plot_timelines
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.bench.grid import Question, Setting, fits
-from penstock.bench.measure.comparison import settings_of, short
+from penstock.bench.grid import Question, Setting, fits, settings_of
+from penstock.bench.measure.comparison import short
+from penstock.bench.measure.decode import decode
 from penstock.cluster import draft_timing
 
 if TYPE_CHECKING:
@@ -59,12 +60,12 @@ def measured_small_model(llm: LLM, questions: Sequence[Question], on_progress: C
     questions = [question for question in questions if fits(llm, question)]
     if not questions:
         return []
-    llm.run([questions[0].prompt], [short(questions[0].params)], None)
+    decode(llm, [questions[0].prompt], [short(questions[0].params)], None)
     tokens: defaultdict[Setting, int] = defaultdict(int)
     seconds: defaultdict[Setting, float] = defaultdict(float)
     for question in questions:
         on_progress()
-        (output,) = llm.run([question.prompt], [question.params], None)
+        (output,) = decode(llm, [question.prompt], [question.params], None)
         completion = output.outputs[0]
         tokens[question.setting] += len(completion.token_ids) - 1
         seconds[question.setting] += (completion.seconds or 0.0) - (completion.first_token_seconds or 0.0)

@@ -13,8 +13,8 @@ from rich.table import Table
 from penstock.bench.entries import PLAIN, strategy_of
 from penstock.bench.grid import Setting
 from penstock.bench.intervals import CONFIDENCE
-from penstock.bench.measure.comparison import MAX_OVERRUNS, StrategyRun
 from penstock.bench.measure.small_model import SmallModel
+from penstock.bench.measure.summary import MAX_OVERRUNS, StrategyRun
 
 SMALL: Final = "small model alone"
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.bench.entries import PLACED, PLAIN, parse_entries
+from penstock.bench.entries import PLACED, PLAIN, is_plain, parse_entries
 from penstock.bench.intervals import CONFIDENCE
 from penstock.bench.measure.command import prepare, progress_bar
-from penstock.bench.measure.comparison import WARM_UP, is_plain
+from penstock.bench.measure.comparison import WARM_UP
 from penstock.bench.measure.sample import is_looping
 from penstock.bench.recordings.load import load_recordings
 from penstock.bench.simulate.options import SimulateOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.bench.measure.decode import decode
 from penstock.config import FieldError
 from penstock.engine.options import DEMO_DRAFTERS, EngineOptions, resolve_options
 
@@ -23,7 +24,7 @@ def test_a_shipped_drafter_drafts_and_changes_no_token(method: str) -> None:
     # ``auto`` may find, in real time, that a draft comes too late to be worth anything.
     speculation = {"method": method, "strategy": "continuous"}
     with LLM(pipeline_parallel_size=2, speculative_config=speculation) as llm:
-        plain = llm.run(PROMPTS, params, None)
+        plain = decode(llm, PROMPTS, params, None)
         for one, other in zip(llm.generate(PROMPTS, params), plain, strict=True):
             assert one.outputs[0].token_ids == other.outputs[0].token_ids
             assert one.outputs[0].metrics.accepted > 0

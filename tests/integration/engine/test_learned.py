@@ -10,11 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, SamplingParams
+from penstock.bench.measure.decode import decode
 from penstock.config import FieldError
 from penstock.drafters.base import DraftRequest
 from penstock.drafters.learned import FollowingDrafter
 from penstock.drafters.spd import SpdDrafter
-from penstock.engine.llm import Prompt
+from penstock.engine.job import Prompt
 from penstock.messages import Features, Sampling
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.speculators.eagle_stage import EagleStage
@@ -74,7 +75,7 @@ def test_stage_processes_send_their_states_to_the_drafters(target: Path, kind: s
     params = [SamplingParams(temperature=t, seed=3, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
     options = {"max_model_len": 128, "prefill_chunk": 8, "skip_tokenizer_init": True, "transport": "tcp"}
     with LLM(str(target), pipeline_parallel_size=3, speculative_config=speculation, **options) as llm:
-        plain = llm.run(prompts, params, None)
+        plain = decode(llm, prompts, params, None)
         for _ in range(2):
             for one, other in zip(llm.generate(prompts, params), plain, strict=True):
                 assert one.outputs[0].token_ids == other.outputs[0].token_ids

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, CompletionOutput, ConfigError, FinishReason, PipelineError, RequestError, SamplingParams
+from penstock.bench.measure.decode import decode
 from penstock.config import SpeculativeConfig, parse_speculative
 from penstock.core import SpeculationMetrics
 from penstock.engine.loop import Observer
@@ -181,7 +182,7 @@ def checked_run(
     llm: LLM, config: SpeculativeConfig | None, alone: list[list[CompletionOutput]]
 ) -> list[SpeculationMetrics]:
     """All cases at once: each has the tokens that it has alone, and nothing is left of them."""
-    outputs = llm.run([prompt for prompt, _ in CASES], [params for _, params in CASES], config)
+    outputs = decode(llm, [prompt for prompt, _ in CASES], [params for _, params in CASES], config)
     for output, expected in zip(outputs, alone, strict=True):
         assert_same(output.outputs, expected)
     assert_idle(llm)
@@ -523,8 +524,7 @@ def test_an_interrupt_while_waiting_costs_the_call_only(target: Path, monkeypatc
 
 def test_an_interrupt_in_the_middle_of_a_step_ends_the_engine_and_says_so(target: Path) -> None:
     with LLM(target, max_model_len=256) as llm:
-        llm.observe(Interrupted())
-        with pytest.raises(KeyboardInterrupt):
+        with llm.observing(Interrupted()), pytest.raises(KeyboardInterrupt):
             llm.generate(SHORT, GREEDY)
         with pytest.raises(PipelineError, match="KeyboardInterrupt"):
             llm.generate(SHORT, GREEDY)

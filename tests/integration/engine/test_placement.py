@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.bench.measure.decode import decode
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.load import with_drafter_on
 from penstock.config import FieldError
@@ -94,11 +95,11 @@ def test_every_place_gives_plain_decodings_tokens_and_its_device_one_pass_at_a_t
         str(target), cluster=cluster, speculative_config=speculation, enable_prefix_caching=False, **options
     ) as llm:
         prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-        plain = llm.run(prompts, [params] * len(prompts), None)
+        plain = decode(llm, prompts, [params] * len(prompts), None)
         writer = trace_writer(llm.setup, llm.drafter)
-        llm.observe(writer)
-        found = llm.generate(prompts, params)
-        llm.loop.drain()
+        with llm.observing(writer):
+            found = llm.generate(prompts, params)
+            llm.loop.drain()
         row_bytes = feature_bytes(llm.setup)
     for one, other in zip(found, plain, strict=True):
         assert one.outputs[0].token_ids == other.outputs[0].token_ids

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from penstock.bench.measure.decode import decode
 from penstock.drafters.base import Drafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
@@ -163,7 +164,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def test_an_output_is_json_that_fits_its_schema(llm: LLM, temperature: float) -> None:
     for prompt in ("row = ", "# the settings of the server\nsettings = "):
         params = SamplingParams(temperature=temperature, seed=1, max_tokens=64, structured_outputs=GRAMMARS["json"])
-        (expected,) = llm.run([prompt], [params], None)[0].outputs
+        (expected,) = decode(llm, [prompt], [params], None)[0].outputs
         llm.generate(prompt, params)  # the drafter compiles the grammar meanwhile, and may come too late to draft
         llm.loop.drain()
         (completion,) = llm.generate(prompt, params)[0].outputs

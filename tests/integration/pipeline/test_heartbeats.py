@@ -82,11 +82,13 @@ def test_an_engine_that_waits_for_a_stopped_stage_still_hears_the_others(target:
     with start(target, 3, speculative_config={"method": "ngram"}) as llm:
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         pipeline, stage = pipeline_of(llm), stage_processes()[2]
-        llm.observe(StopAfter(stage, results=5))
         found: list[list[int]] = []
-        engine = threading.Thread(
-            target=lambda: found.append(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids), daemon=True
-        )
+
+        def generate() -> None:
+            with llm.observing(StopAfter(stage, results=5)):
+                found.append(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids)
+
+        engine = threading.Thread(target=generate, daemon=True)
         engine.start()
         deadline = time.monotonic() + PATIENCE
         while min(pipeline.last_heartbeat[:2]) < pipeline.last_heartbeat[2] + 2 * HEARTBEAT:

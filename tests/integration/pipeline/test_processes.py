@@ -96,10 +96,9 @@ class KillAfter(Observer):
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_killed_stage_ends_the_requests_with_its_name_and_cause(target: Path, stage: int) -> None:
     with start(target, speculative_config={"method": "ngram"}) as llm:
-        llm.observe(KillAfter(stage_processes()[stage], results=7))
-        with pytest.raises(
-            PipelineError, match=rf"stage {stage} \(layers .*\) was lost: killed by signal 9 \(SIGKILL\)"
-        ):
+        cause = rf"stage {stage} \(layers .*\) was lost: killed by signal 9 \(SIGKILL\)"
+        killing = KillAfter(stage_processes()[stage], results=7)
+        with llm.observing(killing), pytest.raises(PipelineError, match=cause):
             llm.generate([PROMPT, PROMPT], ENDLESS)
         with pytest.raises(PipelineError, match=f"takes no more requests .*stage {stage}"):
             llm.generate(PROMPT, GREEDY)
@@ -114,10 +113,12 @@ def test_a_stage_killed_between_calls_is_noticed_by_the_next(target: Path) -> No
 
 
 def test_a_killed_draft_model_is_named(target: Path, draft: Path) -> None:
-    with start(target, 2, speculative_config={"method": "draft_model", "model": str(draft)}) as llm:
-        llm.observe(KillAfter(stage_processes()[0], results=3))
-        with pytest.raises(PipelineError, match=r"draft model 0 \(layers 0-4\) was lost: killed by signal 9"):
-            llm.generate(PROMPT, ENDLESS)
+    with (
+        start(target, 2, speculative_config={"method": "draft_model", "model": str(draft)}) as llm,
+        llm.observing(KillAfter(stage_processes()[0], results=3)),
+        pytest.raises(PipelineError, match=r"draft model 0 \(layers 0-4\) was lost: killed by signal 9"),
+    ):
+        llm.generate(PROMPT, ENDLESS)
 
 
 @pytest.mark.parametrize("victim", ["drafter", "stage"])
@@ -127,8 +128,10 @@ def test_a_learned_drafter_or_its_features_source_killed_ends_the_requests(
     folder = speculators.eagle3(open_checkpoint(str(target))).save(tmp_path / "eagle3")
     with start(target, 2, speculative_config={"method": "eagle3", "model": str(folder)}) as llm:
         killed, message = {"drafter": (0, r"drafter 0 \(.*eagle3\)"), "stage": (2, r"stage 1 \(layers .*\)")}[victim]
-        llm.observe(KillAfter(stage_processes()[killed], results=5))
-        with pytest.raises(PipelineError, match=message + " was lost: killed by signal 9"):
+        with (
+            llm.observing(KillAfter(stage_processes()[killed], results=5)),
+            pytest.raises(PipelineError, match=message + " was lost: killed by signal 9"),
+        ):
             llm.generate(PROMPT, ENDLESS)
 
 
@@ -136,8 +139,7 @@ def test_a_killed_fork_server_ends_the_requests_and_the_next_engine_has_its_own(
     with start(target, 2) as llm:
         server = psutil.Process(shared_fork_server()._process.pid)
         stages = stage_processes()
-        llm.observe(KillAfter(server, results=3))
-        with pytest.raises(PipelineError, match="the fork server died"):
+        with llm.observing(KillAfter(server, results=3)), pytest.raises(PipelineError, match="the fork server died"):
             llm.generate(PROMPT, ENDLESS)
     until(lambda: not any(alive(stage) for stage in stages))
     with start(target, 2) as llm:
@@ -145,10 +147,12 @@ def test_a_killed_fork_server_ends_the_requests_and_the_next_engine_has_its_own(
 
 
 def test_a_stream_names_the_lost_stage_too(target: Path) -> None:
-    with LLM(str(target), pipeline_parallel_size=2) as llm:
-        llm.observe(KillAfter(stage_processes()[0], results=5))
-        with pytest.raises(PipelineError, match="stage 0"):
-            list(llm.stream("some text", ENDLESS))
+    with (
+        LLM(str(target), pipeline_parallel_size=2) as llm,
+        llm.observing(KillAfter(stage_processes()[0], results=5)),
+        pytest.raises(PipelineError, match="stage 0"),
+    ):
+        list(llm.stream("some text", ENDLESS))
 
 
 def broken_copy(model: Path, folder: Path) -> Path:

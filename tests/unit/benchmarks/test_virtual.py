@@ -19,7 +19,7 @@ from benchmarks.sections.flowspec import render_eagle
 from benchmarks.shared import virtual
 from penstock.bench.entries import PLAIN
 from penstock.bench.grid import Question, Setting
-from penstock.bench.measure.comparison import StrategyRun
+from penstock.bench.measure.summary import StrategyRun
 from penstock.cluster import draft_link, draft_timing, link_timings, load_cluster, stage_timings
 from penstock.core import ConfigError, SamplingParams
 from penstock.models.checkpoint import open_checkpoint

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.bench.measure.comparison import StrategyRun
 from penstock.bench.measure.meter import Meter
+from penstock.bench.measure.summary import StrategyRun
 from penstock.cluster.timing import DeviceTiming, StageTiming
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.loop import EngineLoop

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.measure.comparison import StrategyRun
 from penstock.bench.measure.report import write_report
 from penstock.bench.measure.small_model import SmallModel
+from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.measure.timeline import Bar, Timeline
 from tests.unit.bench.measure.runs import a_run
 from tests.unit.bench.png import png_size

@@ -10,6 +10,7 @@ import pytest
 from penstock.bench.grid import Question, Setting
 from penstock.bench.measure.small_model import asked_once, measured_small_model, modelled_small_model
 from penstock.cluster import load_cluster
+from penstock.config import SpeculativeConfig
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
 
 COLD, WARM = Setting("chat", 0.0), Setting("chat", 1.0)
@@ -26,15 +27,20 @@ class FakeLLM:
 
     def __init__(self, max_model_len: int) -> None:
         self.setup = SimpleNamespace(max_model_len=max_model_len)
+        self.drafter = None
         self.asked: list[str] = []
 
     def get_tokenizer(self) -> Any:
         return SimpleNamespace(encode=list)
 
-    def run(self, prompts: list[str], params: list[SamplingParams], speculation: None) -> list[RequestOutput]:
-        self.asked += prompts
+    def job(self, prompt: str, params: SamplingParams, *, speculation: SpeculativeConfig) -> str:
+        self.asked.append(prompt)
+        assert speculation.strategy == "autoregressive"
+        return prompt
+
+    def complete(self, jobs: list[str]) -> list[RequestOutput]:
         completion = CompletionOutput(0, [1, 2, 3, 4, 5], first_token_seconds=1.0, seconds=3.0)
-        return [RequestOutput("0", prompts[0], [1], [completion], finished=True)]
+        return [RequestOutput("0", jobs[0], [1], [completion], finished=True)]
 
 
 def test_each_prompt_is_asked_once_per_setting() -> None:

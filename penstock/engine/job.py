@@ -1,0 +1,55 @@
+"""A prompt on its way through the engine: what was asked, and one request per completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.core import FinishReason, RequestError, RequestOutput, whole
+from penstock.engine.completion import Completion
+from penstock.requests.request import Request
+
+Prompt = str | Mapping[str, Any]
+"""Text, or ``{"prompt_token_ids": [...]}``, or ``{"prompt": text}``."""
+
+
+class Job:
+    """One prompt with its ``n`` completions."""
+
+    def __init__(self, prompt: str | None, ids: list[int]) -> None:
+        self.prompt = prompt
+        self.ids = ids
+        self.requests: list[Request] = []
+        self.completions: list[Completion] = []
+
+    @property
+    def ended(self) -> bool:
+        return all(request.finished is not None for request in self.requests)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the engine ended before the job did."""
+        return any(request.finished is FinishReason.ERROR for request in self.requests)
+
+    def output(self) -> RequestOutput:
+        outputs = [completion.output for completion in self.completions]
+        cached = max(request.cached for request in self.requests)
+        return RequestOutput(str(self.requests[0].number), self.prompt, self.ids, outputs, True, cached)
+
+
+def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many as a list. Raises RequestError for what is neither."""
+    if not isinstance(given, Iterable):
+        raise RequestError(f"prompts is {given!r}; it has to be a prompt or a list of prompts")
+    return [given] if isinstance(given, str | Mapping) else list(given)
+
+
+def token_ids_of(given: Any, vocabulary: int) -> list[int]:
+    """Token ids of a prompt, as Python's own integers. Raises RequestError naming what is none."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise RequestError(f"prompt_token_ids is {given!r}; it has to be a list of token ids")
+    ids = [whole("a prompt's token id", token) for token in given]
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise RequestError(f"prompt_token_ids holds {token}; the model's token ids are 0 to {vocabulary - 1}")
+    return ids
