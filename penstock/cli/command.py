@@ -38,7 +38,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         with reported():
-            called(function, given)
+            call(function, given)
 
     parameters = [parameter_of(field) for field in options_of(function)]
     run.__name__, run.__doc__ = function.__name__, function.__doc__
@@ -56,12 +56,12 @@ def options_of(owner: Any) -> Iterator[Field]:
             yield field
 
 
-def called(owner: Any, given: dict[str, Any]) -> Any:
+def call(owner: Any, given: dict[str, Any]) -> Any:
     """Call a command, or make a group, with what is given for its options; all else is left to its defaults."""
     arguments = {}
     for field in fields_of(owner):
         if is_group(field.hint):
-            arguments[field.name] = called(field.hint, given)
+            arguments[field.name] = call(field.hint, given)
         elif given[field.name] is not None:
             arguments[field.name] = value_of(field, given[field.name])
     return owner(**arguments)

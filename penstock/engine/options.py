@@ -105,7 +105,7 @@ class SharingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(ModelOptions, PipelineOptions, SharingOptions):
+class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
     """Everything about an engine. Names are vLLM's where it has them.
 
     ``model`` is a folder, a hub id, or "demo". ``cluster`` may be a name and ``speculative_config`` a table: what they

@@ -29,6 +29,13 @@ BELONGS: Final = {
 VARIANTS: Final = ("anchors", "paper")
 DTYPES: Final = ("float32", "bfloat16")
 DEVICES: Final = ("cpu", "cuda")
+TTT_STEPS: Final = 7
+HEADS: Final = 5
+SPEC_LAYERS: Final = 1
+DRAFT_LAYERS: Final = 2
+DRAFT_VOCAB_SIZE: Final = 32000
+STAGES: Final = (4, 8, 16)
+"""What the kinds take where the option of this name is left out; ``DRAFT_LAYERS`` is draft's ``layers``."""
 SHORTEST: Final = 8
 """Fewest tokens that ``max_length`` may be."""
 
@@ -92,15 +99,19 @@ class TrainOptions:
         Option(
             "eagle3, medusa, spd, early-exit: how many tokens, the most frequent ones, can be drafted.",
             TRAINING,
-            default="32000, or all of fewer; medusa: all",
+            default=f"{DRAFT_VOCAB_SIZE}, or all of fewer; medusa: all",
         ),
     ] = None
-    ttt_steps: Annotated[int | None, Option("eagle3: steps of its training-time test.", TRAINING, default="7")] = None
-    heads: Annotated[int | None, Option("medusa: how many heads.", TRAINING, default="5")] = None
-    spec_layers: Annotated[int | None, Option("spd, early-exit: its layers.", TRAINING, default="1")] = None
+    ttt_steps: Annotated[
+        int | None, Option("eagle3: steps of its training-time test.", TRAINING, default=str(TTT_STEPS))
+    ] = None
+    heads: Annotated[int | None, Option("medusa: how many heads.", TRAINING, default=str(HEADS))] = None
+    spec_layers: Annotated[int | None, Option("spd, early-exit: its layers.", TRAINING, default=str(SPEC_LAYERS))] = (
+        None
+    )
     variant: Annotated[
         str | None,
-        Option("spd: anchors, for any number of stages, or paper, for one.", TRAINING, default="anchors"),
+        Option("spd: anchors, for any number of stages, or paper, for one.", TRAINING, default=VARIANTS[0]),
     ] = None
     anchors: Annotated[
         tuple[int, ...] | None,
@@ -118,7 +129,7 @@ class TrainOptions:
             "spd: numbers of pipeline stages to train for; variant paper takes one.",
             TRAINING,
             metavar="N,...",
-            default="4,8,16 as far as there are layers",
+            default=f"{','.join(map(str, STAGES))} as far as there are layers",
             parse=partial(whole_numbers, "stages"),
         ),
     ] = None
@@ -127,7 +138,7 @@ class TrainOptions:
         int | None,
         Option("early-exit: the hidden state that it reads.", TRAINING, default="a quarter of the layers"),
     ] = None
-    layers: Annotated[int | None, Option("draft: the model's layers.", TRAINING, default="2")] = None
+    layers: Annotated[int | None, Option("draft: the model's layers.", TRAINING, default=str(DRAFT_LAYERS))] = None
     seed: Annotated[int, Option("Same seed, same weights.", TRAINING)] = 0
     cluster: Annotated[
         str | None,

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.trainer.data.corpus import Corpus
-
-USUAL: Final = 32000
-"""EAGLE-3's."""
 
 
 @dataclass(frozen=True)

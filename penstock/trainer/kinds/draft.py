@@ -19,9 +19,7 @@ from penstock.trainer.data.batches import Batch
 from penstock.trainer.kinds.base import Kind, with_usual
 from penstock.trainer.kinds.distill import Teaching
 from penstock.trainer.kinds.draft_files import DraftFiles
-from penstock.trainer.options import TrainOptions, check_within
-
-LAYERS: Final = 2
+from penstock.trainer.options import DRAFT_LAYERS, TrainOptions, check_within
 
 
 class DraftHead(TargetHead):
@@ -57,7 +55,7 @@ class DraftTrainee(nn.Module):
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
-    options = with_usual(options, layers=min(LAYERS, target.num_layers))
+    options = with_usual(options, layers=min(DRAFT_LAYERS, target.num_layers))
     check_within(options, target.num_layers, "layers")
     return options
 

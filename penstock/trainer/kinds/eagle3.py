@@ -14,15 +14,12 @@ from torch import Tensor, nn
 
 from penstock.models.checkpoint import Checkpoint
 from penstock.trainer.data.batches import Batch
-from penstock.trainer.data.vocabulary import USUAL
 from penstock.trainer.kinds.base import DECAY, Kind, Start, layer_config, with_usual
 from penstock.trainer.kinds.chain import unroll
 from penstock.trainer.kinds.distill import Teaching
 from penstock.trainer.kinds.export import SpeculatorFiles
-from penstock.trainer.options import TrainOptions
+from penstock.trainer.options import DRAFT_VOCAB_SIZE, TTT_STEPS, TrainOptions
 
-STEPS: Final = 7
-"""Of the training-time test."""
 DRAFTED_AHEAD: Final = 5
 """Tokens that vLLM drafts at a time with the trained module, unless told otherwise."""
 
@@ -105,7 +102,7 @@ def fresh(start: Start) -> dict[str, Tensor]:
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
-    return with_usual(options, ttt_steps=STEPS, draft_vocab_size=min(USUAL, target.vocab_size))
+    return with_usual(options, ttt_steps=TTT_STEPS, draft_vocab_size=min(DRAFT_VOCAB_SIZE, target.vocab_size))
 
 
 def trainee(

@@ -18,9 +18,8 @@ from penstock.trainer.data.batches import Batch
 from penstock.trainer.kinds.base import DECAY, Kind, Start, dtype_name, with_usual
 from penstock.trainer.kinds.distill import Teaching
 from penstock.trainer.kinds.export import SpeculatorFiles
-from penstock.trainer.options import TrainOptions
+from penstock.trainer.options import HEADS, TrainOptions
 
-HEADS: Final = 5
 LAYERS: Final = 1
 
 

@@ -14,11 +14,9 @@ from penstock.drafters.depths import layers_done
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.loader import load_module
 from penstock.models.speculators.spd_format import ANCHORS, PAPER
-from penstock.trainer.data.vocabulary import USUAL
 from penstock.trainer.kinds.base import Start, dtype_name, with_usual
-from penstock.trainer.options import TrainOptions, check_within
+from penstock.trainer.options import DRAFT_VOCAB_SIZE, SPEC_LAYERS, STAGES, VARIANTS, TrainOptions, check_within
 
-STAGES: Final = (4, 8, 16)
 NOISE: Final = 0.02
 OPTIONAL: Final = ("q_norm.weight", "k_norm.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")
 """What the module's attention has where the target's has it."""
@@ -27,13 +25,13 @@ OPTIONAL: Final = ("q_norm.weight", "k_norm.weight", "q_proj.bias", "k_proj.bias
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
     """The anchors 0, 1, 2, 4, ... up to half of the layers, and the last one; an exit after a quarter of them."""
     last = target.num_layers
-    options = with_usual(options, spec_layers=1, draft_vocab_size=min(USUAL, target.vocab_size))
+    options = with_usual(options, spec_layers=SPEC_LAYERS, draft_vocab_size=min(DRAFT_VOCAB_SIZE, target.vocab_size))
     check_within(options, last, "spec_layers", "exit_layer")
     if options.kind == "early-exit":
         return with_usual(options, exit_layer=max(1, last // 4))
     doubled = [1 << i for i in range(last.bit_length()) if 1 << i <= last // 2]
     possible = tuple(stages for stages in STAGES if stages <= last)
-    options = with_usual(options, variant="anchors", stages=possible or (last,))
+    options = with_usual(options, variant=VARIANTS[0], stages=possible or (last,))
     if options.variant == "anchors":
         options = with_usual(options, anchors=(0, *doubled, last))
     check_within(options, last, "stages", "anchors")
