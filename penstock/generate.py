@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.engine.commit import Advance
     from penstock.engine.completion import Completion
     from penstock.engine.llm import LLM
-    from penstock.engine.options import Resolved
+    from penstock.engine.resolve import Resolved
     from penstock.requests.request import Request
 
 

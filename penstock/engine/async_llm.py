@@ -23,7 +23,7 @@ from penstock.core import (
 from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
-from penstock.engine.options import Resolved
+from penstock.engine.resolve import Resolved
 from penstock.engine.stats import Counters, EngineStats
 from penstock.engine.stream import RequestStream, StreamUpdate
 from penstock.pipeline.base import Host

@@ -27,7 +27,7 @@ from penstock.drafters.spd import SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.loop import EngineLoop
-from penstock.engine.options import Resolved
+from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Scheduler
 from penstock.pipeline.base import Host, Pipeline
 from penstock.pipeline.plan import StagePlan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.dtypes import DTYPE_BYTES
 from penstock.engine.build import tapped_layers
-from penstock.engine.options import Resolved
+from penstock.engine.resolve import Resolved
 
 
 def feature_bytes(setup: Resolved) -> list[float]:

@@ -17,7 +17,8 @@ from penstock.engine.build import make_loop, start_drafter, start_pipeline
 from penstock.engine.completion import Completion
 from penstock.engine.job import Job, Prompt, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
-from penstock.engine.options import EngineOptions, Resolved, resolve_options
+from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import Resolved, resolve_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
 from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server

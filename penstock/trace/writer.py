@@ -27,7 +27,7 @@ from penstock.messages import Batch, Result, Rows, Span
 from penstock.requests.request import Request
 
 if TYPE_CHECKING:
-    from penstock.engine.options import Resolved
+    from penstock.engine.resolve import Resolved
 
 EMULATED: Final = "emulated: real computation, modelled device and link times"
 FORMAT: Final = 1

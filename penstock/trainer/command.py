@@ -23,7 +23,7 @@ from penstock.bench.simulate.command import check_drafters
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.engine.options import model_folder
+from penstock.engine.resolve import model_folder
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.devices import check_device
 from penstock.models.speculators.loader import TargetHead

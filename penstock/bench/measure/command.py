@@ -31,7 +31,7 @@ from penstock.config import FieldError, SpeculativeConfig
 from penstock.core import ConfigError, SamplingParams
 
 if TYPE_CHECKING:
-    from penstock.engine.options import Resolved
+    from penstock.engine.resolve import Resolved
 
 
 @dataclass(frozen=True)

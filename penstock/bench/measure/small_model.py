@@ -14,7 +14,7 @@ from penstock.cluster import draft_timing
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM
-    from penstock.engine.options import Resolved
+    from penstock.engine.resolve import Resolved
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from penstock.config import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from penstock.engine.options import Resolved
+    from penstock.engine.resolve import Resolved
 
 
 def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:

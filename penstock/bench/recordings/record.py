@@ -20,7 +20,7 @@ from penstock.stage.visibility import BatchView, RequestView
 if TYPE_CHECKING:
     from penstock.bench.grid import Question
     from penstock.bench.measure.summary import StrategyRun
-    from penstock.engine.options import Resolved
+    from penstock.engine.resolve import Resolved
     from penstock.models.checkpoint import Checkpoint
     from penstock.models.stage_model import StageModel
 

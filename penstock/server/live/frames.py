@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.engine.options import Resolved
+from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats
 from penstock.server.live.batches import BatchDone, BatchInFlight
 from penstock.server.live.state import View, Watcher

@@ -22,7 +22,8 @@ from penstock.config import FieldError, SpeculativeConfig
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
 from penstock.drafters.base import Draft
 from penstock.engine.loop import Observer
-from penstock.engine.options import EngineOptions, Resolved, resolve_options
+from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import Resolved, resolve_options
 from penstock.engine.sampling import sampling_of
 from penstock.messages import Sampling
 from penstock.models import stage_model

@@ -7,7 +7,8 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.bench.measure.decode import decode
 from penstock.config import FieldError
-from penstock.engine.options import DEMO_DRAFTERS, EngineOptions, resolve_options
+from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import DEMO_DRAFTERS, resolve_options
 
 pytestmark = pytest.mark.processes
 

@@ -17,7 +17,8 @@ from penstock.bench.measure.decode import decode
 from penstock.drafters.base import Drafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.engine.options import DEMO, DEMO_DRAFTERS
+from penstock.engine.options import DEMO
+from penstock.engine.resolve import DEMO_DRAFTERS
 from penstock.engine.sampling import sampling_of
 from penstock.messages import Sampling
 from penstock.requests.request import Request

@@ -9,7 +9,8 @@ from safetensors import safe_open
 
 from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.prompts import read_prompts
-from penstock.engine.options import DEMO, EngineOptions, resolve_options
+from penstock.engine.options import DEMO, EngineOptions
+from penstock.engine.resolve import resolve_options
 from penstock.text.tokenizer import load_tokenizer
 
 

@@ -14,7 +14,8 @@ from penstock.core import FinishReason
 from penstock.drafters.base import Draft
 from penstock.drafters.emulated import EmulatedDrafter
 from penstock.engine.loop import Observer
-from penstock.engine.options import EngineOptions, resolve_options
+from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import resolve_options
 from penstock.messages import Result, Sampling
 from penstock.requests.request import Request
 from penstock.simulator.drafter import ScriptedDrafter

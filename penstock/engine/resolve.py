@@ -1,0 +1,214 @@
+"""What an engine's options come to on this host: checkpoints and files looked at, every default filled in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from penstock.cluster import Cluster, feature_links
+from penstock.config import LEARNED, FieldError, SpeculativeConfig, check
+from penstock.core import ConfigError
+from penstock.engine.options import DEMO, EngineOptions
+from penstock.requests.slots import speculative_slots
+
+if TYPE_CHECKING:
+    from penstock.models.checkpoint import Checkpoint
+    from penstock.models.speculators.formats import SpeculatorCheckpoint
+
+log = logging.getLogger(__name__)
+
+DEMO_DRAFTERS: Final = DEMO / "drafters"
+DEFAULT_MODEL_LEN: Final = 4096
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Options with every default filled in and every file looked at; nothing is left that can be refused later."""
+
+    options: EngineOptions
+    checkpoint: Checkpoint
+    draft: Checkpoint | None
+    speculator: SpeculatorCheckpoint | None
+    cluster: Cluster | None
+    speculation: SpeculativeConfig | None
+    layers: tuple[tuple[int, int], ...]
+    devices: tuple[str, ...]
+    """Of torch's, by stage; the drafter's behind them."""
+    max_model_len: int
+    kv_slots: int
+    speculative_slots: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.layers)
+
+    @property
+    def capacity(self) -> int:
+        """Slots of every stage's arenas."""
+        return self.kv_slots + self.speculative_slots
+
+
+def resolve_options(options: EngineOptions) -> Resolved:
+    """Look at device, checkpoints and cluster. Raises ConfigError for whatever cannot work here or together."""
+    from penstock.models.checkpoint import open_checkpoint
+    from penstock.models.devices import check_device, placed
+
+    check_device(options.device)
+    speculation, cluster = options.speculative_config, options.cluster
+    assert not isinstance(speculation, Mapping)
+    assert not isinstance(cluster, str)
+    checkpoint = open_checkpoint(model_folder(options.model, "target"))
+    draft = speculator = None
+    if speculation is not None and speculation.method in LEARNED:
+        from penstock.models.speculators.formats import open_speculator
+
+        speculator = open_speculator(speculator_folder(options.model, speculation), checkpoint)
+        check_method(speculation.method, speculator)
+    elif speculation is not None and speculation.model is not None:
+        draft = open_checkpoint(model_folder(speculation.model, "draft"))
+        check_same_vocabulary(checkpoint, draft)
+    if cluster is not None:
+        check_cluster(cluster, options, speculation)
+    layers = tuple(split_layers(options, checkpoint, cluster))
+    if options.layer_split is None and not (cluster is not None and cluster.emulated):
+        warn_of_empty(layers)
+    if speculator is not None and speculation is not None:
+        check_stages(speculator, layers, speculation)
+    slots = options.speculative_slots
+    longest = options.max_model_len or min(positions_of(checkpoint), DEFAULT_MODEL_LEN)
+    check(longest <= positions_of(checkpoint), "max_model_len", longest, f"at most {positions_of(checkpoint)}")
+    return Resolved(
+        options,
+        checkpoint,
+        draft,
+        speculator,
+        cluster,
+        speculation,
+        layers,
+        placed(options.device, len(layers)),
+        longest,
+        options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
+        speculative_slots(len(layers), speculation) if slots is None else slots,
+    )
+
+
+def model_folder(name: str, part: str) -> str:
+    """The shipped pair goes by the name "demo"; everything else is a folder or a hub id."""
+    return str(DEMO / part) if name == "demo" else name
+
+
+def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:
+    """The learned drafter's folder or hub id. Raises FieldError where none is named and none is shipped."""
+    if speculation.model is not None:
+        return speculation.model
+    shipped = sorted(file.parent.name for file in DEMO_DRAFTERS.glob("*/config.json")) if target == "demo" else []
+    if speculation.method not in shipped:
+        hint = f"; with the target 'demo' come {', '.join(shipped)}" if shipped else ""
+        raise FieldError(
+            "speculative_config.model",
+            f"is missing: method {speculation.method!r} needs the drafter's folder or name{hint}",
+        )
+    return str(DEMO_DRAFTERS / speculation.method)
+
+
+def warn_of_empty(layers: Sequence[tuple[int, int]]) -> None:
+    """Say so where stages are to be started that hold no layer: nobody who runs real devices can want them."""
+    empty = sum(first == last for first, last in layers)
+    if empty:
+        held = "1 stage holds" if empty == 1 else f"{empty} stages hold"
+        log.warning(
+            f"pipeline_parallel_size is {len(layers)}, the model has {layers[-1][1]} layers: {held} no layer and only "
+            f"pass on what comes; {len(layers) - empty} stages do the same sooner"
+        )
+
+
+def positions_of(checkpoint: Checkpoint) -> int:
+    return int(getattr(checkpoint.config, "max_position_embeddings", None) or DEFAULT_MODEL_LEN)
+
+
+def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+    if target.vocab_size != draft.vocab_size:
+        raise FieldError(
+            "speculative_config.model",
+            f"has a vocabulary of {draft.vocab_size} tokens, the target {target.vocab_size}: "
+            "a draft model needs the target's tokenizer",
+        )
+
+
+def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
+    if speculator.kind != method:
+        raise FieldError(
+            "speculative_config.method", f"is {method!r}, the checkpoint is of kind {speculator.kind!r}: name that"
+        )
+
+
+def check_stages(
+    speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]], speculation: SpeculativeConfig
+) -> None:
+    """Raise FieldError where SPD's module was trained for another pipeline."""
+    if speculator.stages is None:
+        return
+    model = f"{str(speculator.path)!r}"
+    if speculator.stages != len(layers):
+        raise FieldError(
+            "speculative_config.model",
+            f"is {model}, a module for {speculator.stages} stages, and there are {len(layers)}: "
+            f"set pipeline_parallel_size to {speculator.stages}, or train one with anchors",
+        )
+    for depth, (_, last) in enumerate(layers[:-1], 1):
+        deepest = max(speculator.levels[depth])
+        if deepest > last:
+            raise FieldError(
+                "speculative_config.model",
+                f"is {model}, which reads state {deepest} of tokens that have passed {depth} stages, but these end "
+                f"with layer {last}: set layer_split so that they hold {deepest} layers",
+            )
+    if speculation.post_state != bool(speculator.asking):
+        raise FieldError(
+            "speculative_config.post_state",
+            f"is {speculation.post_state}; the module {model} was trained for {bool(speculator.asking)}",
+        )
+
+
+def check_cluster(cluster: Cluster, options: EngineOptions, speculation: SpeculativeConfig | None) -> None:
+    """Raise ConfigError where the cluster contradicts the options or asks for what this build cannot start."""
+    size = options.pipeline_parallel_size
+    if size is not None and size != len(cluster.stages):
+        raise FieldError(
+            "pipeline_parallel_size",
+            f"is {size}, cluster {cluster.name} has {len(cluster.stages)} stages; leave it out",
+        )
+    drafts_slowly = speculation is not None and speculation.method in ("draft_model", "synthetic")
+    learned = speculation is not None and speculation.method in LEARNED
+    if cluster.emulated and learned and cluster.drafter is None:
+        raise ConfigError(f"cluster {cluster.name} names no drafter: what drafting takes there is unknown")
+    if cluster.emulated and learned:
+        feature_links(cluster)  # refuses a cluster in which a stage and the drafter are not joined
+    if cluster.emulated and drafts_slowly and cluster.draft_as_model is None:
+        raise ConfigError(
+            f"cluster {cluster.name} names no drafter and no draft_as_model: what drafting takes there is unknown"
+        )
+    if not cluster.emulated and any(device.host != "localhost" for device in cluster.devices):
+        raise ConfigError(
+            f"cluster {cluster.name} names other hosts than localhost: stages on other hosts cannot be started yet"
+        )
+
+
+def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluster | None) -> list[tuple[int, int]]:
+    """The layers [first, last) of each stage: by hand, or even, the head counting for the last stage."""
+    from penstock.models.checkpoint import parse_layer_split
+
+    stages = len(cluster.stages) if cluster else options.pipeline_parallel_size
+    if options.layer_split is not None:
+        ranges = parse_layer_split(options.layer_split, checkpoint.num_layers)
+        if stages is not None and len(ranges) != stages:
+            raise FieldError("layer_split", f"names {len(ranges)} stages, there are {stages}")
+        return ranges
+    stages = stages or 1
+    if cluster is not None and cluster.emulated and stages > checkpoint.num_layers:
+        bounds = [round(i * checkpoint.num_layers / stages) for i in range(stages + 1)]
+        return list(pairwise(bounds))
+    return checkpoint.even_split(stages)

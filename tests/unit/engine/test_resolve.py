@@ -1,0 +1,98 @@
+"""What options come to on this host, and what is refused, or warned of, before any stage is started."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from penstock import LLM
+from penstock.cluster import load_cluster
+from penstock.config import FieldError
+from penstock.engine.build import drafting_plan, stage_plans
+from penstock.engine.options import DEMO, EngineOptions
+from penstock.engine.resolve import resolve_options
+
+
+@pytest.mark.parametrize(
+    ("device", "found", "built", "said"),
+    [
+        ("cuda", 0, None, "device is 'cuda', but this torch was built without CUDA; use cpu"),
+        ("cuda:1", 0, "12.6", "device is 'cuda:1', but torch finds no CUDA device here; use cpu"),
+        ("cuda:1", 1, "12.6", "device is 'cuda:1'; torch finds cuda:0 here"),
+        ("cuda:8", 2, "12.6", "device is 'cuda:8'; torch finds cuda:0 to cuda:1 here"),
+    ],
+)
+def test_a_device_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, device: str, found: int, built: str | None, said: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    nothing: Any = SimpleNamespace()  # a host that cannot start anything
+    with pytest.raises(FieldError) as refused:
+        LLM("demo", device=device, host=nothing)
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:1"])
+def test_a_device_that_is_there(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_options(EngineOptions(device=device)).options.device == device
+
+
+@pytest.mark.parametrize(
+    ("device", "stages", "gpus", "numbers"),
+    [
+        ("cuda", 2, 4, [0, 1, 2]),  # the drafter gets a GPU of its own
+        ("cuda", 4, 4, [0, 1, 2, 3, 3]),
+        ("cuda", 6, 4, [0, 0, 1, 2, 2, 3, 3]),
+        ("cuda", 3, 1, [0, 0, 0, 0]),
+        ("cuda:1", 3, 4, [1, 1, 1, 1]),
+    ],
+)
+def test_stages_spread_over_all_gpus(
+    monkeypatch: pytest.MonkeyPatch, device: str, stages: int, gpus: int, numbers: list[int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    speculation = {"method": "draft_model", "model": str(DEMO / "draft")}
+    options = EngineOptions(device=device, pipeline_parallel_size=stages, speculative_config=speculation)
+    setup = resolve_options(options)
+    plans = [*stage_plans(setup), drafting_plan(setup, str(DEMO / "draft"), 2)]
+    assert [plan.device for plan in plans] == [f"cuda:{number}" for number in numbers]
+
+
+def test_what_is_modelled_computes_in_the_background() -> None:
+    """A learned drafter is modelled by the target's sizes, also where the cluster knows none of a draft model."""
+    cluster = replace(load_cluster("demo"), draft_as_model=None)
+    setup = resolve_options(EngineOptions(cluster=cluster, speculative_config={"method": "medusa"}))
+    assert all(plan.background for plan in [*stage_plans(setup), drafting_plan(setup, "", 1)])
+    setup = resolve_options(EngineOptions(cluster="local-2", speculative_config={"method": "medusa"}))
+    assert not any(plan.background for plan in [*stage_plans(setup), drafting_plan(setup, "", 1)])
+
+
+def test_everything_stays_on_the_cpu() -> None:
+    setup = resolve_options(EngineOptions(pipeline_parallel_size=3))
+    assert {plan.device for plan in [*stage_plans(setup), drafting_plan(setup, str(DEMO / "draft"), 2)]} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pipeline_parallel_size": 17}, "is 17, the model has 16 layers: 1 stage holds no layer"),
+        ({"pipeline_parallel_size": 20}, "is 20, the model has 16 layers: 4 stages hold no layer"),
+        ({"cluster": "local-20"}, "is 20, the model has 16 layers: 4 stages hold no layer"),
+        ({"pipeline_parallel_size": 16}, ""),
+        ({"layer_split": "8,0,8"}, ""),  # whoever writes it down wants it
+        ({"cluster": "pipedec-21"}, ""),  # emulated: there may be more stages than the demo model has layers
+    ],
+)
+def test_stages_without_layers(options: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        resolve_options(EngineOptions(**options))
+    assert [record.getMessage().startswith(f"pipeline_parallel_size {said}") for record in caplog.records] == (
+        [True] if said else []
+    )
