@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from penstock.config import check, check_positive
+from penstock.engine.options import EngineOptions
 from penstock.options import LIMITS, SERVER, Option
 
 MIB: Final = 1 << 20
@@ -22,7 +23,7 @@ ServedNames = Annotated[
 class ServerSettings:
     """Durations are seconds, sizes bytes. Raises FieldError naming the field."""
 
-    served_model_name: tuple[str, ...] = ("demo",)
+    served_model_name: tuple[str, ...] = (EngineOptions.model,)
     """What clients may call the model; replies carry the first."""
     api_keys: Annotated[
         tuple[str, ...],
@@ -49,6 +50,7 @@ class ServerSettings:
         ),
     ] = ()
     web: Annotated[bool, Option("No web page at /.", SERVER, names=("--no-web",))] = True
+    """Whether the web page is served at /."""
     log_level: Annotated[str, Option("debug, info, warning or error.", SERVER)] = "info"
     log_prompts: Annotated[bool, Option("Have prompts and answers in the log too.", SERVER)] = False
     seed: Annotated[
