@@ -2,4 +2,5 @@
 
 from penstock.cli.app import main
 
-main()
+if __name__ == "__main__":  # a process that is spawned imports this module again
+    main()
