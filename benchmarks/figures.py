@@ -18,10 +18,9 @@ from matplotlib.patches import Patch
 from penstock import LLM, SamplingParams
 from penstock.bench.measure.decode import decode
 from penstock.bench.measure.meter import Meter
-from penstock.bench.measure.options import DEFAULT_PROMPTS
+from penstock.bench.measure.occupancy import draw_timeline
 from penstock.bench.measure.timeline import Timeline, timeline_of
-from penstock.bench.plots import draw_timeline
-from penstock.bench.prompts import read_prompts
+from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput
 

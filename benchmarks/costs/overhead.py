@@ -16,9 +16,8 @@ from typing import Any
 
 from penstock import LLM, SamplingParams
 from penstock.bench.measure.comparison import measure, on_time
-from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import read_prompts
+from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 from penstock.config import SpeculativeConfig
 from penstock.engine.options import DEMO

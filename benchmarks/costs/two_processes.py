@@ -11,9 +11,8 @@ from typing import Any
 
 from penstock import LLM, SamplingParams
 from penstock.bench.measure.comparison import measure
-from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import read_prompts
+from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.config import SpeculativeConfig
 
 PROMPTS = 4

@@ -31,8 +31,8 @@ import numpy as np
 from benchmarks.sections.base import kept_figures, store
 from benchmarks.shared.served import PENSTOCK, ServedProcess, served
 from penstock.bench.intervals import paired_ratio
-from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.measure.summary import MAX_OVERRUNS
+from penstock.bench.prompts import DEFAULT_PROMPTS
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster
 from penstock.config import check

@@ -25,9 +25,9 @@ from benchmarks.papers.relay import RelayHost, priced
 from benchmarks.shared import virtual
 from penstock import LLM
 from penstock.bench.entries import PLAIN, Named, parse_entries
-from penstock.bench.grid import Question
+from penstock.bench.grid import Question, short
 from penstock.bench.intervals import paired_ratio
-from penstock.bench.measure.comparison import run_alone, run_one, short
+from penstock.bench.measure.comparison import run_alone, run_one
 from penstock.bench.measure.sample import Sample
 from penstock.bench.measure.summary import same_tokens
 from penstock.cluster import load_cluster

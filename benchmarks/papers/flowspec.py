@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.shared.simulations import Figures, find
-from penstock.bench.measure.tables import times
+from penstock.bench.formats import times
 from penstock.cluster import load_cluster, stage_timings
 
 CLUSTERS = {"7B": "flowspec-7b", "13B": "flowspec-13b"}

@@ -15,9 +15,8 @@ from typing import Any
 from benchmarks.strategies.auto_against import ACCURACY
 from penstock import LLM, SamplingParams
 from penstock.bench.measure.decode import decode
-from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.measure.summary import same_tokens
-from penstock.bench.prompts import read_prompts
+from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.cluster import load_cluster
 from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput

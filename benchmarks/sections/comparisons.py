@@ -19,7 +19,7 @@ from benchmarks.sections.base import (
 from benchmarks.shared import virtual
 from benchmarks.shared.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
 from benchmarks.strategies import always_wrong, auto_against, parts, same_texts
-from penstock.bench.measure.tables import markdown
+from penstock.bench.formats import markdown
 from penstock.bench.recordings.rules import LABELS as RULES
 from penstock.cluster import load_cluster
 

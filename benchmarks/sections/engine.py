@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.costs import decisions, overhead, two_processes
 from benchmarks.sections.base import Section, Taken, command_line, paragraphs, penstock, prose, with_json_output
-from penstock.bench.measure.tables import markdown
+from penstock.bench.formats import markdown
 
 
 def render_exactness(figures: Any) -> str:

@@ -20,7 +20,7 @@ from benchmarks.papers.flowspec import (
 from benchmarks.sections.base import Section, Taken, paragraphs
 from benchmarks.shared import virtual
 from benchmarks.shared.simulations import LABELS, simulated, source
-from penstock.bench.measure.tables import markdown
+from penstock.bench.formats import markdown
 
 SOURCES = {"T0": 10_000, "T1": 10_000, "profile": 2000}
 """Most tokens of each."""

@@ -19,7 +19,7 @@ from benchmarks.shared.simulations import (
     simulated,
     source,
 )
-from penstock.bench.measure.tables import markdown, times
+from penstock.bench.formats import markdown, times
 from penstock.cluster import draft_timing, load_cluster
 from penstock.cluster.prices import llama
 

@@ -10,7 +10,7 @@ from benchmarks.papers import pipedec_bound, pipedec_setting
 from benchmarks.sections.base import Section, Taken, paragraphs, with_json_file
 from benchmarks.sections.pipedec import CLUSTER, PLAIN, STATIC
 from benchmarks.shared.simulations import SAMPLING
-from penstock.bench.measure.tables import markdown
+from penstock.bench.formats import markdown
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.load import interference, serve_http, serving, soak
 from benchmarks.sections.base import Section, paragraphs
 from penstock.bench.entries import PLAIN
-from penstock.bench.measure.tables import markdown
+from penstock.bench.formats import markdown
 
 HEADINGS = ("cluster", "at once", "strategy", "tokens/s", "over plain (95%)", "latency, s", "per token, ms")
 

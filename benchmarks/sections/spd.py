@@ -9,7 +9,7 @@ from benchmarks.costs import hop_floor, spd_overhead
 from benchmarks.papers import drafter_time, spd_correction, spd_tables
 from benchmarks.sections.base import Section, Taken, paragraphs
 from benchmarks.shared import virtual
-from penstock.bench.measure.tables import bounds, markdown, times
+from penstock.bench.formats import bounds, markdown, times
 
 CELLS = tuple(
     spd_tables.cell_key(temperature, width) for width in spd_tables.WIDTHS for temperature in spd_tables.TEMPERATURES

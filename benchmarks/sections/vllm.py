@@ -9,7 +9,7 @@ from benchmarks.papers import centralised, pp_eagle_table
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
 from penstock.bench.entries import PLAIN
-from penstock.bench.measure.tables import markdown
+from penstock.bench.formats import markdown
 
 Columns = tuple[float | None, float | None, float, float]
 """AR, AL, TP and Lat."""

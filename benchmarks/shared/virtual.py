@@ -27,9 +27,8 @@ from penstock.bench.entries import is_plain, parse_entries
 from penstock.bench.grid import Question, questions_of
 from penstock.bench.intervals import Ratio, paired_ratio
 from penstock.bench.measure.comparison import measure_all, on_time
-from penstock.bench.measure.options import DEFAULT_PROMPTS
 from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import read_prompt_sets
+from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets
 from penstock.cluster import Cluster, load_cluster
 from penstock.core import ConfigError
 from penstock.engine.options import DEMO

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.bench.formats import bounds
 from penstock.bench.intervals import CONFIDENCE, Ratio, paired_ratio
-from penstock.bench.measure.tables import bounds
 from penstock.config import FieldError, parse
 from penstock.core import ConfigError
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.config import FieldError
 from penstock.core import SamplingParams
@@ -15,6 +15,10 @@ from penstock.core import SamplingParams
 if TYPE_CHECKING:
     from penstock.engine.job import Prompt
     from penstock.engine.llm import LLM
+
+
+WARM_UP: Final = 4
+"""Tokens of the request that every strategy begins with and that does not count."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,11 @@ def questions_of(
             one = replace(params, temperature=temperature, seed=seed)
             found.append(Question(Setting(name, temperature), number, prompts[number], one))
     return found
+
+
+def short(params: SamplingParams) -> SamplingParams:
+    """The same request, ended after a few tokens."""
+    return SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=WARM_UP, ignore_eos=True)
 
 
 def settings_of(questions: Sequence[Question]) -> list[Setting]:

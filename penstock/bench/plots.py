@@ -1,4 +1,4 @@
-"""Plots as PNG files: lines, bars with intervals, heat maps, stage occupancy. They need matplotlib, which is optional.
+"""Plots as PNG files: lines, bars with intervals, heat maps. They need matplotlib, which is optional.
 
 matplotlib is imported when a plot is drawn; ``Figure`` without pyplot draws with Agg and needs no display.
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.bench.entries import PLAIN, strategy_of
-from penstock.bench.measure.timeline import Bar, Timeline
 from penstock.config import STRATEGY_OPTIONS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+NAN: Final = float("nan")
 DPI: Final = 120
 SMALL: Final = 8
 """Font size of ticks, legends and numbers, in points."""
@@ -34,7 +34,7 @@ HUES: Final = ("#1f6fb4", "#c8702a", "#1b7f5c", "#a3346f", "#6b51a8", "#8f7a1c",
 """One per strategy, in the order in which the configuration names them."""
 
 Colour = str | tuple[float, float, float]
-LinkModel = tuple[Sequence[float], Sequence[float] | None, Sequence[float] | None]
+Line = tuple[Sequence[float], Sequence[float] | None, Sequence[float] | None]
 """y, and the lower and upper bounds of each y where there are any; NaN leaves a gap."""
 Interval = tuple[float, float | None, float | None]
 
@@ -70,7 +70,7 @@ def colours_of(labels: Sequence[str]) -> dict[str, Colour]:
 # -------------------------------------------------------------------------------------------------------------- lines
 
 
-def plot_lines(x: Sequence[float], lines: Mapping[str, LinkModel], labels: Labels, path: Path) -> None:
+def plot_lines(x: Sequence[float], lines: Mapping[str, Line], labels: Labels, path: Path) -> None:
     """One line per label over the same ``x``, its bounds as a band where there are few lines.
 
     A wide range of x is drawn in powers of two.
@@ -176,53 +176,6 @@ def right_edge(intervals: Sequence[Interval]) -> float:
     """Where the bars' axis ends: an interval of two pairs may be so wide that nothing else could be seen."""
     means = [mean for mean, _, _ in intervals]
     return 1.03 * min(max(high if high is not None else mean for mean, _, high in intervals), 2 * max(means))
-
-
-# ---------------------------------------------------------------------------------------------------------- occupancy
-
-
-def plot_timelines(timelines: Mapping[str, Timeline], window: float, labels: Labels, path: Path) -> None:
-    """What every stage did in the first ``window`` seconds after the first token, one panel per label."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    tallest = max(timeline.stages for timeline in timelines.values())
-    height = 0.9 + len(timelines) * (0.5 + 0.16 * max(tallest, 3))
-    figure = Figure(figsize=(10, height), dpi=DPI, layout="constrained")
-    grid = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)
-    colours = colours_of(list(timelines))
-    for axes, (label, timeline) in zip(grid[:, 0], timelines.items(), strict=True):
-        draw_timeline(axes, timeline, window, colours[label])
-        axes.set_title(f"{label}: {timeline.tokens_until(window)} tokens", fontsize=9, loc="left")
-        axes.set_yticks([0, timeline.stages - 1], ["first", "last"], fontsize=SMALL)
-    figure.suptitle(labels.title, fontsize=11)
-    grid[-1, 0].set_xlabel(labels.x, fontsize=9)
-    figure.supylabel(labels.y, fontsize=9)
-    handle = Patch(facecolor="white", edgecolor=GREY, label="batches of which nothing was of use when they came out")
-    figure.legend(handles=[handle], fontsize=SMALL, loc="outside lower right", frameon=False)
-    save(figure, path)
-
-
-def draw_timeline(axes: Axes, timeline: Timeline, window: float, colour: Colour) -> None:
-    """One bar per batch and stage, the first stage on top; wide ones carry their number of rows.
-
-    A batch of which nothing was of use any more when it came out is hollow.
-    """
-    for bar in timeline.bars:
-        if bar.start < window:
-            draw_batch(axes, bar, window, colour)
-    axes.set_xlim(0, window)
-    axes.set_ylim(timeline.stages - 0.4, -0.6)
-    axes.tick_params(axis="x", labelsize=SMALL)
-    bare(axes)
-
-
-def draw_batch(axes: Axes, bar: Bar, window: float, colour: Colour) -> None:
-    left, right = max(bar.start, 0.0), min(bar.end, window)
-    face, edge = (colour, "white") if bar.useful else ("white", colour)
-    axes.barh(bar.stage, right - left, left=left, height=0.72, color=face, edgecolor=edge, linewidth=0.6)
-    if right - left > window / 65:
-        axes.text((left + right) / 2, bar.stage, str(bar.rows), ha="center", va="center", fontsize=6, color=ink(face))
 
 
 # ------------------------------------------------------------------------------------------------------------- common

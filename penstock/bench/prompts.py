@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core import ConfigError
+from penstock.engine.options import DEMO
+
+DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
 
 
 def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[str]]:

@@ -19,14 +19,14 @@ from rich.console import Console
 from torch import nn
 
 from penstock.bench.options import require_matplotlib
-from penstock.bench.simulate.command import check_drafters
-from penstock.cluster import Cluster, load_cluster
+from penstock.cluster import Cluster
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.resolve import model_folder
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.devices import check_device
 from penstock.models.speculators.loader import TargetHead
+from penstock.simulator.clusters import check_drafter, modelled_cluster
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.trainer.curves import draw
 from penstock.trainer.data.batches import Loader, epoch_steps, packed
@@ -117,10 +117,8 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
 
 
 def emulated(name: str) -> Cluster:
-    cluster = load_cluster(name)
-    if not cluster.emulated:
-        raise FieldError("cluster", f"{name} has no as_model, so there are no modelled times to simulate; name another")
-    check_drafters([cluster])
+    cluster = modelled_cluster(name)
+    check_drafter(cluster)
     return cluster
 
 

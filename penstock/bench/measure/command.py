@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from penstock.bench.entries import PLACED, PLAIN, Named, is_plain, parse_entries, strategy_of, with_plain
 from penstock.bench.grid import Question, check_lengths, questions_of
 from penstock.bench.measure.comparison import measure_all, on_time
-from penstock.bench.measure.options import DEFAULT_PROMPTS, BenchOptions
+from penstock.bench.measure.options import BenchOptions
 from penstock.bench.measure.report import as_json, write_report
 from penstock.bench.measure.small_model import SmallModel, asked_once, measured_small_model, modelled_small_model
 from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.measure.tables import SMALL, remarks, tables_of
-from penstock.bench.options import require_matplotlib
-from penstock.bench.prompts import read_prompt_sets
-from penstock.bench.recordings.record import check_record, record_runs
+from penstock.bench.progress import progress_bar
+from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets
+from penstock.bench.recordings.record import check_record, record
+from penstock.bench.report import prepare
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import FieldError, SpeculativeConfig
-from penstock.core import ConfigError, SamplingParams
+from penstock.core import SamplingParams
 
 if TYPE_CHECKING:
     from penstock.engine.resolve import Resolved
@@ -128,15 +129,6 @@ def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
     return drafting is not None and drafting.method == "synthetic"
 
 
-def prepare(folder: Path) -> None:
-    """Make the report's folder. Raises ConfigError where that cannot be, or matplotlib is missing."""
-    require_matplotlib()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"report: {folder} cannot be made: {error.strerror}") from error
-
-
 def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolved, list[StrategyRun], list[SmallModel]]:
     """Start an engine and put every question to every strategy, by drafter's place; then the small model alone."""
     from penstock.engine.llm import LLM
@@ -173,20 +165,6 @@ def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[Stra
 
 
 # ----------------------------------------------------------------------------------------------------------- progress
-
-
-def progress_bar(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    # The remaining time is an average over the last hour: strategies take turns, and differ in speed.
-    return Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal, speed_estimate_period=3600
-    )
 
 
 class Ticker:
@@ -227,3 +205,16 @@ def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
     packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
     host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
     return {**shown, "stages": stages, "versions": packages, "host": host}
+
+
+def record_runs(path: Path, setup: Resolved, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> list[Path]:
+    """Record a bench's plain runs, one file per temperature; with several, their names end in ``-T0.6`` and so on."""
+    temperatures = sorted({run.temperature for run in runs})
+    files = []
+    for temperature in temperatures:
+        plain = [run for run in runs if run.strategy == PLAIN and run.temperature == temperature]
+        params = [question.params for run in plain for question in questions if question.setting == run.setting]
+        file = path if len(temperatures) == 1 else path.with_stem(f"{path.stem}-T{temperature:g}")
+        record(file, setup, [output for run in plain for output in run.outputs], params)
+        files.append(file)
+    return files

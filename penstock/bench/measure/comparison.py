@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.bench.entries import Named, with_plain
-from penstock.bench.grid import Question, Setting, settings_of
+from penstock.bench.grid import Question, Setting, settings_of, short
 from penstock.bench.measure.decode import decode
 from penstock.bench.measure.meter import Meter
 from penstock.bench.measure.sample import Sample, sample_of
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from penstock.engine.job import Prompt
     from penstock.engine.llm import LLM
 
-WARM_UP: Final = 4
-"""Tokens of the request that every strategy begins with and that does not count."""
 
 OnProgress = Callable[[str, int, int], None]
 """Told before each run: the strategy's label, the question's index, and how many questions there are."""
@@ -83,11 +81,6 @@ def measure_all(
     for run in runs[: len(named)]:
         run.timeline = timelines[run.strategy]
     return runs
-
-
-def short(params: SamplingParams) -> SamplingParams:
-    """The same request, ended after a few tokens."""
-    return SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=WARM_UP, ignore_eos=True)
 
 
 def on_time(llm: LLM) -> AbstractContextManager[bool]:

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 from penstock.bench.entries import split_entries
 from penstock.bench.grid import parse_temperatures
 from penstock.bench.options import Bandwidth, DrafterOn, FiguresFile, ReportFolder
+from penstock.bench.prompts import DEFAULT_PROMPTS
 from penstock.config import STRATEGY_OPTIONS, check
-from penstock.engine.options import CLUSTER, DEMO, Dtype, EngineOptions, ModelName, SpeculativeSlots, Stages
+from penstock.engine.options import CLUSTER, Dtype, EngineOptions, ModelName, SpeculativeSlots, Stages
 from penstock.options import OUTPUT, PIPELINE, SAMPLING, SPECULATION, Option
-
-DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)

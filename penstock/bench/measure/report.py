@@ -7,22 +7,19 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from penstock.bench.entries import strategy_of
 from penstock.bench.grid import Setting
 from penstock.bench.intervals import share_bounds
+from penstock.bench.measure.occupancy import plot_timelines
 from penstock.bench.measure.small_model import SmallModel
 from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.measure.tables import by_setting, markdown, markdown_of, title_of
-from penstock.bench.plots import Interval, Labels, LinkModel, plot_bars, plot_heat_map, plot_lines, plot_timelines
+from penstock.bench.measure.tables import by_setting, markdown_of, title_of
+from penstock.bench.plots import NAN, Interval, Labels, Line, plot_bars, plot_heat_map, plot_lines
+from penstock.bench.report import Image, settings_part, shown
 
 STEPS_SHOWN: Final = 60
 """The occupancy plot ends after this many stage times at most: beyond it the bars are too narrow to tell apart."""
-NAN: Final = float("nan")
-
-Image = tuple[str, str]
-"""A file's name in the report's folder, and what it shows."""
 
 
 def as_json(settings: Mapping[str, Any], runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str:
@@ -54,20 +51,8 @@ def write_report(
     for setting, some in by_setting(runs).items():
         text += [f"## {title_of(setting, some)}", markdown_of(some, small)]
         text += [shown(image) for image in (depth_plot(folder, some), sweep_plot(folder, some)) if image]
-    text += [
-        "## Settings",
-        markdown(("setting", "value"), [(f"`{key}`", cell(value)) for key, value in settings.items()]),
-    ]
+    text += settings_part(settings)
     (folder / "report.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
-
-
-def shown(image: Image) -> str:
-    name, words = image
-    return f"![{words}]({quote(name)})"
-
-
-def cell(value: Any) -> str:
-    return value if isinstance(value, str) else f"`{json.dumps(value)}`"
 
 
 # -------------------------------------------------------------------------------------------------------------- plots
@@ -127,7 +112,7 @@ def depth_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
     return name, title
 
 
-def depth_line(run: StrategyRun, deepest: int) -> LinkModel:
+def depth_line(run: StrategyRun, deepest: int) -> Line:
     """Shares with their bounds; gaps where nothing was decided."""
     counts = list(zip(run.hit_by_depth, run.decided_by_depth, strict=True))
     shares = [hit / decided if decided else NAN for hit, decided in counts]

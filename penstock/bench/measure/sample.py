@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.bench.grid import Question
+from penstock.bench.looping import is_looping
 from penstock.bench.measure.hits import HitCounts
 from penstock.bench.measure.meter import Meter
 from penstock.cluster.timing import LinkTiming
@@ -83,16 +84,3 @@ def sample_of(question: Question, output: RequestOutput, meter: Meter, links: Se
         overhead_per_hop=meter.overhead_per_hop(links),
         overhead_per_loop=meter.overhead_per_loop(),
     )
-
-
-def is_looping(token_ids: Sequence[int], longest: int = 16, times: int = 3) -> bool:
-    """Whether the output ends in one phrase of at most ``longest`` tokens, repeated ``times`` times or more.
-
-    At least twelve tokens must repeat, so that a row of equal signs or blanks does not count.
-    """
-    for length in range(1, longest + 1):
-        count = max(times, -(-12 // length))
-        tail = list(token_ids[-length * count :])
-        if len(tail) == length * count and tail == tail[:length] * count:
-            return True
-    return False

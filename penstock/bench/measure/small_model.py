@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.bench.grid import Question, Setting, fits, settings_of
-from penstock.bench.measure.comparison import short
+from penstock.bench.grid import Question, Setting, fits, settings_of, short
 from penstock.bench.measure.decode import decode
 from penstock.cluster import draft_timing
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.bench.entries import PLAIN, strategy_of
+from penstock.bench.formats import bounds, length, markdown, share, times
 from penstock.bench.grid import Setting
 from penstock.bench.intervals import CONFIDENCE
 from penstock.bench.measure.small_model import SmallModel
@@ -25,22 +26,6 @@ class Column:
 
     heading: str
     cell: Callable[[StrategyRun], str]
-
-
-def share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
-def times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def length(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def bounds(interval: Sequence[float] | None) -> str:
-    return "-" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
 
 
 def hit_rate(run: StrategyRun) -> float | None:
@@ -112,13 +97,6 @@ def small_cells(small: SmallModel, runs: Sequence[StrategyRun]) -> list[str]:
     plain = next(run for run in runs if strategy_of(run.strategy) == PLAIN)
     ratio = small.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else None
     return [f"{small.tokens_per_second:.2f}", times(ratio), *["-"] * (len(SPEED) - 2)]
-
-
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; headings lose their line breaks."""
-    joined = [heading.replace("-\n", "").replace("\n", " ") for heading in headings]
-    lines = [joined, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def markdown_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.bench.entries import PLAIN
 from penstock.config import FieldError, SpeculativeConfig, check
 from penstock.core import RequestOutput, SamplingParams
 from penstock.messages import Sampling
@@ -18,8 +17,6 @@ from penstock.recording import FORMAT, NO_TOKEN, SHAPES, Header, Recording, fing
 from penstock.stage.visibility import BatchView, RequestView
 
 if TYPE_CHECKING:
-    from penstock.bench.grid import Question
-    from penstock.bench.measure.summary import StrategyRun
     from penstock.engine.resolve import Resolved
     from penstock.models.checkpoint import Checkpoint
     from penstock.models.stage_model import StageModel
@@ -63,19 +60,6 @@ def check_record(path: Path, speculation: SpeculativeConfig | None) -> None:
         found = "no strategy drafts" if speculation is None else f"the method is {speculation.method!r}"
         raise FieldError("record", f"needs a draft model's distributions, but {found}: use method 'draft_model'")
     check(path.parent.is_dir() and not path.is_dir(), "record", str(path), "a file in a folder that exists")
-
-
-def record_runs(path: Path, setup: Resolved, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> list[Path]:
-    """Record a bench's plain runs, one file per temperature; with several, their names end in ``-T0.6`` and so on."""
-    temperatures = sorted({run.temperature for run in runs})
-    files = []
-    for temperature in temperatures:
-        plain = [run for run in runs if run.strategy == PLAIN and run.temperature == temperature]
-        params = [question.params for run in plain for question in questions if question.setting == run.setting]
-        file = path if len(temperatures) == 1 else path.with_stem(f"{path.stem}-T{temperature:g}")
-        record(file, setup, [output for run in plain for output in run.outputs], params)
-        files.append(file)
-    return files
 
 
 def record(

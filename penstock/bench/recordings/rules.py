@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock import acceptance
-from penstock.bench.measure.sample import is_looping
+from penstock.bench.looping import is_looping
 from penstock.bench.recordings.load import load_recordings
 from penstock.core import ConfigError
 from penstock.recording import Recording

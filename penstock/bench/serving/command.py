@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from penstock.bench.measure.command import progress_bar
+from penstock.bench.progress import progress_bar
 from penstock.bench.serving.client import Client, Outcome
 from penstock.bench.serving.counters import between, read_counters
 from penstock.bench.serving.load import arrival_times, run_load

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any, Final
@@ -12,20 +12,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.bench.entries import PLACED, PLAIN, is_plain, parse_entries
+from penstock.bench.grid import WARM_UP
 from penstock.bench.intervals import CONFIDENCE
-from penstock.bench.measure.command import prepare, progress_bar
-from penstock.bench.measure.comparison import WARM_UP
-from penstock.bench.measure.sample import is_looping
+from penstock.bench.looping import is_looping
+from penstock.bench.progress import progress_bar
 from penstock.bench.recordings.load import load_recordings
+from penstock.bench.report import prepare
 from penstock.bench.simulate.options import SimulateOptions
 from penstock.bench.simulate.report import as_json, write_report
 from penstock.bench.simulate.runs import Case, SimulatedRun, summarise, tables_of
 from penstock.bench.simulate.sweep import STAGES, Settings, expanded
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster
-from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.recording import Recording
+from penstock.simulator.clusters import check_drafter, modelled_cluster
 from penstock.simulator.run import Simulated, simulate
 from penstock.simulator.script import Script, profile_script, recording_script
 
@@ -100,7 +101,8 @@ def plan_of(options: SimulateOptions) -> Plan:
         for found in clusters_of(name, options, place)
     ]
     if any(configs):
-        check_drafters(cluster for _, cluster, _ in clusters)
+        for _, cluster, _ in clusters:
+            check_drafter(cluster)
     cases = [
         [Case(name, cluster, base, text, config, {**stages, **own}) for base, text, own, config in entries]
         for name, cluster, stages in clusters
@@ -115,20 +117,12 @@ def clusters_of(name: str, options: SimulateOptions, place: str) -> Iterator[tup
     """
     changes: dict[str, Any] = {"bandwidth_gbit_s": options.bandwidth_gbit_s, "drafter_on": place or None}
     drawn = re.fullmatch(r"random-(\d+)(:\d+)?", name)
-    cluster = load_cluster(name, **changes)
-    if not cluster.emulated:
-        raise FieldError("cluster", f"{name} has no as_model, so there are no modelled times to simulate; name another")
+    cluster = modelled_cluster(name, **changes)
     if STAGES not in options.sweep:
         yield cluster, {}
     for stages in options.sweep.get(STAGES, ()):
         alike = load_cluster(f"random-{drawn[1]}:{stages}", **changes) if drawn else uniform_cluster(cluster, stages)
         yield alike, {STAGES: stages}
-
-
-def check_drafters(clusters: Iterable[Cluster]) -> None:
-    for cluster in clusters:
-        if cluster.drafter is None:
-            raise FieldError("cluster", f"{cluster.name} names no drafter; add drafter and draft_as_model to its file")
 
 
 def script_of(options: SimulateOptions) -> Script:

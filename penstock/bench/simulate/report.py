@@ -8,9 +8,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.measure.report import NAN, Image, cell, shown
-from penstock.bench.measure.tables import markdown
-from penstock.bench.plots import Interval, Labels, LinkModel, plot_bars, plot_heat_map, plot_lines
+from penstock.bench.plots import NAN, Interval, Labels, Line, plot_bars, plot_heat_map, plot_lines
+from penstock.bench.report import Image, settings_part, shown
 from penstock.bench.simulate.runs import SimulatedRun, by_cluster, markdown_of
 from penstock.bench.simulate.sweep import STAGES, Sweep, with_options
 
@@ -40,10 +39,7 @@ def write_report(
     ]
     for title, some in by_cluster(runs).items():
         text += [f"## {title}", markdown_of(some)]
-    text += [
-        "## Settings",
-        markdown(("setting", "value"), [(f"`{key}`", cell(value)) for key, value in settings.items()]),
-    ]
+    text += settings_part(settings)
     (folder / "report.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
 
@@ -82,7 +78,7 @@ def label_of(run: SimulatedRun, axis: str, others: dict[str, int]) -> str:
     return f"{entry}, {run.stages} stages" if axis != STAGES and STAGES in run.settings else entry
 
 
-def line_of(found: Mapping[int, SimulatedRun], values: Sequence[int]) -> LinkModel:
+def line_of(found: Mapping[int, SimulatedRun], values: Sequence[int]) -> Line:
     """Speed-ups with their bounds; gaps where there is no run."""
     runs = [found.get(value) for value in values]
     intervals = [run.speedup_interval if run else None for run in runs]

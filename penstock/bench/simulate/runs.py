@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.bench.formats import bounds, markdown, share, times
 from penstock.bench.intervals import CONFIDENCE, paired_ratio
-from penstock.bench.measure.tables import bounds, markdown, share, times
 from penstock.bench.simulate.sweep import Settings
 from penstock.cluster import Cluster, stage_timings
 from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig

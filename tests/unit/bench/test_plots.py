@@ -8,45 +8,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from penstock.bench import plots
-from penstock.bench.measure.timeline import Bar, Timeline
-from penstock.bench.plots import (
-    DPI,
-    Labels,
-    colours_of,
-    ink,
-    plot_bars,
-    plot_heat_map,
-    plot_lines,
-    plot_timelines,
-    right_edge,
-)
-from tests.unit.bench.png import png_size
+from penstock.bench.plots import DPI, Labels, colours_of, ink, plot_bars, plot_heat_map, plot_lines, right_edge
+from tests.unit.bench.png import check_nothing_is_cut, png_size
 
 NAN = float("nan")
 LABELS = Labels("title", "x", "y")
 MANY = [f"pipedec[width={width},children={children}]" for width in (8, 16, 32, 64) for children in (2, 4, 8, 16)]
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Every figure that was saved, drawn."""
-    saved: list[Figure] = []
-    save = plots.save
-
-    def keep(figure: Figure, path: Path) -> None:
-        save(figure, path)
-        saved.append(figure)
-
-    monkeypatch.setattr(plots, "save", keep)
-    return saved
-
-
-def check_nothing_is_cut(figure: Figure) -> None:
-    """What is drawn, texts included, lies within the picture; a point is tolerated."""
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert min(box.x0, box.y0) >= -1 / 72
-    assert box.x1 <= width + 1 / 72
-    assert box.y1 <= height + 1 / 72
 
 
 @pytest.mark.parametrize("labels", [["pipedec"], ["autoregressive", "pipedec"], ["autoregressive", *MANY]])
@@ -93,20 +60,6 @@ def test_the_heat_map_frames_the_best_and_leaves_gaps(figures: list[Figure], tmp
     axes = figures[0].axes[0]
     assert [text.get_text() for text in axes.texts] == ["1.00", "2.00", "4.00"]
     assert [patch.get_xy() for patch in axes.patches] == [(0.5, 0.5)]
-    check_nothing_is_cut(figures[0])
-
-
-def test_the_timeline_ends_with_its_window_and_shows_what_was_of_no_use(figures: list[Figure], tmp_path: Path) -> None:
-    bars = (Bar(0, -0.5, 0.5, 1, True), Bar(1, 0.5, 9.0, 32, False), Bar(1, 9.0, 9.5, 1, True))
-    timeline = Timeline(2, bars, ((0.5, 1), (2.0, 2), (9.0, 1)))
-    plot_timelines({"autoregressive": timeline, "pipedec": timeline}, 4.0, LABELS, tmp_path / "p.png")
-    above, below = figures[0].axes
-    assert [(bar.get_x(), bar.get_width()) for bar in above.patches] == [(0.0, 0.5), (0.5, 3.5)]
-    assert above.get_title("left") == "autoregressive: 3 tokens"
-    white = [bar.get_facecolor()[:3] == (1, 1, 1) for bar in below.patches]
-    assert white == [False, True]
-    assert [text.get_text() for text in below.texts] == ["1", "32"]
-    assert timeline.seconds == 9.0
     check_nothing_is_cut(figures[0])
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.measure import command
-from penstock.bench.measure.options import DEFAULT_PROMPTS, BenchOptions
+from penstock.bench.measure.options import BenchOptions
+from penstock.bench.prompts import DEFAULT_PROMPTS
 from penstock.bench.serving import command as serving_command
 from penstock.bench.serving.options import ServingOptions
 from penstock.clients.api import Server

@@ -7,8 +7,7 @@ import json
 import pytest
 from safetensors import safe_open
 
-from penstock.bench.measure.options import DEFAULT_PROMPTS
-from penstock.bench.prompts import read_prompts
+from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.engine.options import DEMO, EngineOptions
 from penstock.engine.resolve import resolve_options
 from penstock.text.tokenizer import load_tokenizer

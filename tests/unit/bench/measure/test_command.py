@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.measure.command import (
-    placed,
-    plan_of,
-    prepare,
-    seeds_remark,
-    settings_of,
-)
+from penstock.bench.looping import is_looping
+from penstock.bench.measure.command import placed, plan_of, seeds_remark, settings_of
 from penstock.bench.measure.meter import Meter
-from penstock.bench.measure.options import DEFAULT_PROMPTS, BenchOptions
-from penstock.bench.measure.sample import is_looping
-from penstock.bench.prompts import read_prompt_sets, read_prompts
+from penstock.bench.measure.options import BenchOptions
+from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets, read_prompts
+from penstock.bench.report import prepare
 from penstock.cluster.timing import LinkTiming
 from penstock.core import ConfigError
 from penstock.engine.commit import Advance

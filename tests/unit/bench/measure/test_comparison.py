@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.bench.measure.comparison import WARM_UP, measure
+from penstock.bench.grid import WARM_UP
+from penstock.bench.measure.comparison import measure
 from penstock.config import SpeculativeConfig
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
 from penstock.engine.commit import Advance

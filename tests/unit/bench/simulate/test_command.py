@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.bench.measure.comparison import WARM_UP
+from penstock.bench.grid import WARM_UP
 from penstock.bench.simulate.command import run_simulate
 from penstock.bench.simulate.options import SimulateOptions
 from penstock.bench.simulate.runs import SimulatedRun

@@ -1,0 +1,40 @@
+"""What every report has: a folder that is there before anything runs, plots and settings in Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from penstock.bench.formats import markdown
+from penstock.bench.options import require_matplotlib
+from penstock.core import ConfigError
+
+Image = tuple[str, str]
+"""A file's name in the report's folder, and what it shows."""
+
+
+def prepare(folder: Path) -> None:
+    """Make the report's folder. Raises ConfigError where that cannot be, or matplotlib is missing."""
+    require_matplotlib()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"report: {folder} cannot be made: {error.strerror}") from error
+
+
+def shown(image: Image) -> str:
+    name, words = image
+    return f"![{words}]({quote(name)})"
+
+
+def cell(value: Any) -> str:
+    return value if isinstance(value, str) else f"`{json.dumps(value)}`"
+
+
+def settings_part(settings: Mapping[str, Any]) -> list[str]:
+    """The heading and the table of what was asked for."""
+    rows = [(f"`{key}`", cell(value)) for key, value in settings.items()]
+    return ["## Settings", markdown(("setting", "value"), rows)]
