@@ -122,3 +122,8 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         slots = self.speculative_slots
         whole = slots is None or (isinstance(slots, int) and slots >= 0)
         check(whole, "speculative_slots", slots, "a whole number, 0 or above")
+
+
+def model_folder(name: str, part: str) -> str:
+    """The shipped pair goes by the name "demo"; everything else is a folder or a hub id."""
+    return str(DEMO / part) if name == "demo" else name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.cluster import Cluster, feature_links
 from penstock.config import LEARNED, FieldError, SpeculativeConfig, check
 from penstock.core import ConfigError
-from penstock.engine.options import DEMO, EngineOptions
+from penstock.engine.options import DEMO, EngineOptions, model_folder
 from penstock.requests.slots import speculative_slots
 
 if TYPE_CHECKING:
@@ -93,11 +93,6 @@ def resolve_options(options: EngineOptions) -> Resolved:
         options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
         speculative_slots(len(layers), speculation) if slots is None else slots,
     )
-
-
-def model_folder(name: str, part: str) -> str:
-    """The shipped pair goes by the name "demo"; everything else is a folder or a hub id."""
-    return str(DEMO / part) if name == "demo" else name
 
 
 def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:

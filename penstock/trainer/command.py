@@ -22,7 +22,7 @@ from penstock.bench.options import require_matplotlib
 from penstock.cluster import Cluster
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.engine.resolve import model_folder
+from penstock.engine.options import model_folder
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.devices import check_device
 from penstock.models.speculators.loader import TargetHead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.engine.resolve import model_folder
+from penstock.engine.options import model_folder
 from penstock.recording import Fingerprint, Recording, fingerprint
 
 
