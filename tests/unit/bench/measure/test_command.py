@@ -112,24 +112,6 @@ def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
         read_prompts(write(tmp_path / "p.jsonl", ""), 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"strategies": ()}, "strategies"),
-        ({"strategies": ("pipedec", "pipedec")}, "strategies"),
-        ({"strategies": ("pipedec",), "num_prompts": 0}, "num_prompts"),
-        ({"strategies": ("pipedec",), "max_tokens": 1}, "max_tokens"),
-        ({"strategies": ("pipedec",), "seeds": 0}, "seeds"),
-        ({"strategies": ("pipedec",), "temperature": (0.0, 0.0)}, "temperature"),
-        ({"strategies": ("pipedec",), "prompts": ()}, "prompts"),
-        ({"strategies": ("pipedec",), "json": Path("no/such/folder/out.json")}, "json"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        BenchOptions(**options)  # type: ignore[arg-type]
-
-
 def test_two_files_of_one_name_are_refused_and_lines_are_named_per_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     one = write(tmp_path / "chat.jsonl", json.dumps({"prompt": "a"}))
