@@ -17,8 +17,11 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.sections import comparisons, engine, flowspec, pipedec, pipedec_processes, serving, spd, vllm
-from benchmarks.sections.base import ROOT, Section, page_part, path_of, store, stored
-from benchmarks.shared.simulations import recording_commands
+from benchmarks.sections.base import Section, block, page_part
+from benchmarks.shared.commands import command_line
+from benchmarks.shared.measured import path_of, store, stored
+from benchmarks.shared.root import ROOT
+from benchmarks.shared.simulations import SAMPLINGS, recording_arguments
 from penstock.config import nearest
 from penstock.core import ConfigError
 
@@ -75,7 +78,7 @@ def page() -> str:
     sections = [SECTIONS[name] for name in shown()]
     titles = [*(section.title for section in sections), "Recordings"]
     contents = "\n".join(f"- [{title}](#{anchor(title)})" for title in titles)
-    recordings = f"{RECORDINGS}\n\n{recording_commands()}"
+    recordings = f"{RECORDINGS}\n\n{block([command_line(recording_arguments(name)) for name in SAMPLINGS])}"
     return "\n\n".join([HEAD, contents, *map(page_part, sections), recordings]) + "\n"
 
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.sections.base import kept_figures, store
-from benchmarks.strategies.auto_against import ACCURACY
+from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.profile import ACCURACY
 from penstock import AsyncLLM, SamplingParams
 from penstock.cluster import load_cluster
 from penstock.config import SpeculativeConfig, Strategy

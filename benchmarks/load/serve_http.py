@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.sections.base import kept_figures, store
+from benchmarks.shared.measured import kept_figures, store
 from benchmarks.shared.served import PENSTOCK, ServedProcess, served
 from penstock.bench.intervals import paired_ratio
 from penstock.bench.measure.summary import MAX_OVERRUNS

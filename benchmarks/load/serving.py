@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.sections.base import kept_figures, store
-from benchmarks.strategies.auto_against import ACCURACY
+from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
 from penstock.config import SpeculativeConfig, Strategy, check

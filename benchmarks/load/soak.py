@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.load.soaking.cases import drawn_cases
 from benchmarks.load.soaking.resources import PROCESSES, slopes
 from benchmarks.load.soaking.run import FLAGS, Soak, Soaked
-from benchmarks.sections.base import store
+from benchmarks.shared.measured import store
 from benchmarks.shared.served import served
 from penstock.config import check
 from penstock.core import ConfigError

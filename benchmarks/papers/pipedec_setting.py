@@ -12,7 +12,7 @@ import sys
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.strategies.auto_against import ACCURACY
+from benchmarks.shared.profile import ACCURACY
 from penstock import LLM, SamplingParams
 from penstock.bench.measure.decode import decode
 from penstock.bench.measure.summary import same_tokens

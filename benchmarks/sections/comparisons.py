@@ -6,17 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from benchmarks.sections.base import (
-    ROOT,
-    Section,
-    Taken,
-    command_line,
-    paragraphs,
-    penstock,
-    with_json_file,
-    with_json_output,
-)
+from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
+from benchmarks.shared.commands import command_line, penstock, with_json_file, with_json_output
+from benchmarks.shared.measured import Taken
+from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
 from benchmarks.strategies import always_wrong, auto_against, parts, same_texts
 from penstock.bench.formats import markdown

@@ -6,7 +6,9 @@ import time
 from typing import Any
 
 from benchmarks.costs import decisions, overhead, two_processes
-from benchmarks.sections.base import Section, Taken, command_line, paragraphs, penstock, prose, with_json_output
+from benchmarks.sections.base import Section, paragraphs, prose
+from benchmarks.shared.commands import command_line, penstock, with_json_output
+from benchmarks.shared.measured import Taken
 from penstock.bench.formats import markdown
 
 

@@ -17,8 +17,9 @@ from benchmarks.papers.flowspec import (
     TREE,
     ratio,
 )
-from benchmarks.sections.base import Section, Taken, paragraphs
+from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
+from benchmarks.shared.measured import Taken
 from benchmarks.shared.simulations import LABELS, simulated, source
 from penstock.bench.formats import markdown
 

@@ -6,19 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.sections.base import Section, Taken, paragraphs
-from benchmarks.shared.simulations import (
-    LABELS,
-    SAMPLINGS,
-    Figures,
-    find,
-    ms,
-    over,
-    percent,
-    said,
-    simulated,
-    source,
-)
+from benchmarks.sections.base import Section, paragraphs
+from benchmarks.shared.measured import Taken
+from benchmarks.shared.simulations import LABELS, SAMPLINGS, Figures, find, ms, over, percent, said, simulated, source
 from penstock.bench.formats import markdown, times
 from penstock.cluster import draft_timing, load_cluster
 from penstock.cluster.prices import llama

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers import pipedec_bound, pipedec_setting
-from benchmarks.sections.base import Section, Taken, paragraphs, with_json_file
+from benchmarks.sections.base import Section, paragraphs
 from benchmarks.sections.pipedec import CLUSTER, PLAIN, STATIC
+from benchmarks.shared.commands import with_json_file
+from benchmarks.shared.measured import Taken
 from benchmarks.shared.simulations import SAMPLING
 from penstock.bench.formats import markdown
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings

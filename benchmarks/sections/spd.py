@@ -7,8 +7,9 @@ from typing import Any
 
 from benchmarks.costs import hop_floor, spd_overhead
 from benchmarks.papers import drafter_time, spd_correction, spd_tables
-from benchmarks.sections.base import Section, Taken, paragraphs
+from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
+from benchmarks.shared.measured import Taken
 from penstock.bench.formats import bounds, markdown, times
 
 CELLS = tuple(

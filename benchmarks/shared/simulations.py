@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.sections.base import ROOT, block, command_line, penstock, with_json_file
-from benchmarks.strategies.auto_against import ACCURACY
+from benchmarks.shared.commands import penstock, with_json_file
+from benchmarks.shared.profile import ACCURACY
+from benchmarks.shared.root import ROOT
 from penstock.bench.intervals import Ratio, paired_ratio
 
 RECORDINGS = ROOT / "benchmarks" / "recordings"
@@ -42,10 +43,6 @@ def recording_arguments(name: str) -> list[str]:
     texts = ["--num-prompts", "40", "--max-tokens", "64", *SAMPLING[name]]
     path = (RECORDINGS / f"demo-{name}.safetensors").relative_to(ROOT)
     return ["bench", "-pp", "1", "--strategies", strategies, *texts, "--record", str(path)]
-
-
-def recording_commands() -> str:
-    return block([command_line(recording_arguments(name)) for name in SAMPLINGS])
 
 
 def source(name: str, tokens: int = MOST_TOKENS) -> list[str]:

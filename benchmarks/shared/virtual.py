@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.sections.base import ROOT, kept_figures, path_of, store, stored
+from benchmarks.shared.measured import kept_figures, path_of, store, stored
+from benchmarks.shared.root import ROOT
 from penstock import LLM, SamplingParams
 from penstock.bench.entries import is_plain, parse_entries
 from penstock.bench.grid import Question, questions_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.strategies.auto_against import ACCURACY
+from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
 from penstock.config import SpeculativeConfig
 from penstock.simulator.run import simulate

@@ -22,7 +22,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from typing import Any
 
-from benchmarks.sections.base import kept_figures, store
+from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
 from penstock.config import SpeculativeConfig, check
@@ -35,8 +36,6 @@ PRESETS = (
     *("jupiter-heterogeneous", "spd-4", "spd-8", "spd-16", "two-servers"),
 )
 RANDOM = tuple(f"random-{seed}" for seed in range(100, 130))
-ACCURACY = (0.70, 0.80, 0.85, 0.88, *(round(0.88 + 0.07 * k / 12, 4) for k in range(1, 13)))
-"""The target's token among the first 1, 2, ... candidates."""
 TOKENS = 100
 GOAL = 0.97
 """`auto` is to be at least so fast beside the best of the others, by the lower bound."""

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from benchmarks.strategies.auto_against import ACCURACY
+from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster

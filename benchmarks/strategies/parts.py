@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from benchmarks.sections.base import store
-from benchmarks.strategies.auto_against import ACCURACY, TOKENS
+from benchmarks.shared.measured import store
+from benchmarks.shared.profile import ACCURACY
+from benchmarks.strategies.auto_against import TOKENS
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import SpeculativeConfig

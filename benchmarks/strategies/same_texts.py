@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.sections.base import ROOT
+from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import MOST_TOKENS, recording
 from penstock.acceptance import noise_ranked
 from penstock.bench.intervals import paired_ratio

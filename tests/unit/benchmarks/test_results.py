@@ -13,7 +13,9 @@ import pytest
 from benchmarks import results
 from benchmarks.papers import flowspec
 from benchmarks.sections import base
-from benchmarks.sections.base import store, stored, wrapped
+from benchmarks.sections.base import wrapped
+from benchmarks.shared import measured
+from benchmarks.shared.measured import store, stored
 from benchmarks.strategies import auto_against
 from penstock.cluster import load_cluster, stage_timings
 from penstock.core import ConfigError
@@ -22,7 +24,7 @@ from penstock.core import ConfigError
 @pytest.fixture
 def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder for figures, with none in it."""
-    monkeypatch.setattr(base, "MEASURED", tmp_path)
+    monkeypatch.setattr(measured, "MEASURED", tmp_path)
     return tmp_path
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks import results
 from benchmarks.papers import flowspec, pp_eagle_table, spd_tables
-from benchmarks.sections import base, spd, vllm
+from benchmarks.sections import spd, vllm
 from benchmarks.sections.flowspec import render_eagle
-from benchmarks.shared import virtual
+from benchmarks.shared import measured, virtual
 from penstock.bench.entries import PLAIN
 from penstock.bench.grid import Question, Setting
 from penstock.bench.measure.summary import StrategyRun
@@ -33,7 +33,7 @@ SMALL = virtual.Sizes(prompts=2, tokens=8)
 @pytest.fixture
 def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder for figures, with none in it."""
-    monkeypatch.setattr(base, "MEASURED", tmp_path)
+    monkeypatch.setattr(measured, "MEASURED", tmp_path)
     return tmp_path
 
 
@@ -90,8 +90,8 @@ def test_what_is_stored_with_the_same_sizes_is_not_measured_again(empty: Path) -
     assert virtual.once("one", "a", SMALL, "second", measure)["value"] == 1
     assert virtual.once("one", "b", SMALL, "second", measure)["value"] == 2
     assert virtual.once("one", "a", virtual.Sizes(3, 8), "third", measure)["value"] == 3
-    assert base.stored("one").commands == ["first", "second", "third"]
-    assert base.stored("one").figures["b"] == {"prompts": 2, "tokens": 8, "value": 2}
+    assert measured.stored("one").commands == ["first", "second", "third"]
+    assert measured.stored("one").figures["b"] == {"prompts": 2, "tokens": 8, "value": 2}
 
 
 def test_drafters_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,8 +137,8 @@ def test_a_script_measures_what_is_not_stored_and_names_itself_in_an_error(
     assert run("a") == ["a 1"]
     assert run("a", "b") == ["a 1", "b 2"]
     assert taken == [("a", str(folder)), ("b", str(folder))]
-    assert base.stored("one").how == "By hand"
-    assert base.stored("one").commands == ["python -m benchmarks.papers.one --spd drafter --prompts 6 --tokens 8"]
+    assert measured.stored("one").how == "By hand"
+    assert measured.stored("one").commands == ["python -m benchmarks.papers.one --spd drafter --prompts 6 --tokens 8"]
     with pytest.raises(SystemExit, match="one: error: no such cluster"):
         run("bad")
 
@@ -238,7 +238,7 @@ def test_flowspecs_tables_are_there_for_eagle_too() -> None:
 
 def test_a_section_comes_into_the_page_with_its_figures(empty: Path) -> None:
     assert not set(results.AWAITED) & set(results.shown())
-    base.store(spd_tables.NAME, virtual.HOW, (["python -m benchmarks.papers.spd_tables"], {}))
+    measured.store(spd_tables.NAME, virtual.HOW, (["python -m benchmarks.papers.spd_tables"], {}))
     assert spd_tables.NAME in results.shown()
     assert results.SECTIONS[spd_tables.NAME].title == "SPD, Tables 1, 2 and 5"
 

@@ -1,0 +1,81 @@
+"""How a section's figures are stored: benchmarks/measured/NAME.json."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shared.root import ROOT
+from penstock.core import ConfigError
+
+MEASURED = ROOT / "benchmarks" / "measured"
+FIELDS = ("how", "commands", "date", "versions", "figures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Figures with what is needed to measure them again: commands, day (ISO) and versions by package.
+
+    ``how`` says whether they are simulated, emulated or measured, and with which drafter. ``notes`` are true of these
+    figures only and go when they are measured anew.
+    """
+
+    how: str
+    commands: Sequence[str]
+    date: str
+    versions: Mapping[str, str]
+    figures: Any
+    notes: Sequence[str] = ()
+
+
+Taken = tuple[list[str], Any]
+"""Commands, and the figures that they gave."""
+
+
+def stored(name: str) -> Measured:
+    """What was measured last. Raises ConfigError naming the file and what to do where it is missing or damaged."""
+    path = path_of(name)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; {remedy(name)}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not JSON: {error}; {remedy(name)}") from error
+    missing = [field for field in FIELDS if field not in content]
+    if missing:
+        raise ConfigError(f"{path}: {missing[0]} is missing; {remedy(name)}")
+    return Measured(**{field: content[field] for field in FIELDS}, notes=content.get("notes", []))
+
+
+def store(name: str, how: str, taken: Taken) -> None:
+    """Write what was just measured, with today's day and the versions installed."""
+    commands, figures = taken
+    measured = Measured(how=how, commands=commands, date=date.today().isoformat(), versions=versions(), figures=figures)
+    path = path_of(name)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(measured), indent=1) + "\n", encoding="utf-8")
+    part.replace(path)  # whoever stops us finds the old file or the new one
+
+
+def kept_figures(name: str) -> dict[str, Any]:
+    """What was measured so far of a section whose parts are stored one by one; nothing where there is none."""
+    return dict(stored(name).figures) if path_of(name).exists() else {}
+
+
+def path_of(name: str) -> Path:
+    return MEASURED / f"{name}.json"
+
+
+def remedy(name: str) -> str:
+    return f"restore it from the repository, or run: python -m benchmarks.results --measure {name}"
+
+
+def versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
+    return {"python": platform.python_version(), **packages}
