@@ -1,0 +1,99 @@
+"""What the pages under docs/ name is there: files, modules to run, and every part of the package in the layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+PACKAGE = Path(penstock.__file__).parent
+ROOT = PACKAGE.parent
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+WHERE = (ROOT, PACKAGE, ROOT / "docs")
+"""Where a path that a page names may begin."""
+
+PYTHON_FILE = re.compile(r"(?<![\w./-])(?:[\w-]+/)+[\w*-]+\.py\b")
+FOLDER = re.compile(r"`((?:[\w-]+/)+)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+MODULE = re.compile(r"python -m ((?:benchmarks|tests|penstock)(?:\.\w+)*)")
+ANCHOR = re.compile(r"\]\(([\w./-]*\.md)?#([\w-]+)\)")
+
+SERVER = ("http/", "openai/", "live/")
+"""Folders that the section on the server calls by their last name."""
+
+
+def named(pattern: re.Pattern[str], page: Path) -> Iterator[str]:
+    yield from dict.fromkeys(pattern.findall(page.read_text(encoding="utf-8")))
+
+
+def is_there(path: str) -> bool:
+    return any(next(where.glob(path.rstrip("/")), None) is not None for where in WHERE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_folders_that_a_page_names_are_there(page: Path) -> None:
+    names = [*named(PYTHON_FILE, page), *(name for name in named(FOLDER, page) if name not in SERVER)]
+    assert [name for name in names if not is_there(name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [link for link in named(LINK, page) if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_into_a_page_find_their_heading(page: Path) -> None:
+    anchors = ANCHOR.findall(page.read_text(encoding="utf-8"))
+    assert [(file, anchor) for file, anchor in anchors if anchor not in headings(page.parent / (file or page.name))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_a_page_runs_are_there(page: Path) -> None:
+    modules = [ROOT / module.replace(".", "/") for module in named(MODULE, page)]
+    assert [file for file in modules if not (file.with_suffix(".py").exists() or file.is_dir())] == []
+
+
+def test_the_layout_has_every_part_of_the_package() -> None:
+    packages = {str(file.parent.relative_to(PACKAGE)) + "/" for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE}
+    modules = {file.name for file in PACKAGE.glob("*.py")} - {"__init__.py"}
+    assert set(layout()) == packages | modules
+
+
+def layout() -> list[str]:
+    """The parts that docs/architecture.md lists, in order: ``tree.py``, ``models/``, ``models/speculators/``."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    lines = page.split("## Layout\n")[1].split("```\n")[1].splitlines()[1:]
+    parts: list[str] = []
+    above: list[str] = []
+    for line in lines:
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        above = [*above[:depth], name]
+        parts.append("".join(above))
+    return parts
+
+
+def headings(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "found"),
+    [
+        ("`stage/driver.py`, docs/x.md and a/b/c.py.", PYTHON_FILE, ["stage/driver.py", "a/b/c.py"]),
+        ("`bench/*.py` as /tmp/x.py", PYTHON_FILE, ["bench/*.py"]),
+        ("`models/` and `server/http/`, not `/live`", FOLDER, ["models/", "server/http/"]),
+        ("[a](b.md#c) [d](https://e.f) [g](../h)", LINK, ["b.md", "../h"]),
+        ("    python -m benchmarks.costs.decisions 8", MODULE, ["benchmarks.costs.decisions"]),
+        ("[a](b.md#c-d) and [e](#f)", ANCHOR, [("b.md", "c-d"), ("", "f")]),
+    ],
+)
+def test_what_counts_as_named(text: str, pattern: re.Pattern[str], found: list[str]) -> None:
+    assert pattern.findall(text) == found
