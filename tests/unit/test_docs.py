@@ -47,8 +47,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_into_a_page_find_their_heading(page: Path) -> None:
-    anchors = ANCHOR.findall(page.read_text(encoding="utf-8"))
-    assert [(file, anchor) for file, anchor in anchors if anchor not in headings(page.parent / (file or page.name))] == []
+    links = ANCHOR.findall(page.read_text(encoding="utf-8"))
+    assert [link for link in links if link[1] not in headings(page.parent / (link[0] or page.name))] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
