@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
+from penstock.bench.progress import progress_bar
 from penstock.trainer.curves import CANDIDATES
 from penstock.trainer.kinds.base import Shown
 from penstock.trainer.state import Entry
 
-
-def say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+AVERAGED_OVER: Final = 30.0
+"""Seconds over which the time that remains is an average: steps are alike."""
 
 
 def progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return progress_bar(console, AVERAGED_OVER)
+
+
+def say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Bar:
