@@ -204,6 +204,7 @@ class SpeculativeConfig:
     """Folder or hub name of the small model, whose tokenizer has to be the target's, or of the learned drafter; those
     that come with the package's own target need none."""
     strategy: Strategy = "auto"
+    """``auto`` adapts to the pipeline, the drafter and the load; ``autoregressive`` drafts nothing."""
     width: int | None = None
     """pipedec: most nodes in one layer of the tree; auto and continuous: most rows that enter at a time."""
     children: int | None = None

@@ -12,28 +12,42 @@ from typing import Any, Final
 
 
 class PenstockError(Exception):
-    """Base of every error that Penstock raises on purpose."""
+    """Base of every error that Penstock raises on purpose. Its text says what is wrong and what to do."""
 
 
 class ConfigError(PenstockError, ValueError):
-    """A configuration, checkpoint or argument that cannot work. Raised before anything starts; names the field."""
+    """An option, checkpoint or cluster that cannot work. Raised before anything starts; names the field."""
 
 
 class RequestError(PenstockError, ValueError):
-    """A request that is refused before it starts: bad parameters, or it cannot fit."""
+    """A request that is refused before it starts: its parameters are wrong, or it is too long. Names the field."""
+
+
+class QueueFull(RequestError):
+    """``AsyncLLM`` was made with ``max_queue``, and as many requests wait as may. Try again later."""
 
 
 class PipelineError(PenstockError, RuntimeError):
-    """A stage or the drafter was lost while requests were running. Names the stage and the cause."""
+    """A stage or the drafter was lost, or the engine is closed. Names the stage and the cause.
+
+    Every request that was under way is lost with it, and the engine takes no more: make a new one.
+    """
 
 
 class FinishReason(StrEnum):
-    """Why a request ended, in the words of the OpenAI API; ``ERROR`` and ``ABORT`` are vLLM's."""
+    """Why a completion ended, in the words of the OpenAI API; ``ABORT`` and ``ERROR`` are vLLM's.
+
+    It is a string: ``output.finish_reason == "stop"`` holds.
+    """
 
     STOP = "stop"
+    """The model's EOS token, a stop token or string, or a structured output that is complete."""
     LENGTH = "length"
+    """``max_tokens``."""
     ABORT = "abort"
+    """The caller ended it."""
     ERROR = "error"
+    """A stage or the drafter was lost."""
 
 
 NUMBERS: Final = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -50,17 +64,20 @@ LONGEST_STRUCTURE: Final = 65_536
 class StructuredOutputsParams:
     """What the whole output has to be: exactly one of these. Names are vLLM's.
 
-    ``json`` is a JSON schema, as a dict or its text; ``json_object`` asks for any JSON object; ``regex`` is in the
-    syntax of Rust's regex crate; ``choice`` lists the possible outputs; ``grammar`` is Lark's or llama.cpp's (GBNF).
-    It is at most 65,536 characters long. Raises RequestError naming the field; what a grammar cannot be made of is
-    found when the request is checked.
+    What is given is at most 65,536 characters long. The constructor raises RequestError naming the field. Whether a
+    grammar can be made of it is found out when the request is submitted.
     """
 
     json: str | dict[str, Any] | None = None
+    """A JSON schema, as a dict or as its text."""
     json_object: bool = False
+    """Any JSON object."""
     regex: str | None = None
+    """The whole output matches it. The syntax is that of Rust's regex crate."""
     choice: list[str] | tuple[str, ...] | None = None
+    """One of these strings."""
     grammar: str | None = None
+    """A context-free grammar, in Lark's or in llama.cpp's (GBNF) notation."""
 
     def __post_init__(self) -> None:
         given = [name for name in STRUCTURES if getattr(self, name) not in (None, False)]
@@ -93,38 +110,52 @@ class StructuredOutputsParams:
 class SamplingParams:
     """How the next token is chosen, and when a request ends. Names and meanings are vLLM's.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 switch a filter off; they apply in
-    this order after the temperature: top-k, top-p of what is left, min-p relative to the most probable token.
-    ``seed`` None draws one per request. ``logprobs`` k returns the k most probable tokens beside the chosen one, of
-    the distribution before temperature and filters, and before all that follows here.
-
-    ``presence_penalty`` is taken off the logit of every token that the output holds, ``frequency_penalty`` as often as
-    it does; ``repetition_penalty`` divides the positive logits of tokens in prompt or output, and multiplies the
-    negative ones. ``logit_bias`` is added to the logits of the tokens it names. ``allowed_token_ids`` are the only ones
-    that can be picked, EOS among them or not. ``structured_outputs`` says what the whole output has to be; where it is
-    complete it ends, even before ``min_tokens``. Raises RequestError naming the field.
+    The same seed gives the same tokens, whatever the strategy, the drafter, the number of stages and the requests
+    beside it. The filters apply after the temperature, in this order: top-k, top-p of what is left, min-p. The
+    constructor raises RequestError naming the field.
     """
 
     n: int = 1
+    """Completions of the prompt, each with a seed of its own made of ``seed``."""
     temperature: float = 1.0
+    """What the logits are divided by; 0 is greedy."""
     top_p: float = 1.0
+    """Only the most probable tokens that together have this probability; 1 is off."""
     top_k: int = 0
+    """Only so many of the most probable tokens; 0 or -1 is off."""
     min_p: float = 0.0
+    """Only tokens at least this share as probable as the most probable one; 0 is off."""
     seed: int | None = None
+    """0 to 2**63 - 1. None draws one for each request."""
     stop: str | list[str] | tuple[str, ...] = ()
+    """The output ends where one of these strings appears."""
     stop_token_ids: list[int] | tuple[int, ...] = ()
+    """The output ends with one of these tokens."""
     include_stop_str_in_output: bool = False
+    """Whether ``text`` holds the stop string that ended it."""
     max_tokens: int = 16
+    """Most tokens of the output."""
     min_tokens: int = 0
+    """EOS, stop tokens and stop strings do not end an output with fewer tokens."""
     ignore_eos: bool = False
+    """Whether the output goes on after the checkpoint's own EOS tokens."""
     logprobs: int | None = None
+    """Return the log-probability of each token, and so many of the most probable ones beside it, 0 to 100.
+    They are of the model's own distribution: before temperature, filters, penalties and biases."""
     skip_special_tokens: bool = True
+    """Whether ``text`` leaves out the tokenizer's special tokens."""
     presence_penalty: float = 0.0
+    """Taken off the logit of every token that the output holds, -2 to 2."""
     frequency_penalty: float = 0.0
+    """Taken off a token's logit once for every time that the output holds it, -2 to 2."""
     repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens in prompt or output, and multiplies the negative ones; 1 is off."""
     logit_bias: dict[int, float] | None = None
+    """Token ids, and what is added to their logits, -100 to 100."""
     allowed_token_ids: list[int] | tuple[int, ...] | None = None
+    """The only tokens that can be picked. EOS is one of them or is never picked."""
     structured_outputs: StructuredOutputsParams | None = None
+    """What the whole output has to be. A complete one ends, even before ``min_tokens``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -229,31 +260,34 @@ def number(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Logprob:
-    """Log-probability of one token (natural logarithm) and its rank, 1 being the most probable."""
+    """How probable the model found one token."""
 
     logprob: float
+    """Natural logarithm of its probability."""
     rank: int
+    """1 is the most probable token."""
 
 
 @dataclass
 class SpeculationMetrics:
-    """What speculation did for one request.
-
-    ``drafts`` counts the trees that were drafted, each from its first child to the miss or the last leaf that ends
-    it; ``accepted`` the drafted tokens that were committed; ``misses`` the target's tokens that no drafted child of
-    the root carried. Rows are nodes that entered the pipeline, prompt included; dead ones were pruned in flight.
-    """
+    """What speculation did for one completion."""
 
     drafts: int = 0
+    """Trees that were drafted. Each begins with its root's first child, and ends with a miss or with its last leaf."""
     accepted: int = 0
+    """Drafted tokens that became part of the output."""
     misses: int = 0
+    """The target's tokens that no drafted child of the root carried."""
     drafted_nodes: int = 0
+    """Tokens that the drafter proposed."""
     rows_entered: int = 0
+    """Tokens that entered the pipeline, those of the prompt among them."""
     rows_dead: int = 0
+    """Of these, the ones that were found wrong while they were in flight."""
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / drafts: tokens per tree, the target's own included (vLLM's definition)."""
+        """1 + accepted / drafts: tokens per tree, the target's own among them (vLLM's definition)."""
         return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
 
     @property
@@ -268,24 +302,38 @@ class CompletionOutput:
     """One of a request's ``n`` completions."""
 
     index: int
+    """0 to ``n`` - 1."""
     token_ids: list[int] = field(default_factory=list)
+    """The output's tokens, the one that ended it among them."""
     text: str = ""
+    """What they say. It holds whole characters only."""
     finish_reason: FinishReason | None = None
+    """Why it ended; None while it goes on."""
     stop_reason: int | str | None = None
+    """The stop token or string that ended it; None where EOS did, or something else."""
     logprobs: list[dict[int, Logprob]] | None = None
+    """For each token those that were asked for and its own, by token id, the most probable first."""
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+    """What speculation did for it."""
     first_token_seconds: float | None = None
+    """From the request's submission to the first token; None before."""
     seconds: float | None = None
+    """From the request's submission to the end; None before."""
 
 
 @dataclass
 class RequestOutput:
-    """A finished (or streamed, so far) request, shaped like vLLM's."""
+    """A request and what has come of it, shaped like vLLM's."""
 
     request_id: str
+    """The one it was submitted with, or one that was made up."""
     prompt: str | None
+    """Its text; None where only token ids were given."""
     prompt_token_ids: list[int]
+    """What the model saw of it, the tokens that the tokenizer adds among them."""
     outputs: list[CompletionOutput]
+    """The ``n`` completions, by index."""
     finished: bool
+    """Whether all of them have ended."""
     num_cached_tokens: int = 0
-    """Prompt tokens that the prefix cache had."""
+    """Tokens of the prompt that the prefix cache had."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 from penstock.core import (
     ConfigError,
     PipelineError,
+    QueueFull,
     RequestError,
     RequestOutput,
     SamplingParams,
@@ -39,16 +40,36 @@ PROBE_PRIORITY: Final = -(2**31)
 """Of a request that asks for one token to see whether one can be had: before all others."""
 
 
-class QueueFull(RequestError):
-    """As many requests wait as may."""
-
-
 class AsyncLLM:
-    """One model over a pipeline of stage processes, stepped by a thread of its own.
+    """One model over a pipeline of stage processes, for services: requests come and go while the engine runs.
 
-    Keyword arguments are ``LLM``'s, and ``max_queue``: how many requests may wait, None for any number. Everything but
-    ``stats`` is called on the thread of one event loop; another may follow once that one has ended. Raises ConfigError
-    before anything starts, and PipelineError when a stage cannot be started.
+    ```python
+    import asyncio
+
+    from penstock import AsyncLLM, SamplingParams
+
+
+    async def answer(engine, prompt):
+        async for output in engine.generate(prompt, SamplingParams(temperature=0, max_tokens=24)):
+            pass  # each has all that has come so far
+        return output.outputs[0].text
+
+
+    async def main():
+        async with AsyncLLM("demo", pipeline_parallel_size=2, max_queue=100) as engine:
+            print(await asyncio.gather(*(answer(engine, prompt) for prompt in ("import ", "class Stack:"))))
+
+
+    asyncio.run(main())
+    ```
+
+    The keyword arguments are ``LLM``'s, and ``max_queue``: how many requests may wait, None for any number. A thread of
+    its own steps the engine. Everything but ``stats`` is called on the thread of one event loop; another may follow
+    once that one has ended. The constructor blocks until every stage has loaded its layers. It raises ConfigError
+    before anything starts, and PipelineError if a stage cannot be started.
+
+    Ctrl-C does not reach the engine: ``asyncio.run`` cancels its main task, and leaving the ``async with`` block aborts
+    all requests and stops every process.
     """
 
     def __init__(
@@ -82,7 +103,7 @@ class AsyncLLM:
     # ------------------------------------------------------------------------------------------ what users call
 
     async def prepare(self, sampling_params: SamplingParams) -> None:
-        """Compile a new grammar, which can take seconds, beside the event loop: ``submit`` then finds it compiled.
+        """Compile a new grammar beside the event loop, which can take seconds: ``submit`` then finds it compiled.
 
         Raises RequestError for one that cannot be used.
         """
@@ -98,11 +119,31 @@ class AsyncLLM:
         priority: int = 0,
         client: str = "",
     ) -> RequestStream:
-        """Check a request and queue it. Call it on the event loop's thread, after ``prepare`` where it has a grammar.
+        """Check a request, queue it, and return what it is read from.
 
-        ``priority``: lower ones are served earlier; ``client``: whose it is, for fair queueing. Raises RequestError for
-        a bad prompt or parameters and for a request that can never fit, QueueFull when too many wait, and
-        PipelineError when the engine has ended.
+        ```python
+        import asyncio
+
+        from penstock import AsyncLLM, SamplingParams
+
+
+        async def main():
+            async with AsyncLLM("demo") as engine:
+                request = engine.submit("def main():", SamplingParams(n=2, seed=7, max_tokens=16))
+                async for new in request:
+                    for delta in new.deltas:
+                        print(delta.index, repr(delta.text))
+                print([completion.finish_reason for completion in request.output().outputs])
+
+
+        asyncio.run(main())
+        ```
+
+        It does not wait. A grammar is compiled by ``prepare``, or else here, which can hold the event loop up for
+        seconds. ``request_id`` names the request for ``abort``. Requests with a lower ``priority`` are admitted
+        earlier; those of one ``client`` share what is left with those of others, turn by turn. Raises RequestError for
+        a bad prompt or parameters and for a request that can never fit, QueueFull when too many wait, and PipelineError
+        when the engine has ended.
         """
         self._raise_if_ended()
         self._enter()
@@ -123,7 +164,10 @@ class AsyncLLM:
         *,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
-        """Yield the request with all so far whenever something is new. Leaving the iteration aborts the request."""
+        """Iterate over a request: each output has all that has come so far. Leaving the iteration aborts the request.
+
+        Raises what ``submit`` raises, and PipelineError if the engine is lost meanwhile.
+        """
         if sampling_params is not None:
             await self.prepare(sampling_params)
         stream = self.submit(prompt, sampling_params, request_id=request_id, priority=priority)
@@ -134,7 +178,7 @@ class AsyncLLM:
             stream.abort()
 
     def abort(self, request_id: str) -> None:
-        """End a request, if there is one of this name."""
+        """End a request; nothing happens if none of this name is under way."""
         if (stream := self._streams.get(request_id)) is not None:
             stream.abort()
 
@@ -147,13 +191,13 @@ class AsyncLLM:
         return self._finished.get(request_id, []) if stream is None else stream.numbers
 
     def stats(self) -> EngineStats:
-        """What the engine does and has done, as of now. Cheap; from any thread."""
+        """What the engine does and has done, as of now. It is cheap, and may be called from any thread."""
         return self._counters.stats()
 
     async def check_health(self, timeout: float = HEALTH_TIMEOUT) -> None:
-        """Return if a token can be generated: one came within ``timeout`` seconds, or comes now.
+        """Return if a token can be generated: one has come within ``timeout`` seconds, or comes now.
 
-        Raises PipelineError naming the stage that is silent, or why the engine has ended.
+        Raises PipelineError naming the stage that is silent, or saying why the engine has ended.
         """
         self._raise_if_ended()
         self._enter()
@@ -170,9 +214,11 @@ class AsyncLLM:
             raise PipelineError(f"no token came within {timeout:.0f} s") from None
 
     def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer. Raises RequestError if there is none."""
         return self._llm.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
+        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
         return self._llm.get_default_sampling_params()
 
     @property
@@ -188,12 +234,15 @@ class AsyncLLM:
         self._command(partial(self._llm.loop.observers.append, guarded))
 
     async def drained(self) -> None:
-        """Return when no request is left."""
+        """Return when no request is under way."""
         self._enter()
         await self._idle.wait()
 
     def close(self) -> None:
-        """Abort what runs and stop every process. Safe to call twice; readers of what was aborted are told."""
+        """Abort what runs, stop every process and wait for it. Safe to call twice.
+
+        Whoever reads a request that is aborted by it is told so.
+        """
         self._closing = True
         self._command(lambda: None)
         if self._thread.is_alive():

@@ -11,14 +11,20 @@ from penstock.text.detokenizer import IncrementalDetokenizer
 
 @dataclass
 class CompletionDelta:
-    """What is new of one completion. ``text`` is whole characters; it may lag behind ``token_ids``."""
+    """What is new of one completion; the fields are those of ``CompletionOutput``."""
 
     index: int
+    """Which of the request's completions."""
     token_ids: list[int]
+    """New tokens."""
     text: str
+    """New text, in whole characters. It may lag behind ``token_ids``."""
     logprobs: list[dict[int, Logprob]] | None = None
+    """Of the new tokens, where they were asked for."""
     finish_reason: FinishReason | None = None
+    """Set once the completion has ended."""
     stop_reason: int | str | None = None
+    """The stop token or string that ended it."""
 
     def add_to(self, output: CompletionOutput) -> None:
         """Append it to what came before."""

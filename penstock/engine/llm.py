@@ -30,11 +30,30 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
 
 class LLM:
-    """One model over a pipeline of stage processes. Use it in a ``with`` block, or call ``close``.
+    """One model over a pipeline of stage processes.
 
-    Keyword arguments are the fields of ``EngineOptions``, and ``host``: what runs the stages in place of processes of
-    their own; closing this closes it. Raises ConfigError before anything starts, and PipelineError when a stage cannot
-    be started.
+    ```python
+    from penstock import LLM, SamplingParams
+
+    speculation = {"method": "draft_model", "model": "demo"}
+    with LLM("demo", pipeline_parallel_size=2, speculative_config=speculation) as llm:
+        outputs = llm.generate(["def fibonacci(n):", "class Stack:"], SamplingParams(temperature=0, max_tokens=24))
+    for output in outputs:
+        print(output.prompt, output.outputs[0].text)
+    ```
+
+    The keyword arguments are the fields of ``EngineOptions``, and ``host``: what runs the stages, in place of processes
+    of their own; closing the LLM closes it. The constructor returns when every stage has loaded its layers. It raises
+    ConfigError before anything starts, and PipelineError if a stage cannot be started.
+
+    Use it in a ``with`` block, or call ``close``: that stops the processes. Its methods are called from one thread;
+    ``AsyncLLM`` is for requests that come and go.
+
+    Ctrl-C raises KeyboardInterrupt from the call that is under way, and that call's requests are aborted. If it came
+    while the engine waited for its stages, as it does nearly all the time, the next call works as before. If it came
+    while the engine was at work, the engine has ended: each later call raises PipelineError that says so, and a new LLM
+    is needed. The stages themselves never see Ctrl-C. They end with the ``with`` block, or with the process that made
+    them, even if that is killed.
     """
 
     def __init__(self, model: str | Path = "demo", *, host: Host | None = None, **options: Any) -> None:
@@ -70,8 +89,21 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete all prompts and return when the last one is done, in the prompts' order.
 
-        ``sampling_params`` None takes the checkpoint's generation_config. Raises RequestError before anything starts
-        if a prompt or its parameters cannot work, and PipelineError if a stage is lost.
+        ```python
+        from penstock import LLM, SamplingParams
+
+        with LLM("demo") as llm:
+            text, tokens = llm.generate(
+                ["import os", {"prompt_token_ids": [1, 2, 3]}],
+                [SamplingParams(n=2, seed=1, max_tokens=8), SamplingParams(temperature=0, logprobs=1)],
+            )
+        print([completion.text for completion in text.outputs])
+        print(tokens.outputs[0].token_ids, tokens.outputs[0].logprobs[0])
+        ```
+
+        A prompt is a text, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``. ``sampling_params`` is one for all
+        prompts or a list with one for each; None takes the checkpoint's generation_config. Raises RequestError before
+        anything starts if a prompt or its parameters cannot work, and PipelineError if a stage is lost.
         """
         many = prompts_of(prompts)
         params = self._params(sampling_params, len(many))
@@ -79,9 +111,18 @@ class LLM:
         return self.complete([self.job(prompt, one) for prompt, one in zip(many, params, strict=True)])
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """Yield the first completion's text as it is committed: always whole characters.
+        """Iterate over the first completion's text as it comes, in whole characters.
 
-        The request is checked and queued at once; it advances whenever the iterator, or another call, steps the engine.
+        ```python
+        from penstock import LLM, SamplingParams
+
+        with LLM("demo") as llm:
+            for piece in llm.stream("def quicksort(xs):", SamplingParams(temperature=0, max_tokens=32)):
+                print(piece, end="", flush=True)
+        ```
+
+        The request is checked and queued at once. It advances whenever the iterator, or another call, steps the engine;
+        an iterator that is closed or left aborts it. Raises what ``generate`` raises.
         """
         self.get_tokenizer()
         (params,) = self._params(sampling_params, 1)
@@ -91,10 +132,14 @@ class LLM:
         return self._pieces(job)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's generation_config as sampling parameters."""
+        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
         return SamplingParams(**self._setup.checkpoint.sampling_defaults)  # type: ignore[arg-type]
 
     def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer: ``encode``, ``decode``, ``apply_chat_template``.
+
+        Raises RequestError if there is none.
+        """
         if self._tokenizer is None:
             raise RequestError("there is no tokenizer: this LLM was made with skip_tokenizer_init=True")
         return self._tokenizer

@@ -93,17 +93,18 @@ class SharingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
-    """Everything about an engine. Names are vLLM's where it has them.
+    """Everything that can be set about an engine: the keyword arguments of ``LLM`` and ``AsyncLLM``.
 
-    ``model`` is a folder, a hub id, or "demo". ``cluster`` may be a name and ``speculative_config`` a table: what they
-    stand for takes their place. Raises FieldError naming the field, ConfigError for a cluster that cannot be.
+    Names are vLLM's where it has them. Raises FieldError naming the field, ConfigError for a cluster that cannot be.
     """
 
     speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None
+    """Who drafts and what enters the pipeline: the fields of ``SpeculativeConfig``. None: plain decoding."""
     speculative_slots: SpeculativeSlots = None
-    """None: as many as the strategy can use."""
     transport: str = "ipc"
+    """What the stages talk over: ipc (Unix sockets) or tcp (the loopback interface)."""
     skip_tokenizer_init: bool = False
+    """Start without a tokenizer: prompts are token ids, and outputs have no text."""
 
     def __post_init__(self) -> None:
         if isinstance(self.speculative_config, Mapping):

@@ -14,42 +14,65 @@ from penstock.requests.request import Request
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
-    """As of one moment. Requests, tokens, slots and rows are counted; ``*_seconds_ago`` and ``*_seconds`` are times.
+    """What an engine does, and what it has done since it was made.
 
-    Counters run since the engine was made: ``draft_tokens`` are nodes that were drafted, ``drafts`` trees (see
-    SpeculationMetrics), ``prefix_cache_queries`` and ``_hits`` prompt tokens of admitted requests.
-    ``emulated_passes`` are batches that emulated stages have computed, ``_overruns`` those that really took longer.
-    ``stage_busy_seconds`` sums what each stage has worked. ``ended`` says why the engine takes no more requests, None
-    while it does.
+    The counts of drafts, tokens and rows are those of ``SpeculationMetrics``, of all requests together.
     """
 
     running: int
+    """Requests that run."""
     waiting: int
+    """Requests that wait to be admitted."""
     kv_slots: int
+    """Tokens for which every stage has room."""
     kv_used: int
+    """Of these, tokens of requests that run."""
     kv_cached: int
+    """Of these, tokens that only the prefix cache keeps."""
     speculative_slots: int
+    """Drafted tokens for which every stage has room beside them."""
     speculative_used: int
+    """Of these, the ones that are taken."""
     batches_in_flight: int
+    """Batches that have entered the first stage and whose results have not come."""
     rows_in_flight: int
+    """Tokens in them."""
     prompt_tokens: int
+    """Tokens of the prompts of admitted requests."""
     generation_tokens: int
+    """Tokens of their outputs."""
     prefix_cache_queries: int
+    """Tokens of prompts that were looked up in the prefix cache."""
     prefix_cache_hits: int
+    """Of these, the ones that it had."""
     preemptions: int
+    """Times that a running request had to make room for another."""
     finished: dict[str, int] = field(default_factory=dict)
+    """Completions that have ended, by finish reason."""
     drafts: int
+    """Trees that were drafted."""
     draft_tokens: int
+    """Tokens that the drafter proposed."""
     accepted_tokens: int
+    """Drafted tokens that became part of an output."""
     misses: int
+    """The target's tokens that had not been drafted."""
     rows_entered: int
+    """Tokens that entered the pipeline."""
     rows_dead: int
+    """Of these, the ones that were found wrong while they were in flight."""
     emulated_passes: int
+    """Batches that emulated stages have computed."""
     emulated_overruns: int
+    """Of these, the ones that really took longer than they would on the modelled device."""
     stage_busy_seconds: list[float]
+    """How long each stage has computed."""
     stage_heard_seconds_ago: list[float]
+    """When each stage was last heard of."""
     last_step_seconds_ago: float | None
+    """When the last result came; None before the first."""
     ended: str | None
+    """Why the engine takes no more requests; None while it does."""
 
 
 class Counters(Observer):

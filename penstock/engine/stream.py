@@ -16,7 +16,9 @@ class RequestDelta:
     """What is new of a request since the last one."""
 
     deltas: list[CompletionDelta]
+    """One for each completion that has something new."""
     finished: bool
+    """Whether this is the last one."""
 
 
 @dataclass
@@ -30,9 +32,10 @@ class StreamUpdate:
 
 
 class RequestStream:
-    """A request under way, read from the event loop's thread: an async iterator of what is new.
+    """A request under way: an async iterator over ``RequestDelta``, for the event loop's thread.
 
-    A reader that is slow loses nothing: what has come in the meantime is one piece.
+    A slow reader loses nothing: what has come since it last looked is one delta. The iteration raises PipelineError if
+    the engine is lost.
     """
 
     def __init__(self, request_id: str, job: Job, abort: Callable[[RequestStream], None]) -> None:
@@ -55,17 +58,17 @@ class RequestStream:
         self._end = asyncio.Event()
 
     def abort(self) -> None:
-        """End it within one step of the engine, which frees every slot. Harmless once it has ended."""
+        """End it within one step of the engine. It has its last delta then, and holds no memory. Harmless twice."""
         if not self.finished:
             self._abort(self)
 
     @property
     def finished(self) -> bool:
-        """Whether all that will come has arrived here, read or not."""
+        """Whether it has ended, read to the end or not."""
         return all(output.finish_reason is not None for output in self._outputs)
 
     async def ended(self) -> None:
-        """Return when it has ended, whoever reads it. Raises PipelineError if the engine was lost."""
+        """Return when it has ended, whether or not anybody reads it. Raises PipelineError if the engine was lost."""
         await self._end.wait()
         self._raise_if_lost()
 
@@ -75,7 +78,7 @@ class RequestStream:
         return [request.number for request in self.job.requests]
 
     def output(self) -> RequestOutput:
-        """All so far."""
+        """All that has come so far, read or not. The same lists go on growing."""
         return RequestOutput(
             self.request_id, self.prompt, self.prompt_token_ids, self._outputs, self.finished, self._cached
         )
@@ -84,7 +87,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestDelta:
-        """Wait for what is new. The last piece has ``finished``. Raises PipelineError if the engine was lost."""
+        """Wait for what is new. The last one has ``finished``. Raises PipelineError if the engine was lost."""
         if self._told and not self._deltas:
             raise StopAsyncIteration
         if not self.finished:

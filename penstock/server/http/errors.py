@@ -9,8 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from penstock.core import ConfigError, PipelineError, RequestError
-from penstock.engine.async_llm import QueueFull
+from penstock.core import ConfigError, PipelineError, QueueFull, RequestError
 
 RETRY_SECONDS: Final = 2
 """What Retry-After says where the server is only busy."""

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from penstock import LLM, AsyncLLM, PipelineError, RequestError, SamplingParams, StructuredOutputsParams
+from penstock import LLM, AsyncLLM, PipelineError, QueueFull, RequestError, SamplingParams, StructuredOutputsParams
 from penstock.core import ConfigError, FinishReason
-from penstock.engine.async_llm import QueueFull
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.stats import Counters
 from penstock.engine.stream import RequestStream

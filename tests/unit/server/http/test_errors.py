@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core import PipelineError, RequestError
-from penstock.engine.async_llm import QueueFull
+from penstock.core import PipelineError, QueueFull, RequestError
 from penstock.server.http.errors import api_error
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from fastapi import Request
 
-from penstock.core import CompletionOutput, FinishReason, PipelineError, RequestOutput, SamplingParams
-from penstock.engine.async_llm import QueueFull
+from penstock.core import CompletionOutput, FinishReason, PipelineError, QueueFull, RequestOutput, SamplingParams
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.stream import RequestDelta
 from penstock.server.http.errors import ApiError, api_error
