@@ -58,9 +58,10 @@ def render_emulated(figures: Any) -> str:
         "The figure hangs on how many misses the draw holds, since one costs a whole trip of 0.39 s, and on a "
         "quiet host. In ideal lockstep, without links, drafting time or overhead, PipeDec's tree reaches "
         f"{ideal['constant']:.2f}x if the drafter is equally sure everywhere and {ideal['varying']:.2f}x if its "
-        "confidence varies as the demo pair's does, which is what the synthetic drafter does. Ours can go past "
-        "that because it grows on from candidates that were cut before, where PipeDec waits for a miss; simulated "
-        "over more tokens it is [above](#pipedec-fig-5-and-6-7-14-and-21-stages).",
+        "confidence varies as the demo pair's does, which is what the synthetic drafter does. Both are of ours, which "
+        "grows on from candidates that were cut before, where PipeDec waits for a miss: "
+        "`python -m benchmarks.papers.pipedec_departures` finds that to be worth about 1%. Simulated over more tokens "
+        "the figure is [above](#pipedec-fig-5-and-6-7-14-and-21-stages).",
     )
 
 

@@ -1,0 +1,78 @@
+"""What two departures from PipeDec are worth, simulated: the bound on the tree's depth, and growing on after pruning.
+
+    python -m benchmarks.papers.pipedec_departures
+
+A hundred requests of 100 tokens with the synthetic profile; every variant decodes the same ones. Prints the time per
+token of `pipedec` and, with 95% bounds over requests, how much longer each variant takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from benchmarks.shared.profile import ACCURACY
+from penstock.bench.intervals import paired_ratio
+from penstock.cluster import Cluster, load_cluster
+from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
+from penstock.simulator.run import make_loop, simulate_one
+from penstock.simulator.script import profile_script
+from penstock.strategies.base import NOW, ON_EVENT, Strategy
+from penstock.strategies.context import Context
+from penstock.strategies.pipedec import PipeDec
+from penstock.tree import Node, TokenTree
+
+CLUSTERS: Final = ("demo", "pipedec-7", "pipedec-14x3090")
+REQUESTS, TOKENS = 100, 100
+OPTIONS: Final = STRATEGY_OPTIONS["pipedec"]
+
+
+class Waiting(PipeDec):
+    """Grows a layer from the layer before it alone: where pruning has left none of that, it waits for a miss."""
+
+    def __init__(self, depth: int, width: int, children: int) -> None:
+        super().__init__(depth, width, children)
+        self._deepest = 0
+
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
+        if not tree.root.entered:
+            return NOW
+        if tree.frontier()[0].position < self._deepest:
+            return ON_EVENT
+        return super().ready_at(tree, context)
+
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
+        layer = super().enter(tree, context)
+        self._deepest = layer[0].position
+        return layer
+
+
+VARIANTS: Final[dict[str, Callable[[int], Strategy]]] = {
+    "as it is": lambda stages: PipeDec(stages, **OPTIONS),
+    "one layer more": lambda stages: PipeDec(stages + 1, **OPTIONS),
+    "waits for a miss": lambda stages: Waiting(stages, **OPTIONS),
+}
+
+
+def seconds(cluster: Cluster, make: Callable[[int], Strategy]) -> list[float]:
+    """Of each request, from its first token to its last."""
+    script = profile_script(ACCURACY, REQUESTS, TOKENS, seed=0)
+    speculation = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy="pipedec")
+    loop = make_loop(cluster, script, speculation)
+    stages = len(cluster.stages)
+    return [simulate_one(loop, script, number, make(stages)).seconds for number in range(REQUESTS)]
+
+
+def main() -> None:
+    for name in CLUSTERS:
+        times = {variant: seconds(load_cluster(name), make) for variant, make in VARIANTS.items()}
+        base = times["as it is"]
+        print(f"{name}: {1e3 * sum(base) / (REQUESTS * (TOKENS - 1)):.1f} ms per token")
+        for variant, found in times.items():
+            ratio = paired_ratio([one / other for one, other in zip(found, base, strict=True)])
+            if variant != "as it is" and ratio is not None:
+                print(f"  {variant}: {ratio.mean:.3f} times as long ({ratio.low:.3f} to {ratio.high:.3f})")
+
+
+if __name__ == "__main__":
+    main()
