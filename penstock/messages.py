@@ -138,8 +138,6 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True):
     alive: list[int] = []
     dtype: str = ""
     width: int = 0
-    arrives: float = 0.0
-    """Emulation: the moment the modelled link delivers this batch (seconds, monotonic clock)."""
     spans: list[Span] = []
 
 
@@ -155,7 +153,6 @@ class Features(msgspec.Struct, tag="features", kw_only=True):
     slots: list[int]
     dtype: str = ""
     width: int = 0
-    arrives: float = 0.0
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
@@ -183,7 +180,6 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
     picks: list[SampledToken] = []
     candidates: list[Candidates] = []
     spans: list[Span] = []
-    arrives: float = 0.0
 
 
 class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
@@ -191,25 +187,22 @@ class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
 
     before: int
     nodes: list[int]
-    arrives: float = 0.0
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
     """Sent upstream: the buffer in front of this stage is free again."""
 
     stage: int
-    arrives: float = 0.0
 
 
-class Occupy(msgspec.Struct, tag="occupy", kw_only=True):
-    """Emulation: a drafter's pass takes so many seconds of the device that holds this stage too."""
+class ReserveDevice(msgspec.Struct, tag="reserve_device", kw_only=True):
+    """To a modelled device that holds a stage: a drafter's pass takes so many seconds of it."""
 
     seconds: float
-    arrives: float = 0.0
 
 
-class Occupied(msgspec.Struct, tag="occupied", kw_only=True):
-    """To the engine: when the stage's device takes the drafter's pass, after what came to it before."""
+class DeviceReserved(msgspec.Struct, tag="device_reserved", kw_only=True):
+    """To the engine: when the stage's modelled device takes the drafter's pass, after what came to it before."""
 
     stage: int
     start: float
@@ -260,8 +253,8 @@ Message = (
     | Result
     | Cancel
     | Ready
-    | Occupy
-    | Occupied
+    | ReserveDevice
+    | DeviceReserved
     | Started
     | ConnectNeighbours
     | Heartbeat
@@ -270,16 +263,28 @@ Message = (
     | Stop
 )
 
+
+class Delivery(msgspec.Struct, tag="delivery", kw_only=True):
+    """A message and when it arrives (seconds, monotonic clock), which modelled links say of it; 0 where it has arrived.
+
+    It is an envelope on the wire of modelled links alone: others send the message as it is.
+    """
+
+    message: Message
+    arrives: float = 0.0
+
+
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no message, hold text that is not UTF-8, or nest thousands of levels deep."""
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder = msgspec.msgpack.Decoder(Message | Delivery)
 
 
-def encode(message: Message, session: str) -> bytes:
-    return opening(session) + _encoder.encode(message)
+def encode(message: Message, session: str, arrives: float = 0.0) -> bytes:
+    """A message's header; in an envelope if a modelled link delivers it."""
+    return opening(session) + _encoder.encode(Delivery(message=message, arrives=arrives) if arrives else message)
 
 
 @lru_cache(maxsize=64)
@@ -298,7 +303,7 @@ def begins(header: bytes, start: bytes) -> bool:
     return hmac.compare_digest(header[: len(start)], start)
 
 
-def decode(frames: Sequence[bytes], session: str) -> Message:
+def decode(frames: Sequence[bytes], session: str) -> Delivery:
     """Decode and check one message.
 
     A batch with surviving rows past the first stage, and features, have their tensor as frames[1].
@@ -312,20 +317,25 @@ def decode(frames: Sequence[bytes], session: str) -> Message:
     if not begins(frames[0], start):
         raise ForeignFrame(whose(frames[0]))
     try:
-        message: Message = _decoder.decode(memoryview(frames[0])[len(start) :])
+        decoded: Message | Delivery = _decoder.decode(memoryview(frames[0])[len(start) :])
     except UNDECODABLE as error:
         raise MalformedMessage(f"message does not decode: {error}") from error
-    expected = 0
-    if isinstance(message, Batch):
-        check_batch(message)
-        expected = len(message.alive) * message.width * DTYPE_BYTES.get(message.dtype, 0)
-    elif isinstance(message, Features):
-        check_features(message)
-        expected = len(message.nodes) * message.width * DTYPE_BYTES[message.dtype]
-    found = sum(len(frame) for frame in frames[1:])
+    delivery = decoded if isinstance(decoded, Delivery) else Delivery(message=decoded)
+    expected, found = tensor_bytes(delivery.message), sum(len(frame) for frame in frames[1:])
     if found != expected or len(frames) > 2:
         raise MalformedMessage(f"tensor frame of {found} bytes, header announces {expected}")
-    return message
+    return delivery
+
+
+def tensor_bytes(message: Message) -> int:
+    """Size of the tensor that comes with a message. Raises MalformedMessage for one that contradicts itself."""
+    if isinstance(message, Batch):
+        check_batch(message)
+        return len(message.alive) * message.width * DTYPE_BYTES.get(message.dtype, 0)
+    if isinstance(message, Features):
+        check_features(message)
+        return len(message.nodes) * message.width * DTYPE_BYTES[message.dtype]
+    return 0
 
 
 def whose(header: bytes) -> str:

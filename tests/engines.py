@@ -14,9 +14,10 @@ from penstock.cluster.timing import DeviceTiming, StageTiming
 from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter
-from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
+from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.build import learned_drafter, tapped_layers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
@@ -107,7 +108,7 @@ class InProcessEngine:
             stage = load_stage(str(model), first, last, capacity=self.pool.total)
             stage.tap(taps[index])
             core = StageCore(stage, self.pool.total, is_last=index == len(layers) - 1, taps=taps[index])
-            drivers.append(StageDriver(index, core, self.clock.now, timing))
+            drivers.append(emulated_driver(index, core, self.clock.now, StageEmulation(timing=timing)))
         return InProcessPipeline(drivers, self.clock, drafter=reading)
 
     def submit(self, prompt: list[int], sampling: Sampling, max_tokens: int, strategy: Strategy) -> Request:

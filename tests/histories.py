@@ -15,12 +15,15 @@ from dataclasses import dataclass, field, replace
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter, DraftRequest
 from penstock.drafters.depths import Depths
-from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.spd import SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.link import LinkModel
+from penstock.emulation.stage import StageEmulation, emulated_driver
+from penstock.emulation.turns import DeviceTurns
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Cancel, SampledToken, Sampling
@@ -29,7 +32,7 @@ from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
-from penstock.stage.driver import LinkModel, StageDriver
+from penstock.stage.driver import StageDriver
 from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
@@ -75,8 +78,7 @@ class UnrulyPipeline(InProcessPipeline):
             for _ in range(self._rng.choice([0, 1, 1, 2])):
                 delay = self._rng.choice([0.0, 0.0, 0.5, 3.0, 50.0])
                 copy = Cancel(before=message.before, nodes=message.nodes)
-                copy.arrives = self._clock.now() + delay
-                driver.on_message(copy)
+                driver.on_message(copy, None, self._clock.now() + delay)
 
 
 class RestlessDrafter(FollowingDrafter):
@@ -150,7 +152,7 @@ class History:
         drivers = self._drivers(self.layers, self.reads)
         pipeline = UnrulyPipeline(rng, drivers, self.clock, self._line(), reader)  # type: ignore[arg-type]
         if self.pool.total % 2:  # no draw of its own, which would make another history of every seed
-            self.drafter.share(pipeline, self.pool.total % self.stages)
+            self.drafter.share(DeviceTurns(pipeline, self.pool.total % self.stages))
         scheduler = Scheduler(self.pool, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
         scheduler.growth = rng.choice([1, 4, 64])
         self.loop = EngineLoop(pipeline, self.drafter, scheduler, self.clock)
@@ -168,9 +170,10 @@ class History:
         for i, one in enumerate(layers):
             core = StageCore(one, self.pool.total, i == len(layers) - 1, [i] if i in reads else [])
             core.reader = one if isinstance(one, HashReader | HashSpd) else None
-            links = (RandomTiming(rng, 0.2), RandomTiming(rng, 0.1), RandomTiming(rng, 0.5))
+            down, up, to_drafter = (RandomTiming(rng, scale) for scale in (0.2, 0.1, 0.5))
             speed = RandomTiming(rng, rng.choice([0.1, 1.0, 4.0]))
-            drivers.append(StageDriver(i, core, self.clock.now, speed, *links))  # type: ignore[arg-type]
+            stage = StageEmulation(timing=speed, up=up, down=down, to_drafter=to_drafter)  # type: ignore[arg-type]
+            drivers.append(emulated_driver(i, core, self.clock.now, stage))
         return drivers
 
     def _drafter(self) -> EmulatedDrafter:

@@ -21,9 +21,9 @@ from statistics import median
 from typing import Any
 
 from penstock.cluster import load_cluster, stage_timings
+from penstock.emulation.priority import ENGINE, STAGE, keep_time, keeping_time
 from penstock.pipeline.inbox import Inbox, Outbox, sleep_until
 from penstock.pipeline.sockets import Sockets
-from penstock.priority import ENGINE, STAGE, keep_time, keeping_time
 
 PRESETS = ("spd-4", "spd-8", "spd-16")
 TRANSPORTS = ("ipc", "tcp")

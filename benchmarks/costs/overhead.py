@@ -20,6 +20,7 @@ from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 from penstock.config import SpeculativeConfig
+from penstock.emulation.host import RealTimeHost
 from penstock.engine.options import DEMO
 
 CLUSTER = Path(__file__).with_name("ten-ms-14.toml")
@@ -37,7 +38,13 @@ def measured() -> list[dict[str, Any]]:
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=100, ignore_eos=True) for i in range(3)]
     found = []
     for part in ("draft", "target"):
-        with LLM(DEMO / part, cluster=cluster, speculative_config=kinds["auto"], enable_prefix_caching=False) as llm:
+        with LLM(
+            DEMO / part,
+            cluster=cluster,
+            speculative_config=kinds["auto"],
+            enable_prefix_caching=False,
+            host=RealTimeHost(),
+        ) as llm:
             layers = llm.setup.checkpoint.num_layers
             with on_time(llm):
                 plain, *full = measure(llm, prompts, params, [("autoregressive", None), *kinds.items()])

@@ -7,7 +7,7 @@ stretched until this host's own arithmetic fits into it; links are not, or messa
 What a step takes longer than in virtual time, for the same tokens, is not stretched either: it is set beside the step
 as the preset has it. SPD's own code loses 0.13, 0.27 and 0.61 of its theory at 4, 8 and 16 stages (its repository's
 BENCHMARK_RESULTS.md). Run it on a quiet machine, as root: stages then keep time before whatever else runs
-(`penstock.priority`). Every case is run several times and the median of what was added is taken.
+(`penstock.emulation.priority`). Every case is run several times and the median of what was added is taken.
 """
 
 from __future__ import annotations

@@ -32,12 +32,12 @@ from penstock.bench.measure.sample import Sample
 from penstock.bench.measure.summary import same_tokens
 from penstock.cluster import load_cluster
 from penstock.cluster.uniform import uniform_cluster
+from penstock.emulation.host import RealTimeHost
 from penstock.estimates.estimates import Estimates
 from penstock.pipeline.base import Host
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
 from penstock.pipeline.plan import StagePlan
-from penstock.pipeline.processes import ProcessHost
 
 NAME, HOW = "centralised", "Measured, in virtual time and emulated, with the demo pair"
 DRAFTER = {"method": "draft_model", "model": "demo"}
@@ -79,7 +79,7 @@ def executors(named: list[Named], case: str) -> Iterator[Executors]:
     hosts: tuple[Host, Host] = (
         (InProcessHost(VirtualClock()), RelayInProcessHost(VirtualClock()))
         if VIRTUAL in case
-        else (ProcessHost(), RelayHost())
+        else (RealTimeHost(), RelayHost())
     )
     options = {**CASES[case], "speculative_config": next(config for name, config in named if name != PLAIN)}
     with LLM(host=hosts[0], **options) as direct, LLM(host=hosts[1], **options) as relayed:

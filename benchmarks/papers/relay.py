@@ -15,16 +15,18 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.cluster.timing import LinkTiming
-from penstock.messages import Batch, Message, Ready
+from penstock.emulation.host import RealTimeHost, in_real_time
+from penstock.emulation.stage import StageEmulation
+from penstock.messages import Batch, Delivery, Message, Ready
 from penstock.pipeline.plan import StagePlan
-from penstock.pipeline.processes import ProcessHost, ProcessPipeline
+from penstock.pipeline.processes import ProcessPipeline
 
 
-class RelayHost(ProcessHost):
+class RelayHost(RealTimeHost):
     """Stages in processes, as ever; every hop between two of them passes through the engine's."""
 
     def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> RelayPipeline:
-        return RelayPipeline(priced(plans), self, name)
+        return RelayPipeline([in_real_time(plan) for plan in priced(plans)], self, name)
 
 
 class RelayPipeline(ProcessPipeline):
@@ -32,10 +34,10 @@ class RelayPipeline(ProcessPipeline):
         engine = self._host.inbox.address
         return engine, engine
 
-    def _on_message(self, message: Message, frames: Sequence[bytes]) -> bool:
-        stage = receiver(message, self.stages)
+    def _on_message(self, delivery: Delivery, frames: Sequence[bytes]) -> bool:
+        stage = receiver(delivery.message, self.stages)
         if stage is None:
-            return super()._on_message(message, frames)
+            return super()._on_message(delivery, frames)
         self._inboxes[stage].send(*frames)
         return False
 
@@ -54,14 +56,15 @@ def receiver(message: Message, stages: int) -> int | None:
 def priced(plans: Sequence[StagePlan]) -> list[StagePlan]:
     """The plans with modelled links: a hop between two stages takes the time of two, to the engine and from it."""
     last = len(plans) - 1
-    return [
-        replace(
-            plan,
-            up=twice(plan.up) if index > 0 else plan.up,
-            down=twice(plan.down) if index < last else plan.down,
-        )
-        for index, plan in enumerate(plans)
-    ]
+    return [replace(plan, emulation=relayed(plan.emulation, i > 0, i < last)) for i, plan in enumerate(plans)]
+
+
+def relayed(emulation: StageEmulation | None, upstream: bool, downstream: bool) -> StageEmulation | None:
+    """With neighbouring stages upstream, downstream or on both sides."""
+    if emulation is None:
+        return None
+    up = twice(emulation.up) if upstream else emulation.up
+    return replace(emulation, up=up, down=twice(emulation.down) if downstream else emulation.down)
 
 
 def twice(link: LinkTiming | None) -> LinkTiming | None:

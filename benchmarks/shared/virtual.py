@@ -32,6 +32,7 @@ from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets
 from penstock.cluster import Cluster, load_cluster
 from penstock.core import ConfigError
+from penstock.emulation.host import RealTimeHost
 from penstock.engine.options import DEMO
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost
@@ -89,7 +90,7 @@ def compared(
     torch.set_num_threads(1)
     named = parse_entries(tuple(entries), drafter)
     widest = max((config for _, config in named if not is_plain(config)), key=lambda config: config.most_rows)
-    host = None if processes else InProcessHost(VirtualClock())
+    host = RealTimeHost() if processes else InProcessHost(VirtualClock())
     engine = LLM(host=host, cluster=cluster, speculative_config=widest, enable_prefix_caching=False, **options)
     with engine as llm, on_time(llm) if processes else nullcontext():
         return measure_all(llm, questions, named)

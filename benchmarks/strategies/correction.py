@@ -32,7 +32,7 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster
 from penstock.config import SpeculativeConfig
 from penstock.drafters.base import Draft, DraftRequest
-from penstock.drafters.emulated import EmulatedDrafter
+from penstock.emulation.drafter import EmulatedDrafter
 from penstock.requests.request import Request
 from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.run import make_loop, simulate_one

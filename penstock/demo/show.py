@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from penstock.bench.measure.comparison import measure, on_time
+from penstock.bench.measure.comparison import measure
 from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.prompts import read_prompts
 from penstock.cluster import Cluster, load_cluster, stage_timings
@@ -59,7 +59,7 @@ def compare(cluster: Cluster, prompts: Sequence[str], screen: Race | Lines) -> l
     from penstock.engine.llm import LLM
 
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(len(prompts))]
-    with LLM("demo", cluster=cluster, speculative_config=SPECULATION, enable_prefix_caching=False) as llm, on_time(llm):
+    with LLM("demo", cluster=cluster, speculative_config=SPECULATION, enable_prefix_caching=False) as llm:
         return measure(llm, prompts, params, STRATEGIES, observer=screen, on_progress=screen.begin)
 
 

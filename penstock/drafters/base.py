@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from penstock.messages import Occupied
+from penstock.estimates.draft_timing import DraftTiming
 from penstock.requests.request import Request
 from penstock.tree import Node
 
@@ -34,20 +34,6 @@ class Draft(NamedTuple):
 
     node: Node
     candidates: Sequence[tuple[int, float]] | None
-
-
-class DraftTiming(NamedTuple):
-    """What a drafter's round has spent its time on, in seconds: of the one under way, or the last one.
-
-    It waited for ``features`` and for its ``device``, perhaps at once, and computed. The last features had arrived at
-    ``features_at`` (the clock's seconds, 0 where no link is modelled); ``turn`` is when a stage's device took the pass.
-    """
-
-    features: float = 0.0
-    features_at: float = 0.0
-    device: float = 0.0
-    computing: float = 0.0
-    turn: Occupied | None = None
 
 
 class Drafter(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.drafters.base import Draft, DraftTiming
+from penstock.drafters.base import Draft
+from penstock.estimates.draft_timing import DraftTiming
 from penstock.requests.request import Request
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.drafters.base import Draft, DraftRequest, DraftTiming
+from penstock.drafters.base import Draft, DraftRequest
+from penstock.estimates.draft_timing import DraftTiming
 from penstock.messages import Batch, Candidates, Span
 from penstock.pipeline.base import Pipeline
 from penstock.requests.batch_builder import BatchBuilder

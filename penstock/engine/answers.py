@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 from penstock.config import SpeculativeConfig
 from penstock.core import RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
-from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.emulation.cluster import off_its_device
 from penstock.engine.job import Job, Prompt
 from penstock.requests.request import Request
 
@@ -50,9 +50,8 @@ class Engine(Protocol):
 
 def answers_of(engine: Engine) -> PlainAnswers | None:
     """What the engine's drafter knows of plain decoding; None where it is not the synthetic one."""
-    drafter = engine.drafter
-    inner = drafter.inner if isinstance(drafter, EmulatedDrafter) else drafter
-    known = inner.answer if isinstance(inner, SyntheticDrafter) else None
+    drafter = off_its_device(engine.drafter)
+    known = drafter.answer if isinstance(drafter, SyntheticDrafter) else None
     return known if isinstance(known, PlainAnswers) else None
 
 

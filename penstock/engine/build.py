@@ -5,45 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from penstock.cluster import (
-    draft_link,
-    draft_timing,
-    feature_links,
-    link_timings,
-    speculator_timing,
-    stage_timings,
-)
-from penstock.cluster.timing import StageTiming
 from penstock.config import SpeculativeConfig
 from penstock.drafters.base import Drafter
 from penstock.drafters.depths import Depths, levels_after
-from penstock.drafters.emulated import EmulatedDrafter
 from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.spd import SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.emulation.cluster import drafter_pass, off_its_device, on_its_device, stage_emulations, take_turns
+from penstock.emulation.stage import StageEmulation
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Scheduler
 from penstock.pipeline.base import Host, Pipeline
-from penstock.pipeline.plan import StagePlan
+from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.requests.slots import SlotPool
 
 if TYPE_CHECKING:
     from penstock.models.speculators.base import SpeculatorCheckpoint
 
 
-def stage_plans(setup: Resolved) -> list[StagePlan]:
-    """One plan per stage, with modelled times where the cluster is emulated."""
-    stages = len(setup.layers)
-    timings: Sequence[StageTiming | None] = [None] * stages
-    links = [None] * (stages + 1)
-    if setup.cluster is not None and setup.cluster.emulated:
-        timings, links = stage_timings(setup.cluster), list(link_timings(setup.cluster))  # type: ignore[arg-type]
+def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePlan]:
+    """One plan per stage; those whose hidden states a learned drafter reads send them to it."""
+    inner = off_its_device(drafter)
+    learned = inner if isinstance(inner, LearnedDrafter) else None
+    emulations = stage_emulations(setup.cluster, setup.stages, drafter, features=learned is not None)
     return [
         StagePlan(
             model=str(setup.checkpoint.path),
@@ -53,39 +41,27 @@ def stage_plans(setup: Resolved) -> list[StagePlan]:
             dtype=setup.options.dtype,
             device=setup.devices[i],
             max_model_len=setup.max_model_len,
-            timing=timings[i],
-            up=links[i],
-            down=links[i + 1],
-            background=timings[i] is not None,
+            tap=tap,
+            emulation=emulations[i],
         )
-        for i, (first, last) in enumerate(setup.layers)
+        for i, ((first, last), tap) in enumerate(zip(setup.layers, taps(setup, learned), strict=True))
     ]
 
 
 def start_pipeline(setup: Resolved, host: Host, drafter: Drafter | None) -> Pipeline:
-    """The target's stages; those whose hidden states a learned drafter reads send them to it."""
-    plans = stage_plans(setup)
-    inner = drafter.inner if isinstance(drafter, EmulatedDrafter) else drafter
-    if isinstance(inner, LearnedDrafter):
-        plans = with_taps(setup, plans, inner)
-    stage = setup.cluster.drafting_stage if setup.cluster is not None else None
-    if stage is None or not isinstance(drafter, EmulatedDrafter):
-        return host.pipeline(plans)
-    plans[stage] = replace(plans[stage], shared=True)
-    pipeline = host.pipeline(plans)
-    drafter.share(pipeline, stage)
+    """The target's stages."""
+    pipeline = host.pipeline(stage_plans(setup, drafter))
+    take_turns(setup.cluster, drafter, pipeline)
     return pipeline
 
 
-def with_taps(setup: Resolved, plans: list[StagePlan], drafter: LearnedDrafter) -> list[StagePlan]:
+def taps(setup: Resolved, drafter: LearnedDrafter | None) -> list[TapSpec | None]:
+    """What each stage sends a learned drafter."""
+    if drafter is None:
+        return [None] * setup.stages
     assert setup.speculator is not None
-    emulated = setup.cluster is not None and setup.cluster.emulated
-    links = feature_links(setup.cluster) if setup.cluster is not None and emulated else [None] * len(plans)
-    taps = [
-        drafter.pipeline.tap(layers, link) if layers else None
-        for layers, link in zip(tapped_layers(setup.layers, setup.speculator.reads), links, strict=True)
-    ]
-    return [replace(plan, tap=tap) for plan, tap in zip(plans, taps, strict=True)]
+    wanted = tapped_layers(setup.layers, setup.speculator.reads)
+    return [drafter.pipeline.tap(layers) if layers else None for layers in wanted]
 
 
 def tapped_layers(layers: Sequence[tuple[int, int]], reads: Sequence[int]) -> list[tuple[int, ...]]:
@@ -102,21 +78,14 @@ def tapped_layers(layers: Sequence[tuple[int, int]], reads: Sequence[int]) -> li
 
 
 def start_drafter(setup: Resolved, config: SpeculativeConfig, host: Host) -> Drafter:
-    """The drafter of ``config.method``, on the cluster's modelled device where there is one."""
+    """The drafter of ``config.method``, on the cluster's device for it."""
     drafter = bare_drafter(setup, config, host)
-    if setup.cluster is None or config.method == "ngram":
-        return drafter
-    timing = modelled_pass(setup)
-    return drafter if timing is None else EmulatedDrafter(drafter, timing, draft_link(setup.cluster), host)
+    return drafter if config.method == "ngram" else on_its_device(setup.cluster, drafter, depth_of(setup), host)
 
 
-def modelled_pass(setup: Resolved) -> StageTiming | None:
-    """One pass of the drafter on the cluster's modelled device; None where there is none."""
-    if setup.cluster is None:
-        return None
-    if setup.speculator is not None:
-        return speculator_timing(setup.cluster, setup.speculator.depth)
-    return draft_timing(setup.cluster)
+def depth_of(setup: Resolved) -> int | None:
+    """Layers of the learned drafter; None where there is none."""
+    return setup.speculator.depth if setup.speculator is not None else None
 
 
 def bare_drafter(setup: Resolved, config: SpeculativeConfig, host: Host) -> Drafter:
@@ -170,7 +139,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         max_model_len=setup.max_model_len,
         target=target,
         tokenizer=str(setup.checkpoint.path),
-        background=modelled_pass(setup) is not None,
+        emulation=StageEmulation() if drafter_pass(setup.cluster, depth_of(setup)) is not None else None,
     )
 
 

@@ -304,10 +304,8 @@ class EngineLoop:
         if not self.drafter.busy:
             if self._asked_rows:
                 seconds = self.clock.now() - self._asked_at
-                self._deferred.append(partial(self.estimates.drafter.record, self._asked_rows, seconds))
-                if (turn := self.drafter.timing.turn) is not None:
-                    seconds = turn.end - turn.start
-                    self._deferred.append(partial(self.estimates.pipeline.record_drafter_turn, turn.stage, seconds))
+                timing = self.drafter.timing
+                self._deferred.append(partial(self.estimates.record_draft, self._asked_rows, seconds, timing))
             self.draft_due = math.inf
             self._asked_rows = 0
         if drafts:

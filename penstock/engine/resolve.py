@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from penstock.cluster import Cluster, feature_links
+from penstock.cluster import Cluster
 from penstock.config import LEARNED, FieldError, SpeculativeConfig, check
 from penstock.core import ConfigError
+from penstock.emulation.cluster import check_drafter
 from penstock.engine.options import DEMO, EngineOptions, model_folder
 from penstock.requests.slots import speculative_slots
 
@@ -176,17 +177,9 @@ def check_cluster(cluster: Cluster, options: EngineOptions, speculation: Specula
             "pipeline_parallel_size",
             f"is {size}, cluster {cluster.name} has {len(cluster.stages)} stages; leave it out",
         )
-    drafts_slowly = speculation is not None and speculation.method in ("draft_model", "synthetic")
-    learned = speculation is not None and speculation.method in LEARNED
-    if cluster.emulated and learned and cluster.drafter is None:
-        raise ConfigError(f"cluster {cluster.name} names no drafter: what drafting takes there is unknown")
-    if cluster.emulated and learned:
-        feature_links(cluster)  # refuses a cluster in which a stage and the drafter are not joined
-    if cluster.emulated and drafts_slowly and cluster.draft_as_model is None:
-        raise ConfigError(
-            f"cluster {cluster.name} names no drafter and no draft_as_model: what drafting takes there is unknown"
-        )
-    if not cluster.emulated and any(device.host != "localhost" for device in cluster.devices):
+    if cluster.emulated:
+        check_drafter(cluster, speculation)
+    elif any(device.host != "localhost" for device in cluster.devices):
         raise ConfigError(
             f"cluster {cluster.name} names other hosts than localhost: stages on other hosts cannot be started yet"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.estimates.batch_times import BatchTimes
+from penstock.estimates.draft_timing import DraftTiming
 from penstock.estimates.drafts import DraftQuality
 from penstock.estimates.pipeline_times import PipelineTimes
 from penstock.estimates.round_trips import RoundTrips
@@ -18,6 +19,12 @@ class Estimates:
         """Of the drafter's rounds, by the rows that they take."""
         self.pipeline = PipelineTimes()
         self.round_trips = RoundTrips(self.pipeline)
+
+    def record_draft(self, rows: int, seconds: float, timing: DraftTiming) -> None:
+        """The drafter has answered, so many seconds after it was asked."""
+        self.drafter.record(rows, seconds)
+        if (turn := timing.turn) is not None:
+            self.pipeline.record_drafter_turn(turn.stage, turn.end - turn.start)
 
     def record_result(self, result: Result, now: float) -> None:
         """A batch has come out."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.cluster.timing import LinkTiming
-from penstock.messages import Batch, Cancel, Message, Occupied, Occupy, Ready, Result
-from penstock.pipeline.base import Clock, EngineEnd
+from penstock.messages import Batch, Cancel, Message, Result
+from penstock.pipeline.assembly import entrance, load_layers, make_core, make_driver
+from penstock.pipeline.base import Clock
+from penstock.pipeline.engine_end import EngineEnd
 from penstock.pipeline.plan import StagePlan, TapSpec
-from penstock.stage.driver import LinkModel, Outgoing, StageDriver
+from penstock.stage.device import REAL_LINK, Link
+from penstock.stage.driver import Outgoing, StageDriver
+from penstock.stage.visibility import ProtocolError
 
 
 class InProcessPipeline:
     """Drives the stages whenever it is polled, as far as the clock allows.
 
-    ``entrance`` is the emulated line from the engine to the first stage; ``drafter`` the pipeline, of one stage, of the
+    ``entrance`` is the link from the engine to the first stage; ``drafter`` the pipeline, of one stage, of the
     learned drafter that reads these stages' features.
     """
 
@@ -24,14 +27,14 @@ class InProcessPipeline:
         self,
         drivers: Sequence[StageDriver],
         clock: Clock,
-        entrance: LinkModel | None = None,
+        entrance: Link = REAL_LINK,
         drafter: InProcessPipeline | None = None,
     ) -> None:
         self._drafter = drafter
         self.stages = len(drivers)
         self.drivers = drivers
         self._clock = clock
-        self._end = EngineEnd(clock, entrance or LinkModel(None))
+        self._end = EngineEnd(clock, entrance)
         self._dues = [math.inf] * len(drivers)
         """When each driver has something to do: asked anew only after a message to it or a step of it."""
 
@@ -45,13 +48,12 @@ class InProcessPipeline:
         return [self._clock.now()] * self.stages
 
     def submit(self, batch: Batch) -> None:
-        self._end.sending(batch)
-        self._tell(0, batch)
+        self.tell(0, batch, self._end.sending(batch))
 
     def cancel(self, message: Cancel) -> None:
-        self._end.sending(message)
+        arrives = self._end.sending(message)
         for index in range(self.stages):
-            self._tell(index, message)  # a batch that waits for features may now wait for less
+            self.tell(index, message, arrives)  # a batch that waits for features may now wait for less
 
     def poll(self) -> list[Result]:
         self._work()
@@ -64,14 +66,14 @@ class InProcessPipeline:
             return min(due, of_engine)
         return None if due == math.inf else due
 
-    def occupy(self, stage: int, message: Occupy) -> None:
-        self._tell(stage, message)
+    def tell(self, stage: int, message: Message, arrives: float = 0.0) -> None:
+        self._hand_over(stage, message, None, arrives)
 
-    def occupied(self) -> Occupied | None:
-        return self._end.occupied()
+    def listen(self, listener: Callable[[Message], bool]) -> None:
+        self._end.listener = listener
 
-    def tap(self, layers: tuple[int, ...], link: LinkTiming | None) -> TapSpec:
-        return TapSpec(layers=layers, address=self.address, session="", link=link)
+    def tap(self, layers: tuple[int, ...]) -> TapSpec:
+        return TapSpec(layers=layers, address=self.address, session="")
 
     @property
     def address(self) -> str:
@@ -89,27 +91,24 @@ class InProcessPipeline:
                 self._deliver(index, sent)
             self._ask_due(index)
 
-    def _receive(self, message: Result | Ready | Occupied) -> None:
+    def _receive(self, message: Message, arrives: float) -> None:
         """Take in what a stage has for the engine."""
-        self._end.received(message)
+        if not self._end.received(message, arrives):
+            raise ProtocolError(f"unexpected {type(message).__name__} to the engine")
 
     def _deliver(self, index: int, sent: Outgoing) -> None:
-        if sent.to_drafter:
+        if sent.to == "drafter":
             assert self._drafter is not None
-            self._drafter._tell(0, sent.message, sent.tensor)
+            self._drafter._hand_over(0, sent.message, sent.tensor, sent.arrives)
             return
-        if isinstance(sent.message, Occupied):
-            self._receive(sent.message)
-            return
-        to = index - 1 if sent.upstream else index + 1
+        to = {"upstream": index - 1, "downstream": index + 1, "engine": self.stages}[sent.to]
         if 0 <= to < self.stages:
-            self._tell(to, sent.message, sent.tensor)
+            self._hand_over(to, sent.message, sent.tensor, sent.arrives)
         else:
-            assert isinstance(sent.message, Ready | Result)
-            self._receive(sent.message)
+            self._receive(sent.message, sent.arrives)
 
-    def _tell(self, index: int, message: Message, tensor: Any = None) -> None:
-        self.drivers[index].on_message(message, tensor)
+    def _hand_over(self, index: int, message: Message, tensor: Any, arrives: float) -> None:
+        self.drivers[index].on_message(message, tensor, arrives)
         self._ask_due(index)
 
     def _ask_due(self, index: int) -> None:
@@ -135,11 +134,10 @@ class InProcessHost:
         self._clock.wake()
 
     def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
-        from penstock.pipeline.worker import load, make_driver
-
-        drivers = [make_driver(plan, i, len(plans), load(plan), self.now) for i, plan in enumerate(plans)]
+        cores = [make_core(plan, i, len(plans), load_layers(plan)) for i, plan in enumerate(plans)]
+        drivers = [make_driver(plan, i, cores[i], self.now) for i, plan in enumerate(plans)]
         readers = [self._pipelines[plan.tap.address] for plan in plans if plan.tap is not None]
-        pipeline = InProcessPipeline(drivers, self, LinkModel(plans[0].up), readers[0] if readers else None)
+        pipeline = InProcessPipeline(drivers, self, entrance(plans[0]), readers[0] if readers else None)
         self._pipelines[pipeline.address] = pipeline
         return pipeline
 

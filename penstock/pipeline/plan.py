@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.cluster.timing import LinkTiming, StageTiming
+from penstock.emulation.stage import StageEmulation
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,11 +13,10 @@ class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[int, ...]
     address: str
     session: str
-    link: LinkTiming | None = None
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stage is to hold: layers [first, last) of the checkpoint in ``model``. Timings only where emulated."""
+    """What one stage is to hold: layers [first, last) of the checkpoint in ``model``."""
 
     model: str
     first: int
@@ -26,18 +25,12 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     max_model_len: int
-    timing: StageTiming | None = None
-    up: LinkTiming | None = None
-    down: LinkTiming | None = None
     tap: TapSpec | None = None
-    shared: bool = False
-    """Whether a drafter's passes take turns with the stage's batches on its device."""
-    background: bool = False
-    """Whether a modelled device stands for the stage's process, so that what it really computes yields to all else."""
     target: str = ""
     """A learned drafter's target, whose features it reads; ``model`` is then the drafter's checkpoint."""
     tokenizer: str = ""
     """The checkpoint whose tokens a request's grammar speaks of, if it is not ``model``: a draft model's target."""
+    emulation: StageEmulation | None = None
 
     @property
     def label(self) -> str:

@@ -12,20 +12,18 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from penstock.cluster.timing import LinkTiming
 from penstock.core import PipelineError
 from penstock.messages import (
     Batch,
     Cancel,
     ConnectNeighbours,
+    Delivery,
     Failed,
     ForeignFrame,
     Heartbeat,
     HeartbeatAck,
     MalformedMessage,
     Message,
-    Occupied,
-    Occupy,
     Ready,
     Result,
     Started,
@@ -34,13 +32,13 @@ from penstock.messages import (
     decode,
     encode,
 )
-from penstock.pipeline.base import EngineEnd
+from penstock.pipeline.assembly import entrance
+from penstock.pipeline.engine_end import EngineEnd
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Outbox
 from penstock.pipeline.local import SCHEME
 from penstock.pipeline.plan import StagePlan, StageSpec, TapSpec
 from penstock.pipeline.sockets import Sockets
-from penstock.stage.driver import LinkModel
 from penstock.stage.visibility import ProtocolError
 
 log = logging.getLogger(__name__)
@@ -53,7 +51,7 @@ CAUSE_GRACE_S = 0.5
 """Seconds that the error of a stage may take to arrive after its process has ended."""
 
 
-Owner = Callable[[Message, Sequence[bytes]], bool]
+Owner = Callable[[Delivery, Sequence[bytes]], bool]
 """Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
 
 
@@ -103,7 +101,8 @@ class ProcessHost:
             news = [self._deliver(frames) for frames in self.inbox.take()]
         except BaseException:  # an interrupt: messages may have been lost
             for owner in self._owners.values():
-                owner(Failed(stage=-1, cause="the engine was interrupted while it took messages in"), [])
+                interrupted = Failed(stage=-1, cause="the engine was interrupted while it took messages in")
+                owner(Delivery(message=interrupted), [])
             raise
         if told or news:
             return told or any(news)
@@ -123,12 +122,12 @@ class ProcessHost:
             if not belongs(frames, session):
                 continue
             try:
-                message = decode(frames, session)
+                delivery = decode(frames, session)
             except ForeignFrame:  # too large, which nobody of ours would send
                 continue
             except MalformedMessage as error:
-                message = Failed(stage=-1, cause=str(error))
-            return owner(message, frames)
+                delivery = Delivery(message=Failed(stage=-1, cause=str(error)))
+            return owner(delivery, frames)
         self.refused += 1
         log.warning("refused a frame that belongs to no session of this engine")
         return False
@@ -189,8 +188,7 @@ class ProcessPipeline:
         self._lost_at = math.inf
         self._inboxes: list[Outbox] = []
         self._closing = False
-        entrance = plans[0].up
-        self._end = EngineEnd(host, LinkModel(entrance))
+        self._end = EngineEnd(host, entrance(plans[0]))
         self._last_heartbeat = [host.now()] * self.stages
         host.register(self._session, self._on_message, self._on_exit)
         try:
@@ -208,24 +206,21 @@ class ProcessPipeline:
         return list(self._last_heartbeat)
 
     def submit(self, batch: Batch) -> None:
-        self._end.sending(batch)
-        self._inboxes[0].send(encode(batch, self._session))
-
-    def tap(self, layers: tuple[int, ...], link: LinkTiming | None) -> TapSpec:
-        """Where the target's stages send these layers' states, if the first of these stages is a learned drafter."""
-        return TapSpec(layers=layers, address=self.started[0].address, session=self._session, link=link)
-
-    def occupy(self, stage: int, message: Occupy) -> None:
-        self._inboxes[stage].send(encode(message, self._session))
-
-    def occupied(self) -> Occupied | None:
-        return self._end.occupied()
+        self.tell(0, batch, self._end.sending(batch))
 
     def cancel(self, message: Cancel) -> None:
-        self._end.sending(message)
-        frame = encode(message, self._session)
+        frame = encode(message, self._session, self._end.sending(message))
         for inbox in self._inboxes:
             inbox.send(frame)
+
+    def tell(self, stage: int, message: Message, arrives: float = 0.0) -> None:
+        self._inboxes[stage].send(encode(message, self._session, arrives))
+
+    def listen(self, listener: Callable[[Message], bool]) -> None:
+        self._end.listener = listener
+
+    def tap(self, layers: tuple[int, ...]) -> TapSpec:
+        return TapSpec(layers=layers, address=self.started[0].address, session=self._session)
 
     def poll(self) -> list[Result]:
         self._raise_if_lost()
@@ -288,25 +283,32 @@ class ProcessPipeline:
             plan=plan,
         )
 
-    def _on_message(self, message: Message, frames: Sequence[bytes]) -> bool:
+    def _on_message(self, delivery: Delivery, frames: Sequence[bytes]) -> bool:
+        message = delivery.message
         if isinstance(message, Heartbeat) and 0 <= message.stage < len(self._inboxes):
             self._hear(message.stage)
             self._inboxes[message.stage].send(encode(HeartbeatAck(), self._session))
             return False
-        if isinstance(message, Result | Ready | Occupied):
-            self._hear(self.stages - 1 if isinstance(message, Result) else message.stage)
-            try:
-                self._end.received(message)
-            except ProtocolError as error:
-                self._lose(self.stages - 1, str(error))
-        elif isinstance(message, Started) and len(self.started) < self.stages:
+        if isinstance(message, Started) and len(self.started) < self.stages:
             self.started[message.stage] = message
             self._hear(message.stage)
         elif isinstance(message, Failed):
             self._lose(message.stage, message.cause, message.details)
         else:
-            self._lose(-1, f"unexpected {type(message).__name__} to the engine")
+            self._take_in(message, delivery.arrives)
         return True
+
+    def _take_in(self, message: Message, arrives: float) -> None:
+        """What belongs to the stream, or to whoever listens beside it."""
+        try:
+            expected = self._end.received(message, arrives)
+        except ProtocolError as error:
+            self._lose(self.stages - 1, str(error))
+            return
+        if not expected:
+            self._lose(-1, f"unexpected {type(message).__name__} to the engine")
+        elif isinstance(message, Ready | Result):
+            self._hear(message.stage if isinstance(message, Ready) else self.stages - 1)
 
     def _hear(self, stage: int) -> None:
         if 0 <= stage < self.stages:

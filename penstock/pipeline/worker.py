@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any
 
+from penstock.emulation.stage import share_host
 from penstock.messages import (
     Batch,
     ConnectNeighbours,
@@ -17,19 +16,17 @@ from penstock.messages import (
     Heartbeat,
     HeartbeatAck,
     MalformedMessage,
-    Occupied,
+    Message,
     Started,
     Stop,
     decode,
     encode,
 )
+from penstock.pipeline.assembly import load_layers, make_core, make_driver
 from penstock.pipeline.inbox import Inbox, Outbox, sleep_until, slept_until
-from penstock.pipeline.plan import StagePlan, StageSpec
+from penstock.pipeline.plan import StageSpec
 from penstock.pipeline.sockets import Sockets
-from penstock.priority import STAGE, keep_time
-from penstock.stage.background import BackgroundCore
-from penstock.stage.core import StageCore
-from penstock.stage.driver import Core, Outgoing, StageDriver
+from penstock.stage.driver import Core, Outgoing
 
 log = logging.getLogger(__name__)
 
@@ -61,47 +58,6 @@ def run(spec: StageSpec) -> None:
             sockets.close(last_words)
 
 
-def load(plan: StagePlan) -> Any:
-    """The stage's layers, or the learned drafter's module."""
-    from penstock.models.stage_model import load_stage
-
-    if plan.target:
-        from penstock.models.speculators.stage import load_speculator_stage
-
-        return load_speculator_stage(
-            plan.model, plan.target, capacity=plan.capacity, dtype=plan.dtype, device=plan.device
-        )
-    return load_stage(
-        plan.model,
-        plan.first,
-        plan.last,
-        capacity=plan.capacity,
-        dtype=plan.dtype,
-        device=plan.device,
-        max_model_len=plan.max_model_len,
-        tokenizer=plan.tokenizer,
-    )
-
-
-def make_driver(
-    plan: StagePlan,
-    index: int,
-    stages: int,
-    model: Any,
-    clock: Callable[[], float],
-    within: Callable[[Core], Core] = lambda core: core,
-) -> StageDriver:
-    """Drives ``model``, which ``load`` gave, as stage ``index`` of so many. ``within``: what its core is wrapped in."""
-    taps = plan.tap.layers if plan.tap is not None else ()
-    if taps:
-        model.tap(taps)
-    core = StageCore(model, plan.capacity, is_last=index == stages - 1, taps=taps)
-    if plan.target:
-        core.reader = model
-    aside = plan.tap.link if plan.tap is not None else None
-    return StageDriver(index, within(core), clock, plan.timing, plan.down, plan.up, aside)
-
-
 class Worker:
     """One stage at its sockets."""
 
@@ -109,32 +65,33 @@ class Worker:
         self._spec = spec
         self._inbox = inbox
         self._sockets = sockets
-        self._engine = self._upstream = self._downstream = engine
+        self._outboxes: dict[str, Outbox] = {"engine": engine}
+        """By where a message goes: "engine", "upstream", "downstream" and "drafter", as far as they are known."""
         self._packed: tuple[Outgoing, Frames] | None = None
         """What leaves next, as it does."""
         self._wired = self._stopped = self._acknowledged = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
-        self._model = load(spec.plan)
-        self._width = self._model.hidden_size  # looked up once: a checkpoint's configuration takes as long as a message
-        if spec.plan.background:
-            keep_time(STAGE)
-        self._driver = make_driver(spec.plan, spec.index, spec.stages, self._model, time.monotonic, self._framed)
+        layers = load_layers(spec.plan)
+        self._width = layers.hidden_size  # looked up once: a checkpoint's configuration takes as long as a message
+        core = self._framed(make_core(spec.plan, spec.index, spec.stages, layers))
+        self._driver = make_driver(spec.plan, spec.index, core, time.monotonic)
         if spec.plan.tap is not None:
-            self._to_drafter = sockets.connect(spec.plan.tap.address)
+            self._outboxes["drafter"] = sockets.connect(spec.plan.tap.address)
         started = Started(
-            stage=spec.index,
-            address=inbox.address,
-            kv_bytes=self._model.kv_bytes,
-            weight_bytes=self._model.weight_bytes,
+            stage=spec.index, address=inbox.address, kv_bytes=layers.kv_bytes, weight_bytes=layers.weight_bytes
         )
-        engine.send(encode(started, spec.session))
+        self._tell_engine(started)
         self._beat_at = time.monotonic() + HEARTBEAT
 
     def _framed(self, core: Core) -> Core:
         from penstock.stage.tensors import FramedCore
 
-        framed = FramedCore(core, self._spec.plan.dtype, self._spec.plan.device)
-        return BackgroundCore(framed) if self._spec.plan.background else framed
+        plan = self._spec.plan
+        framed = FramedCore(core, plan.dtype, plan.device)
+        return framed if plan.emulation is None else share_host(framed, plan.emulation)
+
+    def _tell_engine(self, message: Message) -> None:
+        self._outboxes["engine"].send(encode(message, self._spec.session))
 
     def serve(self) -> None:
         while not self._stopped:
@@ -149,13 +106,13 @@ class Worker:
             self._beat()
 
     def _wait(self) -> None:
-        """Until something is due: no message but a drafter's pass makes that earlier. Else for a message.
+        """Until something is due: no message makes that earlier, unless the device is shared. Else for a message.
 
         Or until the next heartbeat, which takes microseconds: what is due stays due at its moment.
         """
         due = self._driver.due if self._wired else None
         until = self._beat_at if due is None else min(due, self._beat_at)
-        if due is None or self._spec.plan.shared:
+        if due is None or self._driver.device.shared:
             self._inbox.wait(until)
             return
         if (leaving := self._driver.leaving) is not None and (self._packed is None or self._packed[0] is not leaving):
@@ -175,29 +132,30 @@ class Worker:
             return
         self._beat_at = time.monotonic() + HEARTBEAT
         if self._acknowledged:
-            self._engine.send(encode(Heartbeat(stage=self._spec.index), self._spec.session))
+            self._tell_engine(Heartbeat(stage=self._spec.index))
             self._acknowledged = False
 
     def _receive(self, frames: list[bytes]) -> None:
         try:
-            message = decode(frames, self._spec.session)
+            delivery = decode(frames, self._spec.session)
         except ForeignFrame as error:
             log.warning("stage %d refused a frame: %s", self._spec.index, error)
             return
+        message = delivery.message
         if isinstance(message, Batch):
-            self._driver.on_message(message, self._hidden_states(message, frames))
+            self._driver.on_message(message, self._hidden_states(message, frames), delivery.arrives)
         elif isinstance(message, Stop):
             self._stopped = True
         elif isinstance(message, ConnectNeighbours):
-            self._upstream = self._sockets.connect(message.upstream)
-            self._downstream = self._sockets.connect(message.downstream)
+            self._outboxes["upstream"] = self._sockets.connect(message.upstream)
+            self._outboxes["downstream"] = self._sockets.connect(message.downstream)
             self._wired = self._acknowledged = True
         elif isinstance(message, HeartbeatAck):
             self._acknowledged = True
         elif isinstance(message, Features):
-            self._driver.on_message(message, frames[1] if message.nodes else None)
+            self._driver.on_message(message, frames[1] if message.nodes else None, delivery.arrives)
         else:
-            self._driver.on_message(message)
+            self._driver.on_message(message, None, delivery.arrives)
 
     def _hidden_states(self, batch: Batch, frames: list[bytes]) -> bytes | None:
         """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
@@ -212,22 +170,15 @@ class Worker:
             frames, self._packed = self._packed[1], None
         else:
             frames = self._frames(outgoing)
-        self._outbox(outgoing).send(*frames)
-
-    def _outbox(self, outgoing: Outgoing) -> Outbox:
-        if outgoing.to_drafter:
-            return self._to_drafter
-        if isinstance(outgoing.message, Occupied):
-            return self._engine
-        return self._upstream if outgoing.upstream else self._downstream
+        self._outboxes[outgoing.to].send(*frames)
 
     def _frames(self, outgoing: Outgoing) -> Frames:
-        message, session = outgoing.message, self._spec.session
-        if outgoing.to_drafter:
-            assert self._spec.plan.tap is not None
-            session = self._spec.plan.tap.session
+        message, plan, session = outgoing.message, self._spec.plan, self._spec.session
+        if outgoing.to == "drafter":
+            assert plan.tap is not None
+            session = plan.tap.session
         if outgoing.tensor is None or not isinstance(message, Batch | Features):
-            return (encode(message, session),)
+            return (encode(message, session, outgoing.arrives),)
         message.width = self._width * (len(message.layers) if isinstance(message, Features) else 1)
-        message.dtype = self._spec.plan.dtype
-        return encode(message, session), outgoing.tensor
+        message.dtype = plan.dtype
+        return encode(message, session, outgoing.arrives), outgoing.tensor

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.messages import Occupied, Ready, Result
+from penstock.messages import Message
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
-from penstock.stage.driver import LinkModel, StageDriver
+from penstock.stage.device import Link
+from penstock.stage.driver import StageDriver
 
 
 class SimulatedPipeline(InProcessPipeline):
@@ -18,7 +19,7 @@ class SimulatedPipeline(InProcessPipeline):
     else. Woken for every message between two stages, it would find nothing to do most of the time.
     """
 
-    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: LinkModel) -> None:
+    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: Link) -> None:
         super().__init__(drivers, clock, entrance)
         self._time = clock
         self._told = False
@@ -44,6 +45,6 @@ class SimulatedPipeline(InProcessPipeline):
     def wake(self) -> None:
         self._time.wake()
 
-    def _receive(self, message: Result | Ready | Occupied) -> None:
-        super()._receive(message)
+    def _receive(self, message: Message, arrives: float) -> None:
+        super()._receive(message, arrives)
         self._told = True

@@ -12,7 +12,10 @@ from penstock.cluster.spec import Cluster
 from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.drafters.base import Draft
-from penstock.drafters.emulated import EmulatedDrafter
+from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.link import LinkModel
+from penstock.emulation.stage import StageEmulation, emulated_driver
+from penstock.emulation.turns import DeviceTurns
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Result, SampledToken, Sampling
@@ -23,7 +26,6 @@ from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.pipeline import SimulatedPipeline
 from penstock.simulator.script import Script
 from penstock.simulator.stage import SimulatedCore
-from penstock.stage.driver import LinkModel, StageDriver
 from penstock.strategies import make_strategy
 from penstock.strategies.base import Strategy
 
@@ -166,10 +168,8 @@ def make_loop(
     timings = stage_timings(cluster)
     links = [longer(link, overhead_per_hop) for link in link_timings(cluster)]
     last = len(timings) - 1
-    drivers = [
-        StageDriver(i, SimulatedCore(script, i == last), clock.now, timing, links[i + 1], links[i])
-        for i, timing in enumerate(timings)
-    ]
+    stages = [StageEmulation(timing=timing, up=links[i], down=links[i + 1]) for i, timing in enumerate(timings)]
+    drivers = [emulated_driver(i, SimulatedCore(script, i == last), clock.now, stage) for i, stage in enumerate(stages)]
     pipeline = SimulatedPipeline(drivers, clock, LinkModel(links[0]))
     drafter = None
     if speculation is not None:
@@ -178,7 +178,7 @@ def make_loop(
         assert link is not None
         drafter = EmulatedDrafter(ScriptedDrafter(script), timing, longer(link, overhead_per_hop), clock)
         if cluster.drafting_stage is not None:
-            drafter.share(pipeline, cluster.drafting_stage)
+            drafter.share(DeviceTurns(pipeline, cluster.drafting_stage))
     longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
     pool = SlotPool(longest * concurrency, speculative_slots(len(timings), speculation), sharing=False)
     return EngineLoop(pipeline, drafter, Scheduler(pool, CHUNK, concurrency, longest), pipeline)

@@ -1,4 +1,4 @@
-"""A stage with its buffer, its links and, where emulated, its modelled speed. Knows no socket and no clock.
+"""A stage with its buffer, its device and its links. Knows no socket and no clock.
 
 The same driver runs in a stage process, in one process beside the engine, and under a virtual clock:
 
@@ -7,21 +7,16 @@ The same driver runs in a stage process, in one process beside the engine, and u
 
 Each hop buffers one batch. A stage takes the batch from its buffer, says Ready upstream, computes, and hands the
 outcome on as soon as the next buffer is free; stale rows therefore never queue, and a cancel still finds them.
-
-Where a drafter shares the emulated stage's device, its passes and the stage's batches take turns in the order in which
-they came: the device does one at a time.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from penstock.cluster.timing import LinkTiming, StageTiming
 from penstock.core import PenstockError
 from penstock.messages import (
     Batch,
@@ -29,50 +24,41 @@ from penstock.messages import (
     Candidates,
     Features,
     Message,
-    Occupied,
-    Occupy,
     Ready,
     Result,
     SampledToken,
     Span,
-    encode,
 )
-
-SECRET_SIZED = "0" * 32
-"""Stands in for the session's secret where only a message's size counts."""
+from penstock.stage.device import REAL_LINKS, Computation, Device, Links
 
 
 class Outgoing(NamedTuple):
-    """A message and its tensor for one neighbour: upstream or downstream, or ``to_drafter``.
+    """A message and its tensor for one neighbour, for the drafter, or for the engine wherever the stage is.
 
-    An Occupied is for the engine, wherever the stage is.
+    ``arrives`` is when its link will have delivered it; 0 if that is when it is received.
     """
 
     message: Message
     tensor: Any = None
-    upstream: bool = False
-    to_drafter: bool = False
+    to: Literal["downstream", "upstream", "drafter", "engine"] = "downstream"
+    arrives: float = 0.0
 
 
-class LinkModel:
-    """One direction of an emulated link: messages go out one after the other, each takes its bytes' time."""
+class Buffered(NamedTuple):
+    """The batch in the stage's buffer: it has arrived at ``received``, unless that is yet to come."""
 
-    def __init__(self, timing: LinkTiming | None) -> None:
-        self.timing = timing
-        self._free_at = 0.0
+    batch: Batch
+    hidden: Any
+    arrives: float
+    received: float
 
-    def sending(self, message: Message, rows: int = 0) -> float:
-        """Seconds for which a message with the hidden states of so many rows keeps the link busy."""
-        if self.timing is None:
-            return 0.0
-        return self.timing.seconds(rows, len(encode(message, SECRET_SIZED))) - self.timing.latency_s
 
-    def arrival(self, now: float, sending: float) -> float:
-        """When what is sent now has arrived; 0 where nothing is emulated."""
-        if self.timing is None:
-            return 0.0
-        self._free_at = max(now, self._free_at) + sending
-        return self._free_at + self.timing.latency_s
+class Outcome(NamedTuple):
+    """What has been computed, and for how long sending it keeps the link busy."""
+
+    end: float
+    outgoing: Outgoing
+    sending: float
 
 
 Processed = tuple[list[int], Any, list[SampledToken], list[Candidates]]
@@ -96,99 +82,91 @@ class Core(Protocol):
 
 
 class StageDriver:
-    """``on_message`` takes messages in; ``step`` does what is due and returns what is to be sent."""
+    """``on_message`` takes messages in; ``step`` does what is due and returns what is to be sent.
+
+    A message may be here before the moment at which it ``arrives``: it then counts from that moment on.
+    """
 
     def __init__(
         self,
         index: int,
         core: Core,
         clock: Callable[[], float],
-        timing: StageTiming | None = None,
-        down: LinkTiming | None = None,
-        up: LinkTiming | None = None,
-        to_drafter: LinkTiming | None = None,
+        device: Device | None = None,
+        links: Links = REAL_LINKS,
     ) -> None:
         self.index = index
         self.core = core
         self.clock = clock
-        self.timing = timing
-        self._down, self._up, self._to_drafter = LinkModel(down), LinkModel(up), LinkModel(to_drafter)
-        self._sending_ready = self._up.sending(Ready(stage=index))
-        self._features: list[tuple[Features, Any]] = []
-        self._buffer: deque[tuple[Batch, Any, float]] = deque()
-        self._cancels: list[Cancel] = []
-        self._done: tuple[float, Outgoing, float] | None = None
-        """What is computed when, and how long sending it keeps the link busy; the next buffer may still be taken."""
+        self.device = Device(clock) if device is None else device
+        self._links = links
+        self._sending_ready = links.up.sending(Ready(stage=index))
+        self._features: list[tuple[Features, Any, float]] = []
+        self._cancels: list[tuple[Cancel, float]] = []
+        self._buffer: Buffered | None = None
+        self._done: Outcome | None = None
+        """Computed, or about to be; the next buffer may still be taken."""
         self._leaving: tuple[float, Outgoing] | None = None
         """What leaves when, once that is known; from then on it is not ``_done``."""
         self._credit_at: float | None = 0.0
-        self._passes: deque[Occupy] = deque()
-        self._free_at = 0.0
-        """When the device has done what it has begun."""
 
-    def on_message(self, message: Message, tensor: Any = None) -> None:
-        """Take in a batch (with its hidden states), a cancel, the next stage's Ready, a drafter's pass or features."""
+    def on_message(self, message: Message, tensor: Any = None, arrives: float = 0.0) -> None:
+        """Take in a batch with its hidden states, features, a cancel, a Ready, or what is for the device."""
         if isinstance(message, Batch):
-            if self._buffer:
+            if self._buffer is not None:
                 raise PenstockError(f"stage {self.index}: batch {message.stream} arrived before its buffer was free")
-            self._buffer.append((message, tensor, max(self.clock(), message.arrives)))
+            self._buffer = Buffered(message, tensor, arrives, max(self.clock(), arrives))
         elif isinstance(message, Cancel):
-            self._cancels.append(message)
+            self._cancels.append((message, arrives))
             self._apply_cancels(self.clock())  # a batch that waits for features may have no row left to wait for
         elif isinstance(message, Features):
-            self._features.append((message, tensor))
-        elif isinstance(message, Occupy):
-            self._passes.append(message)
+            self._features.append((message, tensor, arrives))
         elif isinstance(message, Ready):
-            self._credit_at = message.arrives
+            self._credit_at = arrives
             self._settle()
-        else:
+        elif not self.device.on_message(message, arrives):
             raise PenstockError(f"stage {self.index}: unexpected {type(message).__name__}")
 
     @property
     def due(self) -> float | None:
         """When ``step`` has something to do without a further message; None if only a message can help."""
-        if not self._passes:
-            return self._batch_due
-        batch_due, pass_due = self._batch_due, max(self._passes[0].arrives, self._free_at)
-        return pass_due if batch_due is None else min(pass_due, batch_due)
+        batch_due, device_due = self._batch_due, self.device.due
+        if batch_due is None or device_due is None:
+            return device_due if batch_due is None else batch_due
+        return min(batch_due, device_due)
 
     @property
     def _batch_due(self) -> float | None:
         """When a batch can be sent on or, if none is on its way out, computed."""
         if self._leaving is not None:
             return self._leaving[0]
-        if self._done is not None:
-            return None
-        joined = self._joined_at(self._buffer[0][0]) if self._buffer else None
-        return None if joined is None else max(joined, self._free_at)
+        ready_since = self._ready_since
+        return None if ready_since is None else max(ready_since, self.device.free_at)
 
     @property
-    def _pass_is_next(self) -> bool:
-        """Whether the first of the drafter's passes can begin, and came before the batch that could."""
-        if max(self._passes[0].arrives, self._free_at) > self.clock():
-            return False
-        if self._leaving is not None or self._done is not None or not self._buffer:
-            return True
-        joined = self._joined_at(self._buffer[0][0])
-        return joined is None or self._passes[0].arrives < joined
+    def _ready_since(self) -> float | None:
+        """From when on the next batch can be computed; None while there is none, or one is on its way out."""
+        if self._leaving is not None or self._done is not None or self._buffer is None:
+            return None
+        return self._joined_at(self._buffer)
 
-    def _joined_at(self, batch: Batch) -> float | None:
+    def _joined_at(self, buffered: Buffered) -> float | None:
         """When a batch and the features that its rows need have all arrived; None while some are not on their way."""
-        if not batch.feature_nodes:
-            return batch.arrives
-        at, lacking = batch.arrives, self.core.missing_features(batch)
-        for features, _ in self._features:
+        at = buffered.arrives
+        if not buffered.batch.feature_nodes:
+            return at
+        lacking = self.core.missing_features(buffered.batch)
+        for features, _, arrives in self._features:
             brought = lacking.intersection(product(features.nodes, features.layers))
             if brought:
-                lacking, at = lacking - brought, max(at, features.arrives)
+                lacking, at = lacking - brought, max(at, arrives)
         return None if lacking else at
 
     def step(self) -> Iterator[Outgoing]:
         """Do everything that is due by now. What is yielded has to be sent at once, and all of it be taken."""
         while (due := self.due) is not None and due <= self.clock():
-            if self._passes and self._pass_is_next:
-                yield self._occupy(self._passes.popleft())
+            if (told := self.device.take_turn(self._ready_since)) is not None:
+                yield Outgoing(told, to="engine")
             elif self._leaving is None:
                 yield from self._compute()
             elif (leaving := self.leave()) is not None:
@@ -210,55 +188,51 @@ class StageDriver:
         """What is computed leaves as soon as the next buffer is free: reckon when, if both are known."""
         if self._done is None or self._credit_at is None:
             return
-        end, outgoing, sending = self._done
-        moment = max(end, self._credit_at)
-        message = outgoing.message
-        assert isinstance(message, Batch | Result)
-        message.arrives = self._down.arrival(moment, sending)
-        self._leaving, self._done = (moment, outgoing), None
+        moment = max(self._done.end, self._credit_at)
+        arrives = self._links.down.arrival(moment, self._done.sending)
+        self._leaving, self._done = (moment, self._done.outgoing._replace(arrives=arrives)), None
         self._credit_at = 0.0 if self.core.is_last else None
 
-    def _occupy(self, message: Occupy) -> Outgoing:
-        start = max(message.arrives, self._free_at)
-        self._free_at = start + message.seconds
-        return Outgoing(Occupied(stage=self.index, start=start, end=self._free_at))
-
     def _compute(self) -> Iterator[Outgoing]:
-        batch, hidden, received = self._buffer.popleft()
+        assert self._buffer is not None
+        buffered, self._buffer = self._buffer, None
         start = self.clock()
-        ready = Ready(stage=self.index)
-        ready.arrives = self._up.arrival(start, self._sending_ready)
-        yield Outgoing(ready, upstream=True)  # the next batch travels while this one is computed
-        joined = self._joined_at(batch) if batch.feature_nodes else None
+        arrives = self._links.up.arrival(start, self._sending_ready)
+        yield Outgoing(Ready(stage=self.index), None, "upstream", arrives)  # the next batch travels meanwhile
+        joined = self._joined_at(buffered) if buffered.batch.feature_nodes else None
         self._apply_cancels(start)
         self._apply_features(start)
-        rows, hidden, picks, candidates = self.core.process(batch, hidden)
-        computed = self.clock() - start
-        modelled = self.timing.seconds(len(rows)) if self.timing else 0.0
-        end = self._free_at = start + max(computed, modelled)
+        processed = self.core.process(buffered.batch, buffered.hidden)
+        computation = self.device.computed(start, len(processed[0]))
         if (tapped := self.core.tapped()) is not None:
             features, states = tapped
-            sending = self._to_drafter.sending(features, len(features.nodes) * len(features.layers))
-            features.arrives = joined = self._to_drafter.arrival(end, sending)
-            yield Outgoing(features, states, to_drafter=True)
-        span = Span(self.index, received, start, end, computed, modelled, len(rows), joined)
-        spans = [*batch.spans, span]
-        if self.core.is_last:
-            outcome: Message = Result(stream=batch.stream, picks=picks, candidates=candidates, spans=spans)
-        else:
-            outcome = msgspec.structs.replace(batch, alive=rows, spans=spans, arrives=0.0)
-        sending = self._down.sending(outcome, 0 if self.core.is_last else len(rows))
-        self._done = (end, Outgoing(outcome, hidden), sending)
+            sending = self._links.to_drafter.sending(features, len(features.nodes) * len(features.layers))
+            joined = self._links.to_drafter.arrival(computation.end, sending)
+            yield Outgoing(features, states, "drafter", joined)
+        self._done = self._outcome(buffered, start, processed, computation, joined)
         self._settle()
 
+    def _outcome(
+        self, buffered: Buffered, start: float, processed: Processed, computation: Computation, joined: float | None
+    ) -> Outcome:
+        """What a batch has come to: the batch for the next stage or, behind the last one, its result."""
+        batch, (rows, hidden, picks, candidates) = buffered.batch, processed
+        spans = [*batch.spans, Span(self.index, buffered.received, start, *computation, len(rows), joined)]
+        if self.core.is_last:
+            message: Message = Result(stream=batch.stream, picks=picks, candidates=candidates, spans=spans)
+        else:
+            message = msgspec.structs.replace(batch, alive=rows, spans=spans)
+        sending = self._links.down.sending(message, 0 if self.core.is_last else len(rows))
+        return Outcome(computation.end, Outgoing(message, hidden), sending)
+
     def _apply_features(self, now: float) -> None:
-        for features, states in self._features:
-            if features.arrives <= now:
+        for features, states, arrives in self._features:
+            if arrives <= now:
                 self.core.add_features(features, states)
-        self._features = [entry for entry in self._features if entry[0].arrives > now]
+        self._features = [entry for entry in self._features if entry[2] > now]
 
     def _apply_cancels(self, now: float) -> None:
-        for cancel in self._cancels:
-            if cancel.arrives <= now:
+        for cancel, arrives in self._cancels:
+            if arrives <= now:
                 self.core.cancel(cancel)
-        self._cancels = [cancel for cancel in self._cancels if cancel.arrives > now]
+        self._cancels = [entry for entry in self._cancels if entry[1] > now]

@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from penstock.drafters.base import Draft, Drafter, DraftTiming
+from penstock.drafters.base import Draft, Drafter
 from penstock.engine.commit import Advance
 from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
+from penstock.estimates.draft_timing import DraftTiming
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.requests.request import Request
 

@@ -21,7 +21,6 @@ LAYERS = [
     "config",
     "options",
     "noise",
-    "priority",
     "tree",
     "messages",
     "cluster",
@@ -29,10 +28,15 @@ LAYERS = [
     "estimates",
     "strategies",
     "stage",
+    "emulation",
     "models",
     "pipeline",
+    "emulation.host",
     "requests",
     "drafters",
+    "emulation.turns",
+    "emulation.drafter",
+    "emulation.cluster",
     "engine",
     "recording",
     "acceptance",
@@ -70,10 +74,21 @@ DECISIONS = (
     "stage.visibility",
     "stage.core",
     "stage.driver",
+    "stage.device",
+    "emulation.device",
+    "emulation.link",
     "drafters",
 )
 DECISIONS += tuple(f"engine.{name}" for name in ("inflight", "commit", "scheduler", "loop"))
 OUTSIDE_WORLD = {"time", "datetime", "socket", "zmq", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
+
+
+MAY_EMULATE = (
+    *("emulation", "simulator", "bench"),
+    *("pipeline.plan", "pipeline.assembly", "pipeline.worker"),
+    *("engine.resolve", "engine.build", "engine.answers"),
+)
+"""What puts an engine's parts together, real or emulated, and what measures emulated ones."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +207,11 @@ def test_typer_is_the_command_lines_alone() -> None:
     """Whoever uses the engine, a client or a bench from Python needs no option parser."""
     importers = {found.importer for found in IMPORTS if found.imported.split(".")[0] == "typer"}
     assert {name for name in importers if not under(name, "cli")} == {"generate", "server.command"}
+
+
+def test_an_engine_at_work_knows_nothing_of_emulation() -> None:
+    knowing = {found.importer for found in IMPORTS if under(found.imported, "penstock.emulation")}
+    assert [name for name in sorted(knowing) if not any(under(name, part) for part in MAY_EMULATE)] == []
 
 
 @pytest.mark.parametrize("part", DECISIONS)

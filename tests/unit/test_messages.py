@@ -18,6 +18,8 @@ from penstock.messages import (
     Candidates,
     CommittedSlots,
     ConnectNeighbours,
+    Delivery,
+    DeviceReserved,
     Failed,
     Features,
     ForeignFrame,
@@ -27,6 +29,7 @@ from penstock.messages import (
     Message,
     Opened,
     Ready,
+    ReserveDevice,
     Result,
     Rows,
     SampledToken,
@@ -63,7 +66,6 @@ def batches(draw: st.DrawFn) -> tuple[Batch, list[bytes]]:
         feature_nodes=draw(st.lists(whole, min_size=count, max_size=count) | st.just([])),
         dtype=draw(st.sampled_from(["", *DTYPE_BYTES])),
         width=draw(st.integers(0, 9)),
-        arrives=draw(number),
         spans=draw(st.lists(st.builds(Span, whole, number, number, number, number, number, whole), max_size=2)),
     )
     size = len(batch.alive) * batch.width * DTYPE_BYTES.get(batch.dtype, 0)
@@ -76,7 +78,7 @@ def features(draw: st.DrawFn) -> tuple[Features, list[bytes]]:
     count, layers = draw(st.integers(0, 4)), draw(st.lists(whole, min_size=1, max_size=3))
     nodes, slots = (draw(st.lists(whole, min_size=count, max_size=count)) for _ in range(2))
     dtype, width = draw(st.sampled_from([*DTYPE_BYTES])), len(layers) * draw(st.integers(0, 4))
-    sent = Features(layers=layers, nodes=nodes, slots=slots, dtype=dtype, width=width, arrives=draw(number))
+    sent = Features(layers=layers, nodes=nodes, slots=slots, dtype=dtype, width=width)
     size = count * width * DTYPE_BYTES[dtype]
     return sent, [bytes(size)] if size else []
 
@@ -85,8 +87,10 @@ picks = st.builds(SampledToken, whole, whole, number, whole, st.lists(st.tuples(
 candidates = st.builds(Candidates, whole, st.lists(whole, max_size=2), st.lists(number, max_size=2))
 others: st.SearchStrategy[Message] = st.one_of(
     st.builds(Result, stream=whole, picks=st.lists(picks, max_size=3), candidates=st.lists(candidates, max_size=3)),
-    st.builds(Cancel, before=whole, nodes=st.lists(whole), arrives=number),
-    st.builds(Ready, stage=whole, arrives=number),
+    st.builds(Cancel, before=whole, nodes=st.lists(whole)),
+    st.builds(Ready, stage=whole),
+    st.builds(ReserveDevice, seconds=number),
+    st.builds(DeviceReserved, stage=whole, start=number, end=number),
     st.builds(Started, stage=whole, address=text, kv_bytes=whole, weight_bytes=whole),
     st.builds(ConnectNeighbours, upstream=text, downstream=text),
     st.builds(Heartbeat, stage=whole),
@@ -97,10 +101,17 @@ others: st.SearchStrategy[Message] = st.one_of(
 messages = st.one_of(batches(), features(), others.map(lambda message: (message, [])))
 
 
-@given(messages)
-def test_round_trip(sent: tuple[Message, list[bytes]]) -> None:
+@given(messages, number)
+def test_round_trip(sent: tuple[Message, list[bytes]], arrives: float) -> None:
     message, tensors = sent
-    assert decode([encode(message, SESSION), *tensors], SESSION) == message
+    frame = encode(message, SESSION, arrives)
+    assert decode([frame, *tensors], SESSION) == Delivery(message=message, arrives=arrives)
+
+
+def test_only_modelled_links_have_an_envelope() -> None:
+    plain, in_envelope = (encode(Ready(stage=3), SESSION, arrives) for arrives in (0.0, 1.5))
+    assert msgspec.msgpack.decode(plain) == [PROTOCOL, SESSION, {"type": "ready", "stage": 3}]
+    assert len(in_envelope) > len(plain)
 
 
 @settings(max_examples=300)
@@ -108,7 +119,7 @@ def test_round_trip(sent: tuple[Message, list[bytes]]) -> None:
 def test_damage_is_noticed_or_harmless(sent: tuple[Message, list[bytes]], data: st.DataObject) -> None:
     """A byte changed, cut off or put in: a message of the right shape, or one of two errors."""
     message, tensors = sent
-    frame = bytearray(encode(message, SESSION))
+    frame = bytearray(encode(message, SESSION, data.draw(number)))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, max(len(frame) - 1, 0)))
         frame[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
@@ -116,7 +127,7 @@ def test_damage_is_noticed_or_harmless(sent: tuple[Message, list[bytes]], data: 
         found = decode([bytes(frame), *tensors], SESSION)
     except (ForeignFrame, MalformedMessage):
         return
-    assert isinstance(found, Message)
+    assert isinstance(found.message, Message)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=3))

@@ -131,6 +131,7 @@ def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
 
 def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolved, list[StrategyRun], list[SmallModel]]:
     """Start an engine and put every question to every strategy, by drafter's place; then the small model alone."""
+    from penstock.emulation.host import RealTimeHost
     from penstock.engine.llm import LLM
 
     runs: list[StrategyRun] = []
@@ -143,6 +144,7 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolve
             dtype=options.dtype,
             speculative_slots=options.speculative_slots,
             enable_prefix_caching=False,  # every strategy computes every prompt
+            host=RealTimeHost(),
         ) as llm:
             check_lengths(llm, plan.questions)
             with on_time(llm):

@@ -17,10 +17,10 @@ from penstock.bench.measure.timeline import Timeline, timeline_of
 from penstock.cluster import link_timings
 from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput, SamplingParams
+from penstock.emulation.priority import ENGINE, keeping_time
 from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
 from penstock.estimates.estimates import Estimates
-from penstock.priority import ENGINE, keeping_time
 
 if TYPE_CHECKING:
     from penstock.engine.job import Prompt

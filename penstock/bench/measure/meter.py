@@ -10,7 +10,7 @@ from penstock.bench.measure.hits import HitCounts
 from penstock.bench.measure.lockstep import Lockstep
 from penstock.cluster.timing import LinkTiming
 from penstock.drafters.base import Draft, Drafter
-from penstock.drafters.emulated import EmulatedDrafter
+from penstock.emulation.drafter import EmulatedDrafter
 from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
 from penstock.messages import Batch, Result, Span

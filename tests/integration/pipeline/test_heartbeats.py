@@ -16,7 +16,7 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.cluster import load_cluster, stage_timings
 from penstock.cluster.uniform import uniform_cluster
-from penstock.messages import Heartbeat, HeartbeatAck, encode
+from penstock.messages import Delivery, Heartbeat, HeartbeatAck, encode
 from penstock.pipeline.base import Pipeline
 from penstock.pipeline.local import FRAME, SCHEME
 from penstock.pipeline.worker import HEARTBEAT
@@ -159,5 +159,5 @@ def test_half_a_message_does_not_end_the_engines_wait(target: Path) -> None:
 def test_a_heartbeat_of_nobody_ends_the_pipeline(target: Path, message: Heartbeat | HeartbeatAck) -> None:
     with start(target, 2) as llm:
         pipeline = pipeline_of(llm)
-        assert pipeline._on_message(message, [])
+        assert pipeline._on_message(Delivery(message=message), [])
         assert lost_by_now(pipeline)

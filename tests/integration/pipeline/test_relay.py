@@ -9,7 +9,7 @@ import pytest
 from benchmarks.papers import relay
 from benchmarks.papers.relay import RelayHost, receiver
 from penstock import LLM, PipelineError, SamplingParams
-from penstock.messages import Batch, Message, Ready, Span
+from penstock.messages import Batch, Delivery, Message, Ready, Span
 from tests.integration.pipeline.test_processes import batch, pipeline_of, start
 
 pytestmark = pytest.mark.processes
@@ -55,7 +55,7 @@ def test_relayed_hops_give_the_tokens_of_plain_decoding(
 def test_a_batch_past_the_last_stage_ends_the_pipeline(target: Path) -> None:
     with start(target, 2, host=RelayHost()) as llm:
         pipeline = pipeline_of(llm)
-        assert pipeline._on_message(batch(0, spans=[span(0), span(1)]), [])
+        assert pipeline._on_message(Delivery(message=batch(0, spans=[span(0), span(1)])), [])
         with pytest.raises(PipelineError, match="unexpected Batch"):
             llm.generate(PROMPTS, PARAMS[0])
 

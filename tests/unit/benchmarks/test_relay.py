@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.papers.relay import priced, receiver
 from penstock.cluster.timing import LinkTiming
+from penstock.emulation.stage import StageEmulation
 from penstock.messages import Batch, Cancel, Message, Ready, Rows, Span
 from penstock.pipeline.plan import StagePlan
 
@@ -42,8 +43,7 @@ def plans(links: list[LinkTiming | None]) -> list[StagePlan]:
             dtype="float32",
             device="cpu",
             max_model_len=8,
-            up=links[i],
-            down=links[i + 1],
+            emulation=StageEmulation(up=links[i], down=links[i + 1]),
         )
         for i in range(len(links) - 1)
     ]
@@ -51,7 +51,7 @@ def plans(links: list[LinkTiming | None]) -> list[StagePlan]:
 
 def test_a_hop_between_stages_takes_twice_its_time_and_one_from_or_to_the_engine_does_not() -> None:
     links = [LinkTiming(0.1 * i, 100.0 * i, 4.0) for i in range(1, 5)]
-    relayed = priced(plans(list(links)))
+    relayed = [plan.emulation or StageEmulation() for plan in priced(plans(list(links)))]
     assert (relayed[0].up, relayed[-1].down) == (links[0], links[-1])
     for before, after, link in zip(relayed, relayed[1:], links[1:], strict=False):
         assert before.down == after.up

@@ -11,6 +11,7 @@ from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.core import FinishReason, PenstockError
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
+from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.estimates.estimates import Estimates
@@ -56,9 +57,9 @@ def test_a_drafter_that_is_not_busy_is_not_due() -> None:
 
 def test_estimates_are_changed_while_idle_only_and_left_as_they_were() -> None:
     clock, pool, drafter = VirtualClock(), SlotPool(40, 20), Rowless()
-    second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
+    second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
-    pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
+    pipeline = InProcessPipeline([emulated_driver(0, core, clock.now, second)], clock)
     loop = EngineLoop(pipeline, drafter, Scheduler(pool, 8, 1, 40), clock)
     first, other = loop.estimates, Estimates()
     loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 2, 2), Collected()))
@@ -96,9 +97,9 @@ class AfterEntering(InstantDrafter):
 def test_what_is_asked_about_before_it_enters_is_asked_about_again_once_it_has() -> None:
     """Not only under another root, which with three stages is three steps away."""
     clock, pool, drafter = VirtualClock(), SlotPool(40, 20), AfterEntering()
-    second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
+    second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
     cores = [StageCore(HashLayers(i, pool.total, 4), pool.total, is_last=i == 2) for i in range(3)]
-    pipeline = InProcessPipeline([StageDriver(i, core, clock.now, second) for i, core in enumerate(cores)], clock)
+    pipeline = InProcessPipeline([emulated_driver(i, core, clock.now, second) for i, core in enumerate(cores)], clock)
     loop = EngineLoop(pipeline, drafter, Scheduler(pool, 8, 1, 40), clock)
     loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 1, 1), Collected()))
     while not drafter.answered:
@@ -130,9 +131,9 @@ class Repeating(InstantDrafter):
 def drafted_again(drafter: Repeating, make: Callable[[], Strategy]) -> EngineLoop:
     """One request, run to its end."""
     clock, pool = VirtualClock(), SlotPool(60, 40)
-    second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
+    second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
-    pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
+    pipeline = InProcessPipeline([emulated_driver(0, core, clock.now, second)], clock)
     loop = EngineLoop(pipeline, drafter, Scheduler(pool, 8, 1, 60), clock)
     loop.add(Request(0, [1, 2, 3], Sampling(), 20, frozenset(), make(), Collected()))
     while loop.busy:
@@ -230,9 +231,10 @@ def test_an_observer_that_fails_at_a_requests_end_does_not_keep_its_reply() -> N
 def test_a_request_that_comes_between_two_steps_enters_at_once() -> None:
     """Not with the next result: the first stage is free."""
     clock, pool = VirtualClock(), SlotPool(80, 20)
-    times = [StageTiming(devices=(DeviceTiming(seconds, 0.0, 0.0),)) for seconds in (1.0, 100.0)]
+    timings = [StageTiming(devices=(DeviceTiming(seconds, 0.0, 0.0),)) for seconds in (1.0, 100.0)]
     cores = [StageCore(HashLayers(stage, pool.total, 4), pool.total, is_last=stage == 1) for stage in range(2)]
-    drivers = [StageDriver(i, core, clock.now, time) for i, (core, time) in enumerate(zip(cores, times, strict=True))]
+    times = [StageEmulation(timing=timing) for timing in timings]
+    drivers = [emulated_driver(i, core, clock.now, times[i]) for i, core in enumerate(cores)]
     loop = EngineLoop(InProcessPipeline(drivers, clock), None, Scheduler(pool, 8, 2, 40), clock)
     first, second = (
         Request(number, [1, 2, 3], Sampling(), 2, frozenset(), Autoregressive(), Collected()) for number in range(2)
@@ -274,8 +276,8 @@ def test_what_follows_a_miss_leaves_first() -> None:
 
     clock, pool = VirtualClock(), SlotPool(40, 20)
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
-    second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
-    pipeline = InProcessPipeline([StageDriver(0, core, clock.now, second)], clock)
+    second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
+    pipeline = InProcessPipeline([emulated_driver(0, core, clock.now, second)], clock)
     loop = EngineLoop(pipeline, Drafts(), Scheduler(pool, 8, 1, 40), clock, [order])
     loop.add(Request(0, [1, 2, 3], Sampling(), 10, frozenset(), PipeDec(3, 1, 1), Reads()))
     run(loop)
@@ -319,8 +321,9 @@ def test_what_becomes_free_while_the_engine_decides_is_made_use_of(latency: floa
     """The first stage's buffer, or the moment until which a batch is held: nothing else would wake the engine."""
     clock, pool = CreepingClock(), SlotPool(160, 40)
     timing, link = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)), LinkTiming(latency, 1e12, 0.0)
+    stage = StageEmulation(timing=timing, up=link, down=link)
     cores = [StageCore(HashLayers(i, pool.total, 4), pool.total, is_last=i == 2) for i in range(3)]
-    drivers = [StageDriver(i, core, clock.now, timing, link, link) for i, core in enumerate(cores)]
+    drivers = [emulated_driver(i, core, clock.now, stage) for i, core in enumerate(cores)]
     loop = Watchful(InProcessPipeline(drivers, clock), Repeating(None), Scheduler(pool, 8, 1, 160), clock)
     loop.add(Request(0, [1, 2, 3], Sampling(), 100, frozenset(), Paced(100, 1, 1), Collected()))
     run(loop)

@@ -65,13 +65,13 @@ def test_stages_spread_over_all_gpus(
     assert [plan.device for plan in plans] == [f"cuda:{number}" for number in numbers]
 
 
-def test_what_is_modelled_computes_in_the_background() -> None:
+def test_what_is_modelled_is_emulated() -> None:
     """A learned drafter is modelled by the target's sizes, also where the cluster knows none of a draft model."""
     cluster = replace(load_cluster("demo"), draft_as_model=None)
     setup = resolve_options(EngineOptions(cluster=cluster, speculative_config={"method": "medusa"}))
-    assert all(plan.background for plan in [*stage_plans(setup), drafting_plan(setup, "", 1)])
+    assert all(plan.emulation is not None for plan in [*stage_plans(setup), drafting_plan(setup, "", 1)])
     setup = resolve_options(EngineOptions(cluster="local-2", speculative_config={"method": "medusa"}))
-    assert not any(plan.background for plan in [*stage_plans(setup), drafting_plan(setup, "", 1)])
+    assert not any(plan.emulation is not None for plan in [*stage_plans(setup), drafting_plan(setup, "", 1)])
 
 
 def test_everything_stays_on_the_cpu() -> None:

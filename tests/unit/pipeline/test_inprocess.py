@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.core import PenstockError
+from penstock.emulation.link import LinkModel
+from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.messages import NO_SLOT, Batch, Cancel, Candidates, Opened, Ready, Result, Rows, SampledToken, Sampling
-from penstock.pipeline.base import EngineEnd
 from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.engine_end import EngineEnd
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.stage.core import StageCore
-from penstock.stage.driver import LinkModel, StageDriver
+from penstock.stage.device import REAL_LINK
 from penstock.stage.visibility import ProtocolError
 from tests.hash_model import HashLayers, plain_next
 from tests.unit.stage.test_driver import link, stage_timing
@@ -24,7 +26,7 @@ def pipeline_of(stages: int, clock: VirtualClock, seconds: float = 1.0) -> InPro
     drivers = []
     for index in range(stages):
         core = StageCore(HashLayers(index, 32, 50), 32, is_last=index == stages - 1)
-        drivers.append(StageDriver(index, core, clock.now, stage_timing(seconds)))
+        drivers.append(emulated_driver(index, core, clock.now, StageEmulation(timing=stage_timing(seconds))))
     return InProcessPipeline(drivers, clock)
 
 
@@ -107,7 +109,7 @@ def test_close_may_be_called_twice() -> None:
 
 
 def awaiting(*streams: int) -> EngineEnd:
-    end = EngineEnd(VirtualClock(), LinkModel(None))
+    end = EngineEnd(VirtualClock(), REAL_LINK)
     for stream in streams:
         end.sending(prompt(stream, stream, PROMPT))
     return end
@@ -124,14 +126,14 @@ def awaiting(*streams: int) -> EngineEnd:
 )
 def test_results_that_answer_no_batch_are_refused(result: Result, complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
-        awaiting(0, 1).received(result)
+        awaiting(0, 1).received(result, 0.0)
 
 
 def test_a_result_too_many_is_refused() -> None:
     end = awaiting(0)
-    end.received(Result(stream=0, picks=[SampledToken(4, 5)]))
+    end.received(Result(stream=0, picks=[SampledToken(4, 5)]), 0.0)
     with pytest.raises(ProtocolError, match="result 0 arrived where None was due"):
-        end.received(Result(stream=0))
+        end.received(Result(stream=0), 0.0)
     assert [result.stream for result in end.arrived()] == [0]
     assert end.arrived() == []
 
@@ -139,13 +141,11 @@ def test_a_result_too_many_is_refused() -> None:
 def test_messages_take_their_time_on_the_entrance() -> None:
     clock = VirtualClock()
     end = EngineEnd(clock, LinkModel(link(2.0)))
-    batch = prompt(0, 0, PROMPT)
-    end.sending(batch)
-    assert batch.arrives > 2.0
+    assert end.sending(prompt(0, 0, PROMPT)) > 2.0
     assert not end.ready
     assert end.due is None, "only a message can help"
-    end.received(Ready(stage=0, arrives=5.0))
-    end.received(Result(stream=0, arrives=3.0))
+    end.received(Ready(stage=0), 5.0)
+    end.received(Result(stream=0), 3.0)
     assert (end.ready, end.due, end.arrived()) == (False, 3.0, [])
     clock.wait(3.0)
     assert len(end.arrived()) == 1
@@ -158,8 +158,8 @@ def test_a_buffer_that_is_free_before_the_next_result_is_due_first() -> None:
     clock = VirtualClock()
     end = EngineEnd(clock, LinkModel(link(2.0)))
     end.sending(prompt(0, 0, PROMPT))
-    end.received(Ready(stage=0, arrives=3.0))
-    end.received(Result(stream=0, arrives=5.0))
+    end.received(Ready(stage=0), 3.0)
+    end.received(Result(stream=0), 5.0)
     assert end.due == 3.0
     clock.wait(3.0)
     assert (end.ready, end.due) == (True, 5.0)

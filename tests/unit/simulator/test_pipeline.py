@@ -17,7 +17,8 @@ from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.simulator import run
 from penstock.simulator.script import profile_script
-from penstock.stage.driver import LinkModel, StageDriver
+from penstock.stage.device import Link
+from penstock.stage.driver import StageDriver
 
 STRATEGIES = (None, "auto", "continuous", "flowspec", "pipedec", "static_tree")
 
@@ -25,7 +26,7 @@ STRATEGIES = (None, "auto", "continuous", "flowspec", "pipedec", "static_tree")
 class Polled(InProcessPipeline):
     """As ``SimulatedPipeline``, but the engine is woken for all that happens between the stages, too."""
 
-    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: LinkModel) -> None:
+    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: Link) -> None:
         super().__init__(drivers, clock, entrance)
         self.now, self.wait, self.wake = clock.now, clock.wait, clock.wake
 

@@ -12,7 +12,7 @@ from penstock.cluster import Cluster, draft_timing, load_cluster, plain_step_sec
 from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason
 from penstock.drafters.base import Draft
-from penstock.drafters.emulated import EmulatedDrafter
+from penstock.emulation.drafter import EmulatedDrafter
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.core import PenstockError
+from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.messages import (
     NO_SLOT,
     Batch,
     Cancel,
     Features,
-    Occupied,
-    Occupy,
     Opened,
     Ready,
     Result,
@@ -27,7 +26,7 @@ from penstock.messages import (
 )
 from penstock.pipeline.clock import VirtualClock
 from penstock.stage.core import StageCore
-from penstock.stage.driver import LinkModel, StageDriver
+from penstock.stage.driver import StageDriver
 from tests.hash_model import HashLayers, HashReader, HiddenRows
 
 seconds = st.sampled_from([0.0, 0.001, 0.25, 1.0, 3.0])
@@ -47,9 +46,10 @@ def link(latency: float) -> LinkTiming:
     return LinkTiming(latency, 1e6, 0.0)
 
 
-def driver(index: int, stages: int, clock: VirtualClock, slots: int = 64, **timing: Any) -> StageDriver:
+def driver(index: int, stages: int, clock: VirtualClock, slots: int = 64, **emulation: Any) -> StageDriver:
+    """A real stage, or one of which something is modelled."""
     core = StageCore(HashLayers(index, slots, 7), slots, is_last=index == stages - 1)
-    return StageDriver(index, core, clock.now, **timing)
+    return emulated_driver(index, core, clock.now, StageEmulation(**emulation))
 
 
 class Chain:
@@ -70,7 +70,7 @@ class Chain:
         for place, one in enumerate(self.drivers):
             for sent in one.step():
                 happened = True
-                to = place - 1 if sent.upstream else place + 1
+                to = place - 1 if sent.to == "upstream" else place + 1
                 if to < 0:
                     assert isinstance(sent.message, Ready)
                     self.credit = True
@@ -78,8 +78,7 @@ class Chain:
                     assert isinstance(sent.message, Result)
                     self.results.append(sent.message)
                 else:
-                    self.drivers[to].on_message(sent.message, sent.tensor)
-                assert all(len(other._buffer) <= 1 for other in self.drivers)
+                    self.drivers[to].on_message(sent.message, sent.tensor, sent.arrives)
         return happened
 
     def run(self, batches: list[Batch]) -> None:
@@ -113,9 +112,8 @@ def test_batches_come_out_in_order_and_none_is_lost(timings: list[tuple[float, f
 
 def test_a_full_pipeline_works_on_as_many_batches_as_it_has_stages() -> None:
     """With stages of one second and no links, a batch comes out every second after the first three."""
-    chain = Chain([(1.0, 0.0, 0.0)] * 3, slots=10)
-    for one in chain.drivers:
-        one._down = one._up = LinkModel(None)
+    chain = Chain([], slots=10)
+    chain.drivers = [driver(i, 3, chain.clock, 10, timing=stage_timing(1.0)) for i in range(3)]
     chain.run([batch(stream) for stream in range(10)])
     assert chain.clock.now() == pytest.approx(12.0)
 
@@ -127,7 +125,7 @@ def test_ready_is_said_before_the_batch_is_computed() -> None:
     one.on_message(batch(0))
     steps = one.step()
     first = next(steps)
-    assert first.upstream
+    assert first.to == "upstream"
     assert isinstance(first.message, Ready)
     assert one.core._cancels.next_stream == 0
     assert [type(sent.message) for sent in steps] == [Batch]
@@ -154,7 +152,7 @@ def test_nothing_is_sent_on_before_the_next_buffer_is_free() -> None:
     one.on_message(batch(1))
     assert [type(sent.message) for sent in one.step()] == [Ready]
     assert one.due is None
-    one.on_message(Ready(stage=1, arrives=4.0))
+    one.on_message(Ready(stage=1), arrives=4.0)
     assert one.due == 4.0
     assert list(one.step()) == []
     clock.wait(4.0)
@@ -169,7 +167,7 @@ def test_what_leaves_is_complete_before_its_moment() -> None:
     first = driver(0, 2, clock, timing=stage_timing(1.0), down=link(0.25))
     for stream, credit in enumerate((None, 0.5, 5.0)):  # known from the start, in time, too late
         if credit is not None:
-            first.on_message(Ready(stage=1, arrives=credit))
+            first.on_message(Ready(stage=1), arrives=credit)
         started = clock.now()
         first.on_message(batch(stream))
         assert [type(sent.message) for sent in first.step()] == [Ready]
@@ -177,7 +175,7 @@ def test_what_leaves_is_complete_before_its_moment() -> None:
         assert leaving is not None
         assert isinstance(leaving.message, Batch)
         moment = max(started + 1.0, credit or 0.0)
-        assert leaving.message.arrives == pytest.approx(moment + 0.25, abs=1e-3)
+        assert leaving.arrives == pytest.approx(moment + 0.25, abs=1e-3)
         assert first.leave() is None
         clock.wait(moment)
         assert first.leave() is leaving
@@ -187,7 +185,7 @@ def test_what_leaves_is_complete_before_its_moment() -> None:
 def test_a_cancel_counts_from_its_arrival() -> None:
     clock = VirtualClock()
     one = driver(0, 1, clock)
-    one.on_message(Cancel(before=5, nodes=[0, 1], arrives=2.0))
+    one.on_message(Cancel(before=5, nodes=[0, 1]), arrives=2.0)
     one.on_message(batch(0))
     assert [result.picks != [] for result in (sent.message for sent in one.step()) if isinstance(result, Result)] == [
         True
@@ -200,9 +198,7 @@ def test_a_cancel_counts_from_its_arrival() -> None:
 def test_a_batch_in_the_buffer_waits_for_its_link_and_for_its_stage() -> None:
     clock = VirtualClock()
     one = driver(0, 1, clock, timing=stage_timing(1.0, per_row=0.5))
-    late = batch(0)
-    late.arrives = 3.0
-    one.on_message(late)
+    one.on_message(batch(0), arrives=3.0)
     assert one.due == 3.0
     clock.wait(3.0)
     assert [type(sent.message) for sent in one.step()] == [Ready]
@@ -214,18 +210,6 @@ def test_a_batch_in_the_buffer_waits_for_its_link_and_for_its_stage() -> None:
     assert (span.received, span.start, span.end, span.modelled, span.rows) == (3.0, 3.0, 4.5, 1.5, 1)
 
 
-def test_messages_on_a_line_go_one_after_the_other() -> None:
-    line = LinkModel(LinkTiming(latency_s=1.0, bytes_per_s=100.0, row_bytes=50.0))
-    header = line.sending(Ready(stage=0))
-    assert header > 0
-    assert line.arrival(0.0, header) == pytest.approx(1.0 + header)
-    assert line.arrival(0.0, header) == pytest.approx(1.0 + 2 * header)
-    assert line.sending(Ready(stage=0), rows=2) == pytest.approx(1.0 + header)
-    assert line.arrival(10.0, 1.0 + header) == pytest.approx(12.0 + header)
-    assert LinkModel(None).sending(Ready(stage=0)) == 0.0
-    assert LinkModel(None).arrival(5.0, 0.0) == 0.0
-
-
 def reader(clock: VirtualClock) -> StageDriver:
     """A learned drafter that reads the outputs of the target's stages 0 and 1, with the rows of request 0 in order."""
     core = StageCore(HashReader(64, 7, [0, 1]), 64, is_last=True)
@@ -233,8 +217,8 @@ def reader(clock: VirtualClock) -> StageDriver:
     return StageDriver(0, core, clock.now)
 
 
-def features(node: int, layer: int, arrives: float = 0.0) -> Features:
-    return Features(layers=[layer], nodes=[node], slots=[node], arrives=arrives)
+def features(node: int, layer: int) -> Features:
+    return Features(layers=[layer], nodes=[node], slots=[node])
 
 
 def asking(stream: int = 0) -> Batch:
@@ -251,7 +235,7 @@ def test_a_drafter_waits_until_all_features_that_its_rows_need_have_arrived() ->
     one.on_message(asking())
     assert one.due is None
     assert list(one.step()) == []
-    one.on_message(features(1, 1, arrives=3.0), HiddenRows([8]))
+    one.on_message(features(1, 1), HiddenRows([8]), arrives=3.0)
     assert one.due == 3.0
     assert list(one.step()) == []
     clock.wait(3.0)
@@ -283,13 +267,13 @@ def test_features_that_nobody_reads_end_the_pipeline() -> None:
 def test_tapped_states_leave_aside_when_the_stage_is_done() -> None:
     clock = VirtualClock()
     core = StageCore(HashLayers(0, 64, 7), 64, is_last=False, taps=[4])
-    one = StageDriver(0, core, clock.now, stage_timing(2.0), to_drafter=link(0.5))
+    one = emulated_driver(0, core, clock.now, StageEmulation(timing=stage_timing(2.0), to_drafter=link(0.5)))
     one.on_message(batch(0))
     _, aside = one.step()
-    assert aside.to_drafter
+    assert aside.to == "drafter"
     assert isinstance(aside.message, Features)
     assert (aside.message.layers, aside.message.nodes, aside.message.slots) == ([4], [0], [0])
-    assert aside.message.arrives == pytest.approx(2.5, abs=1e-3)
+    assert aside.arrives == pytest.approx(2.5, abs=1e-3)
     assert len(aside.tensor) == 1
 
 
@@ -298,85 +282,20 @@ def test_each_layers_state_of_a_row_weighs_on_the_line_aside() -> None:
     for taps in ([4], [2, 4]):
         clock = VirtualClock()
         core = StageCore(HashLayers(0, 64, 7), 64, is_last=False, taps=taps)
-        one = StageDriver(0, core, clock.now, stage_timing(2.0), to_drafter=LinkTiming(0.5, 1e6, 1e6))
+        one = emulated_driver(
+            0, core, clock.now, StageEmulation(timing=stage_timing(2.0), to_drafter=LinkTiming(0.5, 1e6, 1e6))
+        )
         one.on_message(batch(0))
         _, aside = one.step()
         assert isinstance(aside.message, Features)
-        arrivals.append(aside.message.arrives)
+        arrivals.append(aside.arrives)
     assert arrivals == pytest.approx([3.5, 4.5], abs=1e-3)
-
-
-def turns(one: StageDriver, clock: VirtualClock) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """When the stage's batches and the drafter's passes had the device, run to the end."""
-    batches, passes = [], []
-    while one.due is not None:
-        clock.wait(one.due)
-        for sent in one.step():
-            if isinstance(sent.message, Result):
-                batches += [(span.start, span.end) for span in sent.message.spans]
-            if isinstance(sent.message, Occupied):
-                passes.append((sent.message.start, sent.message.end))
-    return batches, passes
-
-
-def at(stream: int, arrives: float) -> Batch:
-    one = batch(stream)
-    one.arrives = arrives
-    return one
-
-
-@pytest.mark.parametrize(
-    ("arrives", "asked", "computed", "drafted"),
-    [
-        (1.0, 5.0, (1.0, 3.0), (5.0, 5.5)),  # the device is free for both
-        (1.0, 2.0, (1.0, 3.0), (3.0, 3.5)),  # the pass waits for the batch
-        (1.0, 0.75, (1.25, 3.25), (0.75, 1.25)),  # the batch waits for the pass
-        (1.0, 1.0, (1.0, 3.0), (3.0, 3.5)),  # the batch first, where they come together
-    ],
-)
-def test_a_device_does_one_pass_at_a_time(
-    arrives: float, asked: float, computed: tuple[float, float], drafted: tuple[float, float]
-) -> None:
-    clock = VirtualClock()
-    one = driver(0, 1, clock, timing=stage_timing(2.0))
-    one.on_message(at(0, arrives))
-    one.on_message(Occupy(seconds=0.5, arrives=asked))
-    assert turns(one, clock) == ([computed], [drafted])
-
-
-def test_turns_are_in_the_order_of_coming() -> None:
-    """Two passes are asked for while a batch is computed, and a batch comes between them."""
-    clock = VirtualClock()
-    one = driver(0, 1, clock, timing=stage_timing(4.0))
-    one.on_message(at(0, 0.0))
-    list(one.step())
-    one.on_message(Occupy(seconds=0.5, arrives=1.0))
-    one.on_message(at(1, 2.0))
-    one.on_message(Occupy(seconds=0.5, arrives=3.0))
-    assert turns(one, clock) == ([(0.0, 4.0), (4.5, 8.5)], [(4.0, 4.5), (8.5, 9.0)])
-
-
-def test_a_pass_has_the_device_while_a_finished_batch_waits_for_the_next_buffer() -> None:
-    clock = VirtualClock()
-    one = driver(0, 2, clock, timing=stage_timing(1.0))
-    one.on_message(batch(0))
-    list(one.step())
-    clock.wait(1.0)
-    list(one.step())
-    one.on_message(batch(1))
-    list(one.step())
-    one.on_message(Occupy(seconds=0.5, arrives=1.5))
-    clock.wait(2.0)
-    (sent,) = one.step()
-    assert isinstance(sent.message, Occupied)
-    assert (sent.message.stage, sent.message.start, sent.message.end) == (0, 2.0, 2.5)
-    assert one.due is None, "the batch still waits for the next stage"
 
 
 def test_a_span_says_when_features_had_arrived() -> None:
     clock = VirtualClock()
     core = StageCore(HashLayers(0, 64, 7), 64, is_last=True, taps=[4])
-    sender = StageDriver(0, core, clock.now, stage_timing(2.0), to_drafter=link(0.5))
+    sender = emulated_driver(0, core, clock.now, StageEmulation(timing=stage_timing(2.0), to_drafter=link(0.5)))
     sender.on_message(batch(0))
     clock.wait(0.0)
     list(sender.step())
@@ -387,7 +306,7 @@ def test_a_span_says_when_features_had_arrived() -> None:
     one = reader(clock)
     one.on_message(asking())
     for layer, arrives in ((0, 2.25), (1, 3.0)):
-        one.on_message(features(1, layer, arrives=arrives), HiddenRows([7]))
+        one.on_message(features(1, layer), HiddenRows([7]), arrives)
     clock.wait(3.0)
     _, answer = one.step()
     assert isinstance(answer.message, Result)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.cluster import load_cluster
-from penstock.drafters.base import DraftTiming
-from penstock.messages import Batch, Occupied, Result, Rows, Span
+from penstock.estimates.draft_timing import DraftTiming
+from penstock.messages import Batch, DeviceReserved, Result, Rows, Span
 from penstock.trace.writer import DRAFTER, ENGINE, FIRST_STAGE, TraceWriter, trace_writer
 from tests.histories import History
 from tests.unit.trace.runs import Run
@@ -193,7 +193,9 @@ def test_features_without_a_modelled_link_are_instants() -> None:
 
 
 def test_a_round_says_what_it_waited_for_and_when_it_had_a_stages_device() -> None:
-    drafter: Any = SimpleNamespace(timing=DraftTiming(0.25, 1.25, 0.5, 1.0, Occupied(stage=1, start=1.5, end=2.5)))
+    drafter: Any = SimpleNamespace(
+        timing=DraftTiming(0.25, 1.25, 0.5, 1.0, DeviceReserved(stage=1, start=1.5, end=2.5))
+    )
     writer = TraceWriter(["stage 0", "stage 1"], drafter=drafter)
     draft: Any = SimpleNamespace(node=SimpleNamespace(id=5), candidates=[(1, 0.0)])
     writer.drafted([draft], 1.0, 2.5)

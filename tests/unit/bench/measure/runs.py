@@ -6,6 +6,7 @@ from penstock.bench.measure.meter import Meter
 from penstock.bench.measure.summary import StrategyRun
 from penstock.cluster.timing import DeviceTiming, StageTiming
 from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Sampling
@@ -15,7 +16,6 @@ from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.simulator.run import Timed
 from penstock.stage.core import StageCore
-from penstock.stage.driver import StageDriver
 from penstock.strategies.base import Strategy
 from tests.hash_model import HashLayers, plain_decode
 
@@ -29,9 +29,9 @@ def one_request(stages: int, strategy: Strategy, accuracy: list[float], tokens: 
     Every stage takes one second for any batch; links, drafting and the engine take no time.
     """
     clock, pool = VirtualClock(), SlotPool(200, 200)
-    second = StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),))
+    second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
     cores = [StageCore(HashLayers(i, pool.total, VOCABULARY), pool.total, i == stages - 1) for i in range(stages)]
-    drivers = [StageDriver(i, core, clock.now, second) for i, core in enumerate(cores)]
+    drivers = [emulated_driver(i, core, clock.now, second) for i, core in enumerate(cores)]
     answer = plain_decode(PROMPT, stages, VOCABULARY, 0, tokens, frozenset())
     drafter = SyntheticDrafter(accuracy, VOCABULARY, 0, lambda _: answer)
     loop = EngineLoop(InProcessPipeline(drivers, clock), drafter, Scheduler(pool, 16, 1, 200), clock)

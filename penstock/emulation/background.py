@@ -8,8 +8,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from penstock.emulation.priority import yield_to_others
 from penstock.messages import Batch, Cancel, Features
-from penstock.priority import yield_to_others
 from penstock.stage.driver import Core, Processed
 
 

@@ -28,12 +28,18 @@ def keep_time(priority: int) -> bool:
     """
     if sys.platform != "linux":
         return False
-    set_timer_slack(1)
+    sleep_precisely()
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
     except PermissionError:
         return False
     return True
+
+
+def sleep_precisely() -> None:
+    """Have the calling thread's sleeps end within microseconds of their moment, where Linux can be asked for it."""
+    if sys.platform == "linux":
+        set_timer_slack(1)
 
 
 @contextlib.contextmanager

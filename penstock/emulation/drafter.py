@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 
 from penstock.cluster.timing import LinkTiming, StageTiming
-from penstock.drafters.base import Draft, Drafter, DraftRequest, DraftTiming
-from penstock.messages import Occupied, Occupy
-from penstock.pipeline.base import Clock, Pipeline
+from penstock.drafters.base import Draft, Drafter, DraftRequest
+from penstock.emulation.turns import DeviceTurns
+from penstock.estimates.draft_timing import DraftTiming
+from penstock.messages import DeviceReserved
+from penstock.pipeline.base import Clock
 from penstock.requests.request import Request
 
 
@@ -33,12 +35,12 @@ class EmulatedDrafter:
         self._way = self._pass = self._arrives = self._begins = 0.0
         """Of the round: the time of its way, there as back, and of its pass; when the question has arrived, and when
         the device begins, which is infinite before that is known."""
-        self._host: tuple[Pipeline, int] | None = None
-        self._turn: Occupied | None = None
+        self._turns: DeviceTurns | None = None
+        self._turn: DeviceReserved | None = None
 
-    def share(self, pipeline: Pipeline, stage: int) -> None:
-        """From now on the drafter's passes and the batches of this stage take turns on one device."""
-        self._host = pipeline, stage
+    def share(self, turns: DeviceTurns) -> None:
+        """From now on the drafter's passes and the batches of a stage take turns on one device."""
+        self._turns = turns
 
     @property
     def busy(self) -> bool:
@@ -58,9 +60,8 @@ class EmulatedDrafter:
         self._pass = self._timing.seconds(rows)
         self._arrives = self._begins = started + self._way
         self._turn = None
-        if self._host is not None and rows:
-            pipeline, stage = self._host
-            pipeline.occupy(stage, Occupy(seconds=self._pass, arrives=self._arrives))
+        if self._turns is not None and rows:
+            self._turns.ask(self._pass, self._arrives)
             self._begins = math.inf
         self.asks += 1
         self.busy_seconds += self._pass + 2 * self._way
@@ -72,7 +73,7 @@ class EmulatedDrafter:
             return []
         was_busy = self.inner.busy
         self._answers += self.inner.poll()
-        if self._host is not None and (turn := self._host[0].occupied()) is not None:
+        if self._turns is not None and (turn := self._turns.taken()) is not None:
             self._turn, self._begins = turn, turn.start
         now, until = self._clock.now(), self._until
         if was_busy and not self.inner.busy and now > until:

@@ -1,0 +1,86 @@
+"""What a cluster file has emulated of an engine: its stages, their links, and its drafter. All else is real."""
+
+from __future__ import annotations
+
+from penstock.cluster import (
+    Cluster,
+    draft_link,
+    draft_timing,
+    feature_links,
+    link_timings,
+    speculator_timing,
+    stage_timings,
+)
+from penstock.cluster.timing import StageTiming
+from penstock.config import LEARNED, SpeculativeConfig
+from penstock.core import ConfigError
+from penstock.drafters.base import Drafter
+from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.stage import StageEmulation
+from penstock.emulation.turns import DeviceTurns
+from penstock.pipeline.base import Clock, SideChannel
+
+
+def stage_emulations(
+    cluster: Cluster | None, stages: int, drafter: Drafter | None = None, *, features: bool = False
+) -> list[StageEmulation | None]:
+    """One entry per stage, None where nothing is emulated. ``features``: whether the stages send the drafter some.
+
+    Raises ConfigError where the cluster file lacks a link.
+    """
+    if cluster is None or not cluster.emulated:
+        return [None] * stages
+    links, shared = link_timings(cluster), shared_stage(cluster, drafter)
+    to_drafter = feature_links(cluster) if features else [None] * stages
+    return [
+        StageEmulation(timing=timing, up=links[i], down=links[i + 1], to_drafter=to_drafter[i], shared=i == shared)
+        for i, timing in enumerate(stage_timings(cluster))
+    ]
+
+
+def check_drafter(cluster: Cluster, speculation: SpeculativeConfig | None) -> None:
+    """Raise ConfigError unless the emulated cluster says what drafting takes."""
+    if speculation is not None and speculation.method in LEARNED:
+        if cluster.drafter is None:
+            raise ConfigError(f"cluster {cluster.name} names no drafter: what drafting takes there is unknown")
+        feature_links(cluster)  # refuses a cluster in which a stage and the drafter are not joined
+    drafts_slowly = speculation is not None and speculation.method in ("draft_model", "synthetic")
+    if drafts_slowly and cluster.draft_as_model is None:
+        raise ConfigError(
+            f"cluster {cluster.name} names no drafter and no draft_as_model: what drafting takes there is unknown"
+        )
+
+
+def drafter_pass(cluster: Cluster | None, depth: int | None) -> StageTiming | None:
+    """One pass on the cluster's modelled device for the drafter; None where there is none.
+
+    ``depth`` is how many layers a learned drafter has, None for a draft model.
+    """
+    if cluster is None:
+        return None
+    return draft_timing(cluster) if depth is None else speculator_timing(cluster, depth)
+
+
+def on_its_device(cluster: Cluster | None, drafter: Drafter, depth: int | None, clock: Clock) -> Drafter:
+    """The drafter on the cluster's modelled device, or as it is if there is none. ``depth``: see ``drafter_pass``."""
+    timing = drafter_pass(cluster, depth)
+    if cluster is None or timing is None:
+        return drafter
+    return EmulatedDrafter(drafter, timing, draft_link(cluster), clock)
+
+
+def off_its_device(drafter: Drafter | None) -> Drafter | None:
+    """The drafter that ``on_its_device`` was given."""
+    return drafter.inner if isinstance(drafter, EmulatedDrafter) else drafter
+
+
+def take_turns(cluster: Cluster | None, drafter: Drafter | None, pipeline: SideChannel) -> None:
+    """Have the drafter and the stage on whose device it is use that in turns, if the cluster places it there."""
+    stage = shared_stage(cluster, drafter)
+    if stage is not None and isinstance(drafter, EmulatedDrafter):
+        drafter.share(DeviceTurns(pipeline, stage))
+
+
+def shared_stage(cluster: Cluster | None, drafter: Drafter | None) -> int | None:
+    """The stage whose modelled device the drafter uses, too."""
+    return cluster.drafting_stage if cluster is not None and isinstance(drafter, EmulatedDrafter) else None

@@ -1,0 +1,55 @@
+"""A modelled device: a batch takes at least its modelled time, and a drafter may have the device in between."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.cluster.timing import StageTiming
+from penstock.messages import DeviceReserved, Message, ReserveDevice
+from penstock.stage.device import Computation, Device
+
+
+class Pass(NamedTuple):
+    """A drafter's, which came at a moment and takes so many seconds."""
+
+    arrives: float
+    seconds: float
+
+
+class ModelledDevice(Device):
+    """Does one thing at a time: a stage's batches and a drafter's passes take turns in the order in which they came."""
+
+    def __init__(self, stage: int, clock: Callable[[], float], timing: StageTiming, *, shared: bool = False) -> None:
+        super().__init__(clock)
+        self.shared = shared
+        self._stage = stage
+        self._timing = timing
+        self._passes: deque[Pass] = deque()
+
+    def computed(self, start: float, rows: int) -> Computation:
+        seconds, modelled = self._clock() - start, self._timing.seconds(rows)
+        self.free_at = start + max(seconds, modelled)
+        return Computation(self.free_at, seconds, modelled)
+
+    def on_message(self, message: Message, arrives: float) -> bool:
+        if not isinstance(message, ReserveDevice):
+            return False
+        self._passes.append(Pass(arrives, message.seconds))
+        return True
+
+    @property
+    def due(self) -> float | None:
+        return max(self._passes[0].arrives, self.free_at) if self._passes else None
+
+    def take_turn(self, ready_since: float | None) -> DeviceReserved | None:
+        if not self._passes:
+            return None
+        arrives, seconds = self._passes[0]
+        start = max(arrives, self.free_at)
+        if start > self._clock() or (ready_since is not None and ready_since <= arrives):
+            return None
+        self._passes.popleft()
+        self.free_at = start + seconds
+        return DeviceReserved(stage=self._stage, start=start, end=self.free_at)

@@ -1,0 +1,51 @@
+"""An emulated stage: the driver of every stage, on a modelled device and between modelled links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.cluster.timing import LinkTiming, StageTiming
+from penstock.emulation.background import BackgroundCore
+from penstock.emulation.device import ModelledDevice
+from penstock.emulation.link import link_of
+from penstock.emulation.priority import STAGE, keep_time, sleep_precisely
+from penstock.stage.device import Links
+from penstock.stage.driver import Core, StageDriver
+
+
+class StageEmulation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is modelled of a stage; None is real. ``up`` and ``down`` are its links against and along the stream.
+
+    A drafter has its times from ``EmulatedDrafter``; of its process nothing is modelled, but it shares the host.
+    """
+
+    timing: StageTiming | None = None
+    up: LinkTiming | None = None
+    down: LinkTiming | None = None
+    to_drafter: LinkTiming | None = None
+    shared: bool = False
+    """Whether a drafter's passes take turns with the stage's batches on its device."""
+    real_time: bool = False
+    """Whether its process comes before all that do not keep modelled times, if the system lets it."""
+
+
+def emulated_driver(index: int, core: Core, clock: Callable[[], float], emulation: StageEmulation) -> StageDriver:
+    """Stage ``index`` with modelled times."""
+    links = Links(link_of(emulation.down), link_of(emulation.up), link_of(emulation.to_drafter))
+    timing = emulation.timing
+    device = None if timing is None else ModelledDevice(index, clock, timing, shared=emulation.shared)
+    return StageDriver(index, core, clock, device, links)
+
+
+def share_host(core: Core, emulation: StageEmulation) -> Core:
+    """Have this thread keep the stage's times on a host that plays many devices, and its core compute behind all else.
+
+    Returns the core to use.
+    """
+    if emulation.real_time:
+        keep_time(STAGE)
+    else:
+        sleep_precisely()
+    return BackgroundCore(core)

@@ -1,0 +1,57 @@
+"""From a plan to a stage that runs: its layers, its core and its driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.emulation.link import link_of
+from penstock.emulation.stage import emulated_driver
+from penstock.pipeline.plan import StagePlan
+from penstock.stage.core import StageCore
+from penstock.stage.device import Link
+from penstock.stage.driver import Core, StageDriver
+
+
+def load_layers(plan: StagePlan) -> Any:
+    """The stage's layers, or the learned drafter's module."""
+    from penstock.models.stage_model import load_stage
+
+    if plan.target:
+        from penstock.models.speculators.stage import load_speculator_stage
+
+        return load_speculator_stage(
+            plan.model, plan.target, capacity=plan.capacity, dtype=plan.dtype, device=plan.device
+        )
+    return load_stage(
+        plan.model,
+        plan.first,
+        plan.last,
+        capacity=plan.capacity,
+        dtype=plan.dtype,
+        device=plan.device,
+        max_model_len=plan.max_model_len,
+        tokenizer=plan.tokenizer,
+    )
+
+
+def make_core(plan: StagePlan, index: int, stages: int, layers: Any) -> StageCore:
+    """Computes with ``layers``, which ``load_layers`` gave, as stage ``index`` of so many."""
+    taps = plan.tap.layers if plan.tap is not None else ()
+    if taps:
+        layers.tap(taps)
+    core = StageCore(layers, plan.capacity, is_last=index == stages - 1, taps=taps)
+    if plan.target:
+        core.reader = layers
+    return core
+
+
+def make_driver(plan: StagePlan, index: int, core: Core, clock: Callable[[], float]) -> StageDriver:
+    if plan.emulation is None:
+        return StageDriver(index, core, clock)
+    return emulated_driver(index, core, clock, plan.emulation)
+
+
+def entrance(plan: StagePlan) -> Link:
+    """The engine's link to the first stage."""
+    return link_of(plan.emulation.up if plan.emulation is not None else None)

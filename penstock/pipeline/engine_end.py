@@ -1,0 +1,77 @@
+"""The engine's end of a pipeline."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from penstock.messages import Batch, Cancel, Message, Ready, Result
+from penstock.pipeline.base import Clock
+from penstock.stage.device import Link
+from penstock.stage.visibility import ProtocolError
+
+
+class EngineEnd:
+    """The first stage's buffer, what is sent into it over ``link``, and results on their way.
+
+    Every batch that leaves is remembered until its result has come: results arrive in stream order, and speak of
+    nothing but the rows whose successors were asked for.
+    """
+
+    def __init__(self, clock: Clock, link: Link) -> None:
+        self.listener: Callable[[Message], bool] | None = None
+        self._clock = clock
+        self._link = link
+        self._free_at: float | None = 0.0
+        self._results: deque[tuple[Result, float]] = deque()
+        """Each with the moment at which it arrives."""
+        self._awaited: deque[tuple[int, frozenset[int]]] = deque()
+
+    @property
+    def ready(self) -> bool:
+        return self._free_at is not None and self._free_at <= self._clock.now()
+
+    def sending(self, message: Batch | Cancel) -> float:
+        """Note that a message leaves now. Returns when it arrives; 0 if that is when it is received."""
+        if isinstance(message, Batch):
+            self._free_at = None
+            self._awaited.append((message.stream, frozenset(message.rows.nodes[row] for row in message.wanted)))
+        return self._link.arrival(self._clock.now(), self._link.sending(message))
+
+    def received(self, message: Message, arrives: float) -> bool:
+        """Take in a message of the stages. Returns whether it was one that belongs here.
+
+        Raises ProtocolError for a result that answers no batch of ours.
+        """
+        if isinstance(message, Ready):
+            self._free_at = arrives
+        elif isinstance(message, Result):
+            self._check(message)
+            self._results.append((message, arrives))
+        else:
+            return self.listener is not None and self.listener(message)
+        return True
+
+    def _check(self, result: Result) -> None:
+        stream, wanted = self._awaited.popleft() if self._awaited else (None, frozenset())
+        if result.stream != stream:
+            raise ProtocolError(f"result {result.stream} arrived where {stream} was due")
+        answered = [pick.node for pick in result.picks] + [answer.node for answer in result.candidates]
+        if len(set(answered)) < len(answered) or not wanted.issuperset(answered):
+            raise ProtocolError(f"result {stream} speaks of nodes that it was not asked about")
+
+    def arrived(self) -> list[Result]:
+        """Results that have arrived by now, in stream order."""
+        now, arrived = self._clock.now(), []
+        while self._results and self._results[0][1] <= now:
+            arrived.append(self._results.popleft()[0])
+        return arrived
+
+    @property
+    def due(self) -> float | None:
+        """When the buffer is free or the next result arrives, as far as that is known and yet to come."""
+        free = self._free_at if self._free_at is not None and self._free_at > self._clock.now() else None
+        if not self._results:
+            return free
+        arrives = self._results[0][1]
+        return arrives if free is None else min(arrives, free)
