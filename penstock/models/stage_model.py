@@ -41,7 +41,6 @@ class StageModel:
 
     The first stage embeds tokens. Norm and head run in ``pick``, for the wanted rows only, through the causal language
     model's own forward, so that soft caps and logit scales are applied. ``module`` is what ``load_module`` returned.
-    ``grammars`` speak of the checkpoint's own tokenizer, unless others are given.
     """
 
     def __init__(
@@ -52,14 +51,14 @@ class StageModel:
         last: int,
         *,
         capacity: int,
-        dtype: str = "float32",
-        device: str = "cpu",
-        plain: bool = False,
-        grammars: Grammars | None = None,
+        dtype: str,
+        device: str,
+        plain: bool,
+        grammars: Grammars,
     ) -> None:
         parts = checkpoint.parts
         self.checkpoint = checkpoint
-        self.grammars = grammars or grammars_of(checkpoint)
+        self.grammars = grammars
         self.first = first
         self.last = last
         self.dtype = dtype
@@ -233,7 +232,7 @@ def load_stage(
     ConfigError for whatever cannot work.
     """
     checkpoint = open_checkpoint(path)
-    grammars = grammars_of(open_checkpoint(tokenizer)) if tokenizer else None
+    grammars = grammars_of(open_checkpoint(tokenizer) if tokenizer else checkpoint)
     module = load_module(checkpoint, first, last, dtype, device)
     pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
     return StageModel(
