@@ -261,6 +261,17 @@ def test_no_module_waits_for_itself() -> None:
     assert circles(import_graph(BENCHMARKS, "benchmarks.")) == []
 
 
+def test_benchmarks_share_downwards() -> None:
+    """The page's sections import scripts, scripts what they share; never the other way."""
+    order = ["benchmarks.shared", "", "benchmarks.sections", "benchmarks.results"]
+
+    def level(module: str) -> int:
+        return next((i for i, part in enumerate(order) if part and under(module, part)), 1)
+
+    graph = import_graph(BENCHMARKS, "benchmarks.")
+    assert {(one, other) for one, others in graph.items() for other in others if level(other) > level(one)} == set()
+
+
 def test_circles_are_found() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"f"}, "f": {"g"}, "g": {"e"}}
     assert sorted(map(sorted, circles(graph))) == [["b", "c"], ["e", "f", "g"]]
