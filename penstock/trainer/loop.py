@@ -25,7 +25,7 @@ Step = Sequence[Sequence[int]]
 
 
 class Watch(Protocol):
-    """Is told how it goes."""
+    """Is told of every step and every evaluation."""
 
     def stepped(self, step: int, loss: float) -> None: ...
 
@@ -34,7 +34,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that a run is made of. ``judge`` gives the figures on held-out data."""
+    """The parts of a run. ``judge`` evaluates the drafter on held-out data."""
 
     accelerator: Any
     kind: Kind

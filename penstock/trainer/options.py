@@ -1,4 +1,4 @@
-"""What ``penstock train`` is asked for; whatever can be refused without reading a file is refused here."""
+"""The options of ``penstock train``; whatever can be refused without reading a file is refused here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def whole_numbers(field: str, text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What is trained, on what, and how. Raises FieldError."""
+    """What is trained, on which data, and how. Raises FieldError."""
 
     kind: Annotated[
         str,

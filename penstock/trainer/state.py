@@ -1,4 +1,4 @@
-"""What a run has come to, as one file that is either whole or not there.
+"""A run's state as one file, replaced as a whole or not at all.
 
 Whatever is random is drawn from seed and step (the order of the data from seed and epoch), so no generator's state
 belongs to it.

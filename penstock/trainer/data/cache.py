@@ -29,7 +29,7 @@ from penstock.models.stage_model import load_stage
 from penstock.trainer.data.corpus import Corpus, Sample
 
 LAYOUT: Final = 1
-"""Counts up when the same key would hold something else."""
+"""Version of the layout: raised whenever the same key would hold something else."""
 SHARD_TOKENS: Final = 1 << 15
 """About as many tokens go into one file: what a kill loses at most."""
 
@@ -96,7 +96,7 @@ class StateCache:
 
 
 def fill(folder: Path, corpus: Corpus, wanted: Wanted, device: str) -> Iterator[int]:
-    """Compute what ``folder`` lacks; yields the number of tokens that are there, more and more.
+    """Compute what ``folder`` lacks; yields how many tokens it holds, each time some have been added.
 
     Raises ConfigError where the disk has no room for it.
     """
@@ -153,7 +153,7 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 def of_layer(states_BLF: Tensor, layers: Sequence[int], wanted: Sequence[int]) -> Tensor:
-    """Of states side by side, those of the ``wanted`` layers, side by side."""
+    """The states of the ``wanted`` layers out of concatenated ones, concatenated again."""
     parts = states_BLF.chunk(len(layers), dim=-1)
     nothing = states_BLF[..., :0]
     return torch.cat([nothing, *(parts[list(layers).index(layer)] for layer in wanted)], dim=-1)

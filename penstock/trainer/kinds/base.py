@@ -43,7 +43,7 @@ class Trainee(Protocol):
 
 @dataclass(frozen=True)
 class Shown:
-    """By what the figures are told apart: the name of a step, what it says, and the number of the first one.
+    """How each step's figures are labelled: a step's name, what it means, and the number of the first one.
 
     ``alike``: a full pipeline drafts at all of them alike, so that what is estimated goes by their mean.
     """
@@ -73,7 +73,7 @@ class Start:
         return self.target.vocab_size if self.draft_ids_v is None else len(self.draft_ids_v)
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        """Random so that what comes out is about as large as what enters, however wide the target is."""
+        """Random weights whose output is about as large as their input, whatever the target's width."""
         return torch.randn(rows, columns, generator=self.generator) * columns**-0.5
 
     def head(self) -> Tensor:
@@ -101,11 +101,11 @@ class Start:
 
 
 Drafter = SpeculatorCheckpoint | Checkpoint
-"""What is trained, as opened: a small model is a checkpoint like the target."""
+"""An opened drafter: a speculator, or a small model, which is a checkpoint like the target."""
 
 
 class Files(Protocol):
-    """How a kind of drafter lies on disk, and how it gets from there into training and back."""
+    """A kind of drafter on disk: how it is begun, opened, loaded for training and written."""
 
     @property
     def file(self) -> str:
@@ -121,7 +121,7 @@ class Files(Protocol):
         ...
 
     def load(self, opened: Any, target: Checkpoint, device: str) -> tuple[Any, dict[str, nn.Parameter]]:
-        """The module in float32, in no need of a gradient yet, and what of it is learned, by name."""
+        """The module in float32 without gradients, and those of its parameters that are trained, by name."""
         ...
 
     def write(self, output: Path, opened: Any, module: nn.Module, target: Checkpoint) -> None:
@@ -137,10 +137,10 @@ class Kind:
     learning_rate: float
     betas: tuple[float, float]
     clip: float
-    """Largest norm of all gradients together."""
+    """The norm that all gradients together are clipped to."""
     files: Files
     settle: Callable[[TrainOptions, Checkpoint], TrainOptions]
-    """Puts what is usual where the options say nothing. Raises FieldError for what does not fit the target."""
+    """Fills in the kind's defaults for options left out. Raises FieldError for what does not fit the target."""
     reads: Callable[[TrainOptions, Checkpoint], tuple[int, ...]]
     trainee: Callable[[Any, nn.Module, TrainOptions, Checkpoint, Tensor | None], nn.Module]
     """From the module, the target's head, settled options, the target and the tokens that can be drafted."""
@@ -148,7 +148,7 @@ class Kind:
 
 
 def with_usual(options: TrainOptions, **usual: Any) -> TrainOptions:
-    """The options with ``usual`` where they say nothing."""
+    """The options, with ``usual`` in place of those that are None."""
     return replace(options, **{name: value for name, value in usual.items() if getattr(options, name) is None})
 
 

@@ -32,7 +32,7 @@ class DraftHead(TargetHead):
 
 
 class DraftTrainee(nn.Module):
-    """See ``kind.Trainee``. There is one step: how far ahead of the text it drafts makes no difference to it."""
+    """See ``base.Trainee``. There is one step: how far ahead of the text it drafts makes no difference to it."""
 
     def __init__(self, module: Any, head: nn.Module) -> None:
         super().__init__()

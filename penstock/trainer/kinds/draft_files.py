@@ -24,7 +24,7 @@ OWN: Final = ("config.json", INDEX_FILE)
 
 
 class DraftFiles:
-    """See ``kind.Files``."""
+    """See ``base.Files``."""
 
     file = SINGLE_FILE
 

@@ -28,7 +28,7 @@ TOKEN_WEIGHT: Final = 0.1
 
 
 class EagleTrainee(nn.Module):
-    """See ``kind.Trainee``."""
+    """See ``base.Trainee``."""
 
     def __init__(self, module: Any, head: nn.Module) -> None:
         super().__init__()

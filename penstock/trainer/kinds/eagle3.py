@@ -25,7 +25,7 @@ DRAFTED_AHEAD: Final = 5
 
 
 class Eagle3Trainee(nn.Module):
-    """See ``kind.Trainee``."""
+    """See ``base.Trainee``."""
 
     def __init__(self, module: Any, head: nn.Module, steps: int, draft_ids_v: Tensor | None) -> None:
         super().__init__()

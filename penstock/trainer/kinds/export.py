@@ -34,7 +34,7 @@ HEAD: Final = {"lm_head.weight": "head.0.weight"}
 
 @dataclass(frozen=True)
 class SpeculatorFiles:
-    """See ``kind.Files``."""
+    """See ``base.Files``."""
 
     config: Callable[[Start], dict[str, Any]]
     """The config.json."""

@@ -24,7 +24,7 @@ LAYERS: Final = 1
 
 
 class MedusaTrainee(nn.Module):
-    """See ``kind.Trainee``. A step is a head: head k drafts from the state before row i what comes after row i + k."""
+    """See ``base.Trainee``. A step is a head: head k drafts from the state before row i what comes after row i + k."""
 
     def __init__(self, module: Any, head: nn.Module, draft_ids_v: Tensor | None) -> None:
         super().__init__()

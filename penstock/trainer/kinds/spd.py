@@ -64,7 +64,7 @@ class BlockAttention:
 
 
 class SpdTrainee(nn.Module):
-    """See ``kind.Trainee``; a step is a level at which tokens are asked about.
+    """See ``base.Trainee``; a step is a level at which tokens are asked about.
 
     ``levels`` are those by depth, for each number of stages that is trained for.
     """
