@@ -1,9 +1,7 @@
-"""A checkpoint on disk or on the hub: its configuration, its defaults, its shards, and how to split its layers."""
+"""A checkpoint on disk or on the hub: its configuration, its defaults, and how to split its layers."""
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,15 +9,28 @@ from typing import Any, Final
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from safetensors import safe_open
 from transformers import AutoConfig
 
-from penstock.core import ConfigError
+from penstock.core import ConfigError, RequestError, SamplingParams
+from penstock.foreign_files import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    check_folder,
+    eos_token_ids,
+    fields_of,
+    generation_eos,
+    problem_in,
+    read_json,
+    said,
+)
 from penstock.models.gate import Parts, check_supported
+from penstock.models.shards import layer_of, shards, tensor_sizes
 
-INDEX_FILE: Final = "model.safetensors.index.json"
-SINGLE_FILE: Final = "model.safetensors"
 DOWNLOADED: Final = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+SIZES: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
+LAYER_COUNTS: Final = ("n_layer", "n_layers")
+MOST_PARTS: Final = 100_000
+"""Of anything that a configuration counts: layers, heads, experts, labels."""
 SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -89,97 +100,78 @@ def _download(model: str, revision: str | None, wanted: list[str]) -> Path:
 
 
 def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
-    """Read everything but the weights. Raises ConfigError for what is missing, unreadable or not supported."""
+    """Read everything but the weights.
+
+    Raises ConfigError for what is missing, unreadable or not supported, for a configuration that its own shards belie,
+    and for a checkpoint that asks for code of its own.
+    """
     path = resolve(model, revision)
-    if not (path / "config.json").is_file():
+    check_folder(path)
+    file = path / CONFIG_FILE
+    if not file.is_file():
         raise ConfigError(f"model: {path} holds no config.json, so it is no Hugging Face checkpoint")
+    check_counts(read_json(file), file)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
-        raise ConfigError(f"model: config.json of {model!r} cannot be used: {error}") from error
+        raise ConfigError(f"model: {file} cannot be used: {said(error)}") from error
     parts = check_supported(config)
-    generation = read_json(path / "generation_config.json")
-    return Checkpoint(path, config, parts, _eos_ids(config, generation), _sampling_defaults(generation))
+    check_sizes(config, file)
+    check_layers(config.num_hidden_layers, file)
+    generation = read_json(path / GENERATION_FILE)
+    return Checkpoint(path, config, parts, _eos_ids(config, path), _sampling_defaults(generation, path))
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"model: {file.name} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"model: {file.name} holds no JSON object")
-    return content
+def check_counts(table: dict[str, Any], file: Path) -> None:
+    """Raise ConfigError if a configuration counts more parts than any model has: its class may make a list of them."""
+    for path, key, value in fields_of(table):
+        counts = key.startswith("num_") or key in LAYER_COUNTS or (key.startswith("n_") and key.endswith("experts"))
+        if counts and isinstance(value, int) and abs(value) > MOST_PARTS:
+            raise problem_in(file, path, f"is {value}; no model has more than {MOST_PARTS}")
 
 
-def _eos_ids(config: Any, generation: Mapping[str, Any]) -> tuple[int, ...]:
-    found = generation.get("eos_token_id")
-    found = getattr(config, "eos_token_id", None) if found is None else found
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+def check_sizes(config: Any, file: Path) -> None:
+    """Raise ConfigError unless the sizes that everything here reckons with are whole numbers above 0."""
+    for name in SIZES:
+        size = getattr(config, name, None)
+        if type(size) is not int or size < 1:
+            raise problem_in(file, name, f"is {size!r}; it has to be a whole number above 0")
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise problem_in(file, "max_position_embeddings", f"is {longest!r}; it has to be a whole number above 0")
 
 
-def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    """The checkpoint's recommended sampling, as SamplingParams names it; ``do_sample`` false means greedy."""
+def check_layers(stated: int, file: Path) -> None:
+    """Raise ConfigError if the shards hold fewer layers than ``file`` states; they may hold others beside them."""
+    held = {layer_of(name) for name in shards(file.parent)} - {None}
+    if stated > len(held):
+        raise problem_in(file, "num_hidden_layers", f"is {stated}, but the shards hold {len(held)} layers")
+
+
+def _eos_ids(config: Any, path: Path) -> tuple[int, ...]:
+    """What ends a text. Raises ConfigError for ids that are none, or not in the vocabulary."""
+    file, ids = path / GENERATION_FILE, generation_eos(path)
+    if not ids:
+        file = path / CONFIG_FILE
+        ids = eos_token_ids(getattr(config, "eos_token_id", None), file)
+    if beyond := [token for token in ids if token >= config.vocab_size]:
+        raise problem_in(file, "eos_token_id", f"is {beyond[0]}; the vocabulary has {config.vocab_size} tokens")
+    return ids
+
+
+def _sampling_defaults(generation: Mapping[str, Any], path: Path) -> dict[str, float]:
+    """The checkpoint's recommended sampling, as SamplingParams names it; ``do_sample`` false means greedy.
+
+    Raises ConfigError for what SamplingParams refuses.
+    """
     named = {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None}
     if generation.get("do_sample") is False:  # greedy, which the penalty is for as well
-        return {"temperature": 0.0} | {name: named[name] for name in named.keys() & {"repetition_penalty"}}
-    return named
-
-
-def shards(path: Path) -> dict[str, Path]:
-    """The file of every tensor. Raises ConfigError if the checkpoint has no safetensors or lacks a shard."""
-    if (path / INDEX_FILE).is_file():
-        weight_map = read_json(path / INDEX_FILE).get("weight_map", {})
-        return {name: path / file for name, file in weight_map.items()}
-    single = path / SINGLE_FILE
-    if not single.is_file():
-        if any(path.glob("*.bin")):
-            raise ConfigError(
-                "model: the checkpoint has .bin weights only, which would have to be unpickled; convert it to "
-                "safetensors: load it once with transformers and call save_pretrained"
-            )
-        raise ConfigError(f"model: neither {SINGLE_FILE} nor {INDEX_FILE} in {path}")
-    with open_shard(single) as file:
-        return dict.fromkeys(file.keys(), single)
-
-
-def open_shard(file: Path) -> Any:
-    """Open one safetensors file for lazy reading. Raises ConfigError if it is missing or damaged."""
+        named = {"temperature": 0.0} | {name: named[name] for name in named.keys() & {"repetition_penalty"}}
     try:
-        return safe_open(file, framework="pt", device="cpu")
-    except FileNotFoundError as error:
-        raise ConfigError(f"model: shard {file.name} is missing from {file.parent}: download it again") from error
-    except Exception as error:
-        raise ConfigError(f"model: {file.name} cannot be read ({error}): download it again") from error
-
-
-def layer_of(name: str) -> int | None:
-    """The number of the layer that a tensor of the checkpoint belongs to; None for embedding, norm and head."""
-    parts = name.split(".")
-    for before, part in itertools.pairwise(parts):
-        if before == "layers" and part.isdigit():
-            return int(part)
-    return None
-
-
-def tensor_sizes(path: Path) -> dict[str, int]:
-    """The number of elements of every tensor of the checkpoint, from the shards' headers."""
-    by_file: dict[Path, list[str]] = {}
-    for name, file in shards(path).items():
-        by_file.setdefault(file, []).append(name)
-    sizes = {}
-    for file, names in by_file.items():
-        with open_shard(file) as opened:
-            for name in names:
-                size = 1
-                for extent in opened.get_slice(name).get_shape():
-                    size *= extent
-                sizes[name] = size
-    return sizes
+        SamplingParams(**named)
+    except RequestError as error:
+        raise ConfigError(f"model: {path / GENERATION_FILE}: {error}") from error
+    return named
 
 
 def even_split(num_layers: int, stages: int, head_layers: float = 1.0) -> list[tuple[int, int]]:

@@ -50,11 +50,12 @@ def check_supported(config: Any) -> Parts:
     types = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if unknown := sorted(types - KNOWN_LAYER_TYPES):
         raise refusal(config, f"a token tree needs plain attention in every layer, it has {', '.join(unknown)}")
-    if config.sub_configs:
+    if type(config).sub_configs:
         raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
     if getattr(config, "quantization_config", None) is not None:
         raise refusal(config, "it is quantised; use the float checkpoint, or dequantise it and save it again")
-    plan = getattr(config, "base_model_pp_plan", None)
+    # Of the class: a configuration file may set any attribute of an instance.
+    plan = getattr(type(config), "base_model_pp_plan", None)
     if not plan:
         raise refusal(config, "transformers has no pipeline plan for it")
     if not cls._supports_attention_backend:

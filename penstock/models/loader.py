@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,13 +12,19 @@ import torch
 from torch import nn
 from transformers import logging as transformers_logging
 
-from penstock.core import ConfigError
+from penstock.core import ConfigError, PenstockError
 from penstock.dtypes import torch_dtype
+from penstock.foreign_files import CONFIG_FILE, said
 from penstock.models.attention import ATTENTION
-from penstock.models.checkpoint import Checkpoint, layer_of, open_shard, shards
+from penstock.models.checkpoint import Checkpoint
 from penstock.models.gate import model_class
+from penstock.models.shards import WEIGHT_TYPES, layer_of, open_shard, shards, slice_of
 
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
+MOST_COPIES: Final = 2
+"""A tied embedding is stored once, and held twice while the model is built."""
+SPARE: Final = 1 << 24
+"""Numbers that no checkpoint stores: frequencies of rotary embeddings, masks."""
 
 
 class PassThrough(nn.Module):
@@ -37,20 +44,43 @@ def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, devic
         raise ConfigError(f"layers {first} to {last} of a model with {checkpoint.num_layers} layers")
     torch_format = torch_dtype(dtype)
     target = _checked_device(device)
-    with contextlib.ExitStack() as files, quiet():
+    model = _load(checkpoint, first, last, dtype=torch_format, attn_implementation=ATTENTION)
+    _drop_foreign(model, checkpoint, first, last)
+    return model.to(target).requires_grad_(False)
+
+
+def load_whole(checkpoint: Checkpoint, dtype: str) -> Any:
+    """The causal language model with all its layers and transformers' own attention. Raises as ``load_module`` does."""
+    return _load(checkpoint, 0, checkpoint.num_layers, dtype=torch_dtype(dtype))
+
+
+def _load(checkpoint: Checkpoint, first: int, last: int, **options: Any) -> Any:
+    """transformers is given tensors, never the folder: it would choose among the files in it by itself."""
+    with contextlib.ExitStack() as files, quiet(), refusing(checkpoint):
         state = _own_slices(checkpoint, first, last, files)
-        model, info = _staged_class(checkpoint, first, last).from_pretrained(
+        model, info = _staged_class(checkpoint, first, last, state).from_pretrained(
             None,
             config=checkpoint.config,
             state_dict=state,
-            dtype=torch_format,
-            attn_implementation=ATTENTION,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            trust_remote_code=False,
+            **options,
         )
     _check_complete(checkpoint, first, last, info)
-    _drop_foreign(model, checkpoint, first, last)
-    return model.to(target).requires_grad_(False)
+    return model
+
+
+@contextlib.contextmanager
+def refusing(checkpoint: Checkpoint) -> Iterator[None]:
+    """What torch and transformers say of a model that its configuration describes, and nobody can build or run."""
+    try:
+        yield
+    except (PenstockError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        file = checkpoint.path / CONFIG_FILE
+        raise ConfigError(f"model: {file} describes a model that cannot be built: {said(error)}") from error
 
 
 def _checked_device(device: str) -> torch.device:
@@ -72,15 +102,14 @@ def _own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib
             continue
         if file not in opened:
             opened[file] = files.enter_context(open_shard(file))
-        try:
-            slices[name] = opened[file].get_slice(name)
-        except Exception as error:
-            raise ConfigError(f"model: the index says that {file.name} holds {name!r}, but it does not") from error
+        slices[name] = slice_of(opened[file], file, name)
     return slices
 
 
-def _staged_class(checkpoint: Checkpoint, first: int, last: int) -> Any:
+def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping[str, Any]) -> Any:
     """The model's class, except that its constructor (on the meta device) leaves out what other stages hold.
+
+    ``stored`` are the stage's tensors: a model that they cannot fill is refused before it takes memory.
 
     Tied embedding and head are both kept on either end while loading, so that whichever the checkpoint has serves.
     """
@@ -103,10 +132,34 @@ def _staged_class(checkpoint: Checkpoint, first: int, last: int) -> Any:
             self.set_output_embeddings(PassThrough())
         if not tied:
             self.all_tied_weights_keys = {}
+        check_fits(self, stored, f"layers {first} to {last} of {checkpoint.path.name!r}")
 
     # The name and module of the original: transformers finds the weight conversions of an architecture by them.
     body = {"__init__": build, "__module__": cls.__module__, "_keys_to_ignore_on_load_missing": None}
     return type(cls.__name__, (cls,), body)
+
+
+def check_fits(model: nn.Module, stored: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError if tensors of the same name differ in shape, hold no floats, or the model is far too large.
+
+    Some architectures store a tensor in parts or under another name; their shapes are compared when they are loaded.
+    """
+    wanted = dict(model.named_parameters())
+    for name in wanted.keys() & stored.keys():
+        if (dtype := stored[name].get_dtype()) not in WEIGHT_TYPES:
+            raise ConfigError(f"model: {where}: {name} is stored as {dtype}; a weight has to be a float")
+    shapes = {name: tuple(stored[name].get_shape()) for name in wanted.keys() & stored.keys()}
+    if wrong := {name: shape for name, shape in shapes.items() if shape != tuple(wanted[name].shape)}:
+        raise _wrong_shapes(where, ((name, shape, wanted[name].shape) for name, shape in wrong.items()))
+    size = sum(tensor.numel() for tensor in (*wanted.values(), *model.buffers()))
+    held = sum(math.prod(one.get_shape()) for one in stored.values())
+    if size > MOST_COPIES * held + SPARE:
+        raise ConfigError(f"model: {where}: config.json describes {size} numbers, the shards hold {held}")
+
+
+def _wrong_shapes(where: str, wrong: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> ConfigError:
+    problems = sorted(f"{name} is {tuple(stored)}, config.json says {tuple(wanted)}" for name, stored, wanted in wrong)
+    return ConfigError(f"model: {where}: wrong shape: {_some(problems)}")
 
 
 def _check_complete(checkpoint: Checkpoint, first: int, last: int, info: dict[str, Any]) -> None:
@@ -114,8 +167,8 @@ def _check_complete(checkpoint: Checkpoint, first: int, last: int, info: dict[st
     where = f"layers {first} to {last} of {checkpoint.path.name!r}"
     if missing := sorted(info["missing_keys"]):
         raise ConfigError(f"model: {where}: the checkpoint lacks {_some(missing)}: download or save it again")
-    if wrong := sorted(f"{name} is {tuple(a)}, config.json says {tuple(b)}" for name, a, b in info["mismatched_keys"]):
-        raise ConfigError(f"model: {where}: wrong shape: {_some(wrong)}")
+    if wrong := info["mismatched_keys"]:
+        raise _wrong_shapes(where, wrong)
 
 
 def _some(names: list[str], most: int = 5) -> str:

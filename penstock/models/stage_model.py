@@ -15,7 +15,7 @@ from penstock.dtypes import torch_dtype
 from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, folded_kernel, plain_kernel
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
-from penstock.models.loader import load_module
+from penstock.models.loader import load_module, refusing
 from penstock.models.packing import pack_linears, weight_bytes
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
 from penstock.models.rope import pin_rope
@@ -234,7 +234,16 @@ def load_stage(
     checkpoint = open_checkpoint(path)
     grammars = grammars_of(open_checkpoint(tokenizer) if tokenizer else checkpoint)
     module = load_module(checkpoint, first, last, dtype, device)
-    pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
-    return StageModel(
-        checkpoint, module, first, last, capacity=capacity, dtype=dtype, device=device, plain=plain, grammars=grammars
-    )
+    with refusing(checkpoint):
+        pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
+        return StageModel(
+            checkpoint,
+            module,
+            first,
+            last,
+            capacity=capacity,
+            dtype=dtype,
+            device=device,
+            plain=plain,
+            grammars=grammars,
+        )

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.core import ConfigError, RequestError
+from penstock.foreign_files import (
+    CONFIG_FILE,
+    TOKENIZER_CONFIG_FILE,
+    check_folder,
+    generation_eos,
+    problem_in,
+    read_json,
+    said,
+    shown,
+)
 
-REMEDY = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
+PANIC: Final = "PanicException"
+"""What a failed assertion in tokenizers' own language is called here; its class cannot be imported."""
+
+TOKENIZER_CLASS: Final = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
+
+REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
 
 
 class Tokenizer:
@@ -143,31 +158,50 @@ class Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder. Raises ConfigError when there is none, or only one without a fast form."""
-    from transformers import AutoTokenizer
+    """The tokenizer of a checkpoint folder.
 
+    Raises ConfigError when there is none, only one without a fast form, one that needs code of the checkpoint's own, or
+    files that no tokenizer can be made of.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
-    try:
-        inner = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{folder} has no tokenizer that loads ({first_line(error)}): {REMEDY}") from error
+    check_folder(folder)
+    check_tokenizer_class(folder)
+    eos = generation_eos(folder)
+    with _named(folder):
+        return Tokenizer(_from_folder(folder), eos)
+
+
+def _from_folder(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if not inner.is_fast:
         raise ConfigError(f"{folder} has only a slow tokenizer: {REMEDY}")
-    return Tokenizer(inner, generation_eos(folder))
+    return inner
 
 
-def generation_eos(folder: Path) -> tuple[int, ...]:
-    """The EOS ids of generation_config.json. Chat models end their turns with one that the tokenizer does not name."""
-    file = folder / "generation_config.json"
-    if not file.is_file():
-        return ()
-    eos = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
+@contextlib.contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Whatever a library says of a tokenizer's files is a ConfigError. A panic of tokenizers is no Exception."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        raise ConfigError(f"model: {folder} has no tokenizer that loads ({said(error)}): {REMEDY}") from error
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def check_tokenizer_class(folder: Path) -> None:
+    """Raise ConfigError unless the tokenizer's class, where one is named, is a tokenizer's.
+
+    transformers takes any of its own names there, those of models and of its Auto classes too.
+    """
+    for name in (TOKENIZER_CONFIG_FILE, CONFIG_FILE):
+        file = folder / name
+        stated = read_json(file).get("tokenizer_class")
+        if stated is not None and not (isinstance(stated, str) and TOKENIZER_CLASS.fullmatch(stated)):
+            raise problem_in(file, "tokenizer_class", f"is {shown(stated)}; it has to be the name of a tokenizer")

@@ -18,6 +18,7 @@ BENCHMARKS = ROOT.parent / "benchmarks"
 LAYERS = [
     "core",
     "dtypes",
+    "foreign_files",
     "config",
     "options",
     "noise",

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.models.checkpoint import Checkpoint, read_json, resolve
+from penstock.foreign_files import check_folder, read_json
+from penstock.models.checkpoint import Checkpoint, resolve
 from penstock.models.speculators.base import Kind, SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle_format import parse_eagle, parse_eagle3
 from penstock.models.speculators.medusa_format import is_medusa, parse_medusa
@@ -38,6 +39,7 @@ def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
     with _named(path):
         place = Path(path).expanduser()
         place = place if place.is_file() else resolve(path, also=PUBLISHED)
+        check_folder(place.parent if place.is_file() else place)
         tensors = find_tensors(place)
         config = stated_config(place) or read_json((place.parent if place.is_file() else place) / "config.json")
     return PARSERS[_kind(place, config, tensors)](place, config, tensors, target)

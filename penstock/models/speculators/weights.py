@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.core import ConfigError
-from penstock.models.checkpoint import INDEX_FILE, SINGLE_FILE, open_shard, shards
+from penstock.models.shards import INDEX_FILE, SINGLE_FILE, open_shard, shards
 
 PICKLES: Final = (".bin", ".pt")
 MEDUSA_FILES: Final = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")

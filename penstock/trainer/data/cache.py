@@ -24,7 +24,8 @@ from torch import Tensor
 from penstock.bench.recordings.record import view_of
 from penstock.core import ConfigError
 from penstock.dtypes import DTYPE_BYTES
-from penstock.models.checkpoint import INDEX_FILE, Checkpoint, shards
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.shards import INDEX_FILE, shards
 from penstock.models.stage_model import load_stage
 from penstock.trainer.data.corpus import Corpus, Sample
 

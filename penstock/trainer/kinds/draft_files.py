@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core import ConfigError
-from penstock.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, open_checkpoint
+from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.gate import model_class
-from penstock.models.loader import load_module, quiet
+from penstock.models.loader import load_module, load_whole, quiet
+from penstock.models.shards import INDEX_FILE, SINGLE_FILE
 from penstock.trainer.kinds.base import Start, dtype_name
 
 BESIDE: Final = (".json", ".jinja", ".model", ".txt")
@@ -39,8 +40,7 @@ class DraftFiles:
         return open_checkpoint(str(folder))
 
     def load(self, opened: Checkpoint, target: Checkpoint, device: str) -> tuple[Any, dict[str, nn.Parameter]]:
-        with quiet():
-            module = model_class(opened.config).from_pretrained(opened.path, dtype=torch.float32)
+        module = load_whole(opened, "float32")
         return module.to(device).requires_grad_(False), dict(module.named_parameters())
 
     def write(self, output: Path, opened: Checkpoint, module: nn.Module, target: Checkpoint) -> None:

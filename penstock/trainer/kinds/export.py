@@ -20,7 +20,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from penstock.models.checkpoint import SINGLE_FILE, Checkpoint
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.shards import SINGLE_FILE
 from penstock.models.speculators.formats import SpeculatorCheckpoint, open_speculator
 from penstock.models.speculators.loader import MAPS, load_speculator
 from penstock.trainer.data.cache import write_whole

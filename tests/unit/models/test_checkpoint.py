@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
 from penstock.core import ConfigError
-from penstock.models.checkpoint import even_split, layer_of, open_checkpoint, parse_layer_split, resolve, shards
+from penstock.models.checkpoint import even_split, open_checkpoint, parse_layer_split, resolve
+from penstock.models.shards import layer_of, shards
 from tests.checkpoints import EOS, LAYERS, make_checkpoint
 
 
@@ -35,7 +37,7 @@ def test_open_reads_config_and_eos(folder: Path) -> None:
     ],
 )
 def test_generation_config_gives_eos_and_sampling(tmp_path: Path, folder: Path, generation, eos, sampling) -> None:
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     checkpoint = open_checkpoint(str(tmp_path))
     assert checkpoint.eos_token_ids == eos
@@ -44,7 +46,7 @@ def test_generation_config_gives_eos_and_sampling(tmp_path: Path, folder: Path, 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_generation_config_gives_the_repetition_penalty(tmp_path: Path, folder: Path, greedy: bool) -> None:
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     generation = {"do_sample": not greedy, "temperature": 0.6, "repetition_penalty": 1.05}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     expected = {"temperature": 0.0 if greedy else 0.6, "repetition_penalty": 1.05}

@@ -59,7 +59,7 @@ def test_says_what_to_do_without_a_tokenizer(tmp_path, monkeypatch):
         load_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match="not a folder"):
         load_tokenizer(tmp_path / "absent")
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda folder: PreTrainedTokenizer)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda folder, **options: PreTrainedTokenizer)
     monkeypatch.setattr(PreTrainedTokenizer, "is_fast", False)
     with pytest.raises(ConfigError, match="slow tokenizer"):
         load_tokenizer(tmp_path)

@@ -1,0 +1,152 @@
+"""The files of a checkpoint, read as what they are: a stranger's.
+
+No code of a checkpoint ever runs, and nobody is asked whether it may. Its files lie in its folder, or where the hub's
+cache keeps them. Whatever else a file holds than what is expected is a ConfigError that names file and field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.core import ConfigError
+
+CONFIG_FILE: Final = "config.json"
+GENERATION_FILE: Final = "generation_config.json"
+TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+
+MAY_NAME_CODE: Final = (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    TOKENIZER_CONFIG_FILE,
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "adapter_config.json",
+)
+"""Files in which transformers looks for the names of classes."""
+
+CODE_FIELD: Final = "auto_map"
+"""Maps transformers' Auto classes to classes in Python files of the checkpoint, or of another repository."""
+
+KERNEL_FIELDS: Final = frozenset(
+    {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
+)
+"""What is named here with a slash is a repository whose compiled code transformers would load."""
+
+MORE_TEMPLATES: Final = "additional_chat_templates"
+"""The one folder in a checkpoint that transformers looks into."""
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError if the checkpoint asks for code to be run, or a file of it leads out of ``folder``.
+
+    Call it before any library is given the folder.
+    """
+    try:
+        files = [*folder.iterdir(), *(folder / MORE_TEMPLATES).glob("*")]
+    except OSError as error:
+        raise ConfigError(f"model: {folder} cannot be read: {error.strerror}") from error
+    for file in sorted(files):
+        if not file.is_dir() or file.name == MORE_TEMPLATES:
+            check_inside(folder, file)
+    for name in MAY_NAME_CODE:
+        check_no_code(folder / name)
+
+
+def check_inside(folder: Path, file: Path) -> None:
+    """Raise ConfigError if ``file`` is a link that leads out of ``folder``.
+
+    In the hub's cache a snapshot's files are links into the folder ``blobs`` of the same repository.
+    """
+    if not file.is_symlink():
+        return
+    allowed = [folder.resolve()]
+    if folder.parent.name == "snapshots":
+        allowed.append((folder.parent.parent / "blobs").resolve())
+    try:
+        place = file.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"model: {file} is a link that leads nowhere: {error}") from error
+    if not any(place.is_relative_to(root) for root in allowed):
+        raise ConfigError(
+            f"model: {file} is a link to {place}, outside the checkpoint's folder: put the file itself there"
+        )
+
+
+def check_no_code(file: Path) -> None:
+    """Raise ConfigError, saying what the file wants, if it names code that is not transformers' own."""
+    for path, key, value in fields_of(read_json(file)):
+        if key == CODE_FIELD and value:
+            raise problem_in(
+                file,
+                path,
+                f"asks to run the checkpoint's own code ({shown(value)}), which Penstock never does; use a "
+                "checkpoint that needs none, or take the field out where transformers has the model itself",
+            )
+        if key in KERNEL_FIELDS and "/" in shown(value):
+            raise problem_in(
+                file, path, f"asks to load code from {shown(value)}, which Penstock never does; take it out"
+            )
+
+
+def fields_of(table: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Every field of a table and of the tables in it: its path, its own name and its value."""
+    left = [("", table)]
+    while left:
+        where, inner = left.pop()
+        for key, value in inner.items():
+            path = f"{where}.{key}" if where else key
+            yield path, key, value
+            if isinstance(value, dict):
+                left.append((path, value))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The table in ``file``; empty where there is no such file. Raises ConfigError if it holds anything else."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"model: {file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"model: {file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"model: {file} holds no JSON object but {shown(content)}")
+    return content
+
+
+def eos_token_ids(stated: object, file: Path) -> tuple[int, ...]:
+    """What the field ``eos_token_id`` of ``file`` states: nothing, one token id or several."""
+    if stated is None:
+        return ()
+    ids = tuple(stated) if isinstance(stated, list | tuple) else (stated,)
+    if not all(type(one) is int and one >= 0 for one in ids):
+        raise problem_in(file, "eos_token_id", f"is {shown(stated)}; it has to be a token id or a list of them")
+    return ids
+
+
+def generation_eos(folder: Path) -> tuple[int, ...]:
+    """The EOS ids of generation_config.json. Chat models end their turns with one that the tokenizer does not name."""
+    file = folder / GENERATION_FILE
+    return eos_token_ids(read_json(file).get("eos_token_id"), file)
+
+
+def problem_in(file: Path, field: str, problem: str) -> ConfigError:
+    """The error that refuses a field of a checkpoint's file."""
+    return ConfigError(f"model: {file}: {field} {problem}")
+
+
+def shown(value: object, most: int = 200) -> str:
+    """A value of a file in an error, cut short."""
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def said(error: BaseException, most: int = 400) -> str:
+    """What a library says of a file, on one line, cut short."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -1,0 +1,100 @@
+"""The weights of a checkpoint: which file holds each tensor, of which type and size, told from indexes and headers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import safe_open
+
+from penstock.core import ConfigError
+from penstock.foreign_files import check_inside, problem_in, read_json, shown
+
+INDEX_FILE: Final = "model.safetensors.index.json"
+SINGLE_FILE: Final = "model.safetensors"
+WEIGHT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
+"""Types of numbers, as safetensors calls them, that a weight may be stored in."""
+
+
+LONGEST_NUMBER: Final = 10
+"""Digits; a longer one numbers no layer."""
+
+
+def shards(path: Path) -> dict[str, Path]:
+    """The file of every tensor. Raises ConfigError if the checkpoint has no safetensors or a wrong index."""
+    if (path / INDEX_FILE).is_file():
+        return indexed(path)
+    single = path / SINGLE_FILE
+    if not single.is_file():
+        if any(path.glob("*.bin")):
+            raise ConfigError(
+                "model: the checkpoint has .bin weights only, which would have to be unpickled; convert it to "
+                "safetensors: load it once with transformers and call save_pretrained"
+            )
+        raise ConfigError(f"model: neither {SINGLE_FILE} nor {INDEX_FILE} in {path}")
+    with open_shard(single) as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def indexed(path: Path) -> dict[str, Path]:
+    """The file of every tensor as the index says. Raises ConfigError for a file that is not one of the folder's."""
+    index = path / INDEX_FILE
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise problem_in(index, "weight_map", f"is {shown(weight_map)}; it has to lead from tensors to files")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors") or file != Path(file).name:
+            raise problem_in(
+                index, f"weight_map.{name}", f"is {shown(file)}; it has to be a safetensors file in the same folder"
+            )
+    files = {file: path / file for file in set(weight_map.values())}
+    for file in files.values():
+        check_inside(path, file)
+    return {name: files[file] for name, file in weight_map.items()}
+
+
+def open_shard(file: Path) -> Any:
+    """Open one safetensors file for lazy reading. Raises ConfigError if it is missing or damaged."""
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except FileNotFoundError as error:
+        raise ConfigError(f"model: shard {file.name} is missing from {file.parent}: download it again") from error
+    except Exception as error:
+        raise ConfigError(f"model: {file.name} cannot be read ({error}): download it again") from error
+
+
+def slice_of(opened: Any, file: Path, name: str) -> Any:
+    """A tensor of an open shard, not read yet. Raises ConfigError if it is not there, or holds what no weight can."""
+    try:
+        found = opened.get_slice(name)
+    except Exception as error:
+        raise ConfigError(f"model: the index says that {file.name} holds {name!r}, but it does not") from error
+    if name.endswith(".weight") and found.get_dtype() not in WEIGHT_TYPES:
+        raise ConfigError(
+            f"model: {file}: {name} is stored as {found.get_dtype()}; a weight has to be a float: "
+            f"{', '.join(sorted(WEIGHT_TYPES))}"
+        )
+    return found
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer that a tensor of the checkpoint belongs to; None for embedding, norm and head."""
+    parts = name.split(".")
+    for before, part in itertools.pairwise(parts):
+        if before == "layers" and part.isdecimal() and len(part) < LONGEST_NUMBER:
+            return int(part)
+    return None
+
+
+def tensor_sizes(path: Path) -> dict[str, int]:
+    """The number of elements of every tensor of the checkpoint, from the shards' headers."""
+    by_file: dict[Path, list[str]] = {}
+    for name, file in shards(path).items():
+        by_file.setdefault(file, []).append(name)
+    sizes: dict[str, int] = {}
+    for file, names in by_file.items():
+        with open_shard(file) as opened:
+            sizes |= {name: math.prod(slice_of(opened, file, name).get_shape()) for name in names}
+    return sizes
