@@ -61,6 +61,11 @@ def drafter_pass(cluster: Cluster | None, depth: int | None) -> StageTiming | No
     return draft_timing(cluster) if depth is None else speculator_timing(cluster, depth)
 
 
+def drafter_emulation(cluster: Cluster | None, depth: int | None) -> StageEmulation | None:
+    """Of the drafter's process, which computes here in place of a modelled device. Its times: see ``on_its_device``."""
+    return None if drafter_pass(cluster, depth) is None else StageEmulation()
+
+
 def on_its_device(cluster: Cluster | None, drafter: Drafter, depth: int | None, clock: Clock) -> Drafter:
     """The drafter on the cluster's modelled device, or as it is if there is none. ``depth``: see ``drafter_pass``."""
     timing = drafter_pass(cluster, depth)

@@ -13,8 +13,7 @@ from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.spd import SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.emulation.cluster import drafter_pass, off_its_device, on_its_device, stage_emulations, take_turns
-from penstock.emulation.stage import StageEmulation
+from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations, take_turns
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.resolve import Resolved
@@ -139,7 +138,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         max_model_len=setup.max_model_len,
         target=target,
         tokenizer=str(setup.checkpoint.path),
-        emulation=StageEmulation() if drafter_pass(setup.cluster, depth_of(setup)) is not None else None,
+        emulation=drafter_emulation(setup.cluster, depth_of(setup)),
     )
 
 

@@ -1,0 +1,39 @@
+"""What of an engine a cluster file has emulated."""
+
+from __future__ import annotations
+
+from penstock.cluster import draft_link, draft_timing, feature_links, link_timings, load_cluster, stage_timings
+from penstock.drafters.ngram import NgramDrafter
+from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations
+from penstock.emulation.drafter import EmulatedDrafter
+from penstock.pipeline.clock import VirtualClock
+
+
+def test_nothing_of_a_real_cluster_is_emulated() -> None:
+    drafter = NgramDrafter()
+    for cluster in (None, load_cluster("local-3")):
+        assert stage_emulations(cluster, 3, drafter, features=True) == [None] * 3
+        assert drafter_emulation(cluster, None) is None
+        assert on_its_device(cluster, drafter, None, VirtualClock()) is drafter
+    assert off_its_device(drafter) is drafter
+
+
+def test_stages_and_links_take_the_clusters_times() -> None:
+    cluster = load_cluster("spd-4")
+    found = [one for one in stage_emulations(cluster, 4, features=True) if one is not None]
+    assert [one.timing for one in found] == list(stage_timings(cluster))
+    assert [found[0].up, *(one.down for one in found)] == list(link_timings(cluster))
+    assert [one.up for one in found[1:]] == [one.down for one in found[:-1]]
+    assert [one.to_drafter for one in found] == list(feature_links(cluster))
+    assert not any(one.shared or one.real_time for one in found)
+    assert [one.to_drafter for one in stage_emulations(cluster, 4) if one] == [None] * 4
+
+
+def test_a_stage_shares_its_device_with_a_drafter_that_takes_time() -> None:
+    cluster = load_cluster("spd-4", drafter_on="last-stage")
+    drafter = on_its_device(cluster, NgramDrafter(), None, VirtualClock())
+    assert isinstance(drafter, EmulatedDrafter)
+    assert isinstance(off_its_device(drafter), NgramDrafter)
+    assert (draft_timing(cluster), draft_link(cluster)) == (drafter._timing, drafter._link)
+    for one, shared in ((drafter, [False, False, False, True]), (NgramDrafter(), [False] * 4)):
+        assert [stage.shared for stage in stage_emulations(cluster, 4, one) if stage] == shared
