@@ -1,0 +1,19 @@
+"""Everything that one engine learns, as its loop records it."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.estimates import Estimates
+from penstock.messages import DeviceReserved, Span
+
+
+def test_a_draft_on_a_stages_device_counts_for_drafter_and_stage() -> None:
+    estimates = Estimates()
+    estimates.pipeline.record_spans([Span(0, 0.0, 0.0, 2.0, 2.0, 0.0, 1)])
+    estimates.record_draft(1, 0.5, DraftTiming(computing=0.5))
+    assert estimates.drafter.seconds(1) == pytest.approx(0.5)
+    assert (estimates.pipeline.shared, estimates.pipeline.step_s(1)) == (False, pytest.approx(2.0))
+    estimates.record_draft(1, 0.5, DraftTiming(computing=0.5, turn=DeviceReserved(stage=0, start=4.0, end=4.5)))
+    assert (estimates.pipeline.shared, estimates.pipeline.step_s(1)) == (True, pytest.approx(2.5))

@@ -1,0 +1,87 @@
+"""The engine's end that all pipelines share."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.emulation.link import LinkModel
+from penstock.messages import Candidates, DeviceReserved, Message, Ready, Result, SampledToken
+from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.engine_end import EngineEnd
+from penstock.stage.device import REAL_LINK
+from penstock.stage.visibility import ProtocolError
+from tests.unit.pipeline.test_inprocess import PROMPT, prompt
+from tests.unit.stage.test_driver import link
+
+
+def awaiting(*streams: int) -> EngineEnd:
+    end = EngineEnd(VirtualClock(), REAL_LINK)
+    for stream in streams:
+        end.sending(prompt(stream, stream, PROMPT))
+    return end
+
+
+@pytest.mark.parametrize(
+    ("result", "complaint"),
+    [
+        (Result(stream=1), "result 1 arrived where 0 was due"),
+        (Result(stream=0, picks=[SampledToken(3, 5)]), "speaks of nodes"),
+        (Result(stream=0, picks=[SampledToken(4, 5), SampledToken(4, 5)]), "speaks of nodes"),
+        (Result(stream=0, candidates=[Candidates(99, [1], [0.0])]), "speaks of nodes"),
+    ],
+)
+def test_results_that_answer_no_batch_are_refused(result: Result, complaint: str) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        awaiting(0, 1).received(result, 0.0)
+
+
+def test_a_result_too_many_is_refused() -> None:
+    end = awaiting(0)
+    end.received(Result(stream=0, picks=[SampledToken(4, 5)]), 0.0)
+    with pytest.raises(ProtocolError, match="result 0 arrived where None was due"):
+        end.received(Result(stream=0), 0.0)
+    assert [result.stream for result in end.arrived()] == [0]
+    assert end.arrived() == []
+
+
+def test_messages_take_their_time_on_the_entrance() -> None:
+    clock = VirtualClock()
+    end = EngineEnd(clock, LinkModel(link(2.0)))
+    assert end.sending(prompt(0, 0, PROMPT)) > 2.0
+    assert not end.ready
+    assert end.due is None, "only a message can help"
+    end.received(Ready(stage=0), 5.0)
+    end.received(Result(stream=0), 3.0)
+    assert (end.ready, end.due, end.arrived()) == (False, 3.0, [])
+    clock.wait(3.0)
+    assert len(end.arrived()) == 1
+    assert end.due == 5.0
+    clock.wait(5.0)
+    assert (end.ready, end.due) == (True, None)
+
+
+def test_a_buffer_that_is_free_before_the_next_result_is_due_first() -> None:
+    clock = VirtualClock()
+    end = EngineEnd(clock, LinkModel(link(2.0)))
+    end.sending(prompt(0, 0, PROMPT))
+    end.received(Ready(stage=0), 3.0)
+    end.received(Result(stream=0), 5.0)
+    assert end.due == 3.0
+    clock.wait(3.0)
+    assert (end.ready, end.due) == (True, 5.0)
+
+
+def test_what_is_not_of_the_stream_is_offered_to_who_listens() -> None:
+    end, told = awaiting(0), DeviceReserved(stage=0, start=1.0, end=2.0)
+    assert not end.received(told, 0.0)
+    heard: list[Message] = []
+
+    def listener(message: Message) -> bool:
+        heard.append(message)
+        return isinstance(message, DeviceReserved)
+
+    end.listener = listener
+    assert end.received(Ready(stage=0), 0.0)
+    assert end.received(told, 0.0)
+    assert not end.received(prompt(0, 0, PROMPT), 0.0), "a batch is for no engine"
+    assert [type(message).__name__ for message in heard] == ["DeviceReserved", "Batch"]
