@@ -17,24 +17,24 @@ from penstock.requests.request import Request
 class EmulatedDrafter:
     """Wraps any drafter. An answer that really took longer than its modelled time is an overrun.
 
-    A round is one pass: it begins when the question and the features that its rows wait for have arrived, and, after
-    ``share``, no sooner than the stage that holds the device gives it its turn. It asks for its turn with the question,
-    before it knows of the features: what the device does meanwhile is not modelled.
+    A round is one pass. It begins when the question and the features that its rows wait for have arrived. After
+    ``share`` it also waits for its turn on the device. It asks for that turn with the question, before the features are
+    there; that the device could do something else until then is not modelled.
     """
 
     def __init__(self, drafter: Drafter, timing: StageTiming, link: LinkTiming | None, clock: Clock) -> None:
         self.inner = drafter
         self.asks = 0
         self.overruns = 0
-        self.busy_seconds = 0.0
         self._timing = timing
         self._link = link
         self._clock = clock
         self._answers: list[Draft] = []
         self._waiting = False
-        self._way = self._pass = self._arrives = self._begins = 0.0
-        """Of the round: the time of its way, there as back, and of its pass; when the question has arrived, and when
-        the device begins, which is infinite before that is known."""
+        self._link_s = self._pass_s = 0.0
+        """Of the round: what its question and its answer each take on the link, and what its pass takes."""
+        self._asked_at = self._begins_at = 0.0
+        """When the question arrives, and when the device begins the pass; infinite before that is known."""
         self._turns: DeviceTurns | None = None
         self._turn: DeviceReserved | None = None
 
@@ -50,21 +50,20 @@ class EmulatedDrafter:
     def timing(self) -> DraftTiming:
         """Of the round: modelled times."""
         at = self.inner.timing.features_at
-        features, device = max(0.0, at - self._arrives), self._begins - self._arrives
-        return DraftTiming(features, at, device, self._pass, self._turn)
+        features, device = max(0.0, at - self._asked_at), self._begins_at - self._asked_at
+        return DraftTiming(features, at, device, self._pass_s, self._turn)
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         started = self._clock.now()
         rows = self.inner.ask(asks)
-        self._way = self._link.seconds(rows) if self._link is not None else 0.0
-        self._pass = self._timing.seconds(rows)
-        self._arrives = self._begins = started + self._way
+        self._link_s = self._link.seconds(rows) if self._link is not None else 0.0
+        self._pass_s = self._timing.seconds(rows)
+        self._asked_at = self._begins_at = started + self._link_s
         self._turn = None
         if self._turns is not None and rows:
-            self._turns.ask(self._pass, self._arrives)
-            self._begins = math.inf
+            self._turns.ask(self._pass_s, self._asked_at)
+            self._begins_at = math.inf
         self.asks += 1
-        self.busy_seconds += self._pass + 2 * self._way
         self._waiting = True
         return rows
 
@@ -74,7 +73,7 @@ class EmulatedDrafter:
         was_busy = self.inner.busy
         self._answers += self.inner.poll()
         if self._turns is not None and (turn := self._turns.taken()) is not None:
-            self._turn, self._begins = turn, turn.start
+            self._turn, self._begins_at = turn, turn.start
         now, until = self._clock.now(), self._until
         if was_busy and not self.inner.busy and now > until:
             self.overruns += 1
@@ -87,7 +86,7 @@ class EmulatedDrafter:
     @property
     def _until(self) -> float:
         """When the answer arrives, by what is known of the device and the features."""
-        return max(self._begins, self.inner.timing.features_at) + self._pass + self._way
+        return max(self._begins_at, self.inner.timing.features_at) + self._pass_s + self._link_s
 
     @property
     def due(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Whose turn it is on a host that plays many devices: what keeps modelled times comes first, what computes comes last.
+"""Which thread runs first on a host that stands for many devices: who keeps modelled times, and last who computes.
 
 Real stages each have a host's processors to themselves. Here all of them want one at the same moment, the end of a
 step, and so does whatever else runs on the host.
@@ -17,7 +17,7 @@ from typing import Final
 PR_SET_TIMERSLACK: Final = 29
 ENGINE: Final = 1
 STAGE: Final = 2
-"""Real-time priorities. A stage's hand-over is short, and may wait for the engine's deciding no more than at home."""
+"""Real-time priorities. A stage's goes first: what it hands over is short, and on a host of its own would not wait."""
 
 
 def keep_time(priority: int) -> bool:

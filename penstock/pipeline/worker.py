@@ -45,17 +45,17 @@ def run(spec: StageSpec) -> None:
     """Serve until told to stop. Any error is reported to the engine before the process ends with it."""
     with Sockets() as sockets, sockets.inbox(spec.bind) as inbox:
         engine = sockets.connect(spec.engine)
-        last_words = 0.0
+        linger = 0.0
         try:
             Worker(spec, sockets, inbox, engine).serve()
         except Exception as error:
             details = traceback.format_exc()
             cause = f"{type(error).__name__}: {error}"
             engine.send(encode(Failed(stage=spec.index, cause=cause, details=details), spec.session))
-            last_words = FLUSH_S
+            linger = FLUSH_S
             raise
         finally:
-            sockets.close(last_words)
+            sockets.close(linger)
 
 
 class Worker:
