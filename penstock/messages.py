@@ -114,6 +114,11 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     features: float | None = None
 
+    @property
+    def overrun(self) -> bool | None:
+        """Whether a modelled device's rows really took longer; None on a real device, and of a batch without rows."""
+        return self.computed > self.modelled if self.modelled > 0 and self.rows else None
+
 
 class Batch(msgspec.Struct, tag="batch", kw_only=True):
     """The rows that enter the first stage together, on their way through the stages in stream order.

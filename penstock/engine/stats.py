@@ -100,9 +100,9 @@ class Counters(Observer):
         self._last_result = at
         for span in result.spans:
             self._busy[span.stage] += span.end - span.start
-            if span.modelled > 0 and span.rows:
+            if span.overrun is not None:
                 self._counted["passes"] += 1
-                self._counted["overruns"] += span.computed > span.modelled
+                self._counted["overruns"] += span.overrun
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
         self._counted["generated"] += len(done.committed)

@@ -110,9 +110,8 @@ class Meter(Observer):
     @property
     def overruns(self) -> tuple[int, int]:
         """Batches and drafts that took longer than the modelled device would have, and all that were modelled."""
-        modelled = [span for span in self.spans if span.modelled > 0 and span.rows]
-        late = sum(span.computed > span.modelled for span in modelled)
-        return late + self.draft_overruns, len(modelled) + self.draft_asks
+        modelled = [span.overrun for span in self.spans if span.overrun is not None]
+        return sum(modelled) + self.draft_overruns, len(modelled) + self.draft_asks
 
     @property
     def stage_seconds(self) -> float:
