@@ -21,8 +21,8 @@ from penstock.bench.measure.meter import Meter
 from penstock.bench.measure.occupancy import draw_timeline
 from penstock.bench.measure.timeline import Timeline, timeline_of
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
-from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput
+from penstock.speculation import SpeculativeConfig
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WINDOW = 2.6

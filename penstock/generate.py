@@ -110,7 +110,7 @@ def report(setup: Resolved, prompt: str, prompt_ids: list[int], completion: Comp
 def metrics_of(setup: Resolved, completion: CompletionOutput) -> dict[str, Any]:
     """Figures of one completion. The speed counts from the first token on: before it lies the prompt."""
     speculation = setup.speculation
-    drafts = speculation is not None and speculation.strategy != "autoregressive"
+    drafts = speculation is not None and speculation.drafts
     tokens, seconds, first = len(completion.token_ids), completion.seconds or 0.0, completion.first_token_seconds or 0.0
     return {
         "tokens": tokens,

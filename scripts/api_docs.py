@@ -33,13 +33,17 @@ from penstock import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from penstock.config import FieldError, SpeculativeConfig
+from penstock.config import FieldError
 from penstock.core import Logprob, SpeculationMetrics
+from penstock.drafters.registry import DRAFTERS
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.options import EngineOptions
 from penstock.engine.stats import EngineStats
 from penstock.engine.stream import RequestDelta, RequestStream
 from penstock.options import Option
+from penstock.registry import Registry
+from penstock.speculation import SpeculativeConfig
+from penstock.strategies.registry import STRATEGIES
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "api.md"
 WIDTH: Final = 120
@@ -82,9 +86,9 @@ CHAPTERS: Final = (
                 constructor=True,
             ),
             Entry(EngineOptions, fields=True),
-            Entry(SpeculativeConfig, fields=True),
         ),
     ),
+    Chapter("Speculation", (Entry(SpeculativeConfig, constructor=True, fields=True),)),
     Chapter(
         "Serving from asyncio",
         (
@@ -134,6 +138,8 @@ def page() -> str:
     for chapter in CHAPTERS:
         parts.append(f"## {chapter.heading}\n")
         parts += [part for entry in chapter.entries for part in described(entry)]
+        if chapter.heading == "Speculation":
+            parts += [*options_of("method", DRAFTERS), *options_of("strategy", STRATEGIES)]
     return "\n".join(parts)
 
 
@@ -147,6 +153,13 @@ def described(entry: Entry) -> Iterator[str]:
         yield "\n".join(fields(entry.kind)) + "\n"
     for name in entry.methods:
         yield from method(entry.kind, name)
+
+
+def options_of(kind: str, registry: Registry[Any]) -> Iterator[str]:
+    """The options of everything that a registry names."""
+    for name, options in registry.items():
+        yield f"#### Options of {kind} `{name}`\n"
+        yield ("\n".join(fields(options)) or "None.") + "\n"
 
 
 def imported(kind: type) -> str:

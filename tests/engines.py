@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.cluster.timing import DeviceTiming, StageTiming
-from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter
 from penstock.drafters.learned import LearnedDrafter
+from penstock.drafters.options import DrafterParts
+from penstock.drafters.registry import DRAFTERS
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.emulation.drafter import EmulatedDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
-from penstock.engine.build import learned_drafter, tapped_layers
+from penstock.engine.build import tapped_layers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import SampledToken, Sampling
@@ -84,8 +85,9 @@ class InProcessEngine:
             core.reader = self.reader
             reading = InProcessPipeline([StageDriver(0, core, self.clock.now)], self.clock)
             speculator = open_speculator(str(learned), open_checkpoint(str(target)))
-            config = SpeculativeConfig(method=speculator.kind, post_state=post_state)
-            draft = self.drafter = learned_drafter(layers, speculator, config, reading, chunk=256)
+            options = DRAFTERS[speculator.kind](**({"post_state": True} if post_state else {}))
+            parts = DrafterParts(0, layers, 256, speculator, answer=lambda request: [], start_weights=lambda: reading)
+            draft = self.drafter = options.start(parts)
         if isinstance(draft, Path):
             whole = [(0, open_checkpoint(str(draft)).num_layers)]
             draft = SmallModelDrafter(self._pipeline(draft, whole, None), chunk=256)

@@ -37,7 +37,7 @@ from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.flowspec import FlowSpec
+from penstock.strategies.flowspec import FlowSpec, FlowSpecOptions
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
 from tests.hash_model import HashLayers, HashReader, HashSpd, committed_slots, plain_decode, plain_kv
@@ -183,7 +183,7 @@ class History:
             profile = sorted(rng.random() for _ in range(min(4, self.vocabulary - 1)))
             inner: Drafter = SyntheticDrafter(profile, self.vocabulary, rng.randrange(1000), self.plain)
         elif kind == "ngram":
-            inner = NgramDrafter(longest=3)
+            inner = NgramDrafter(3, 1)
         elif kind == "learned":
             self.reads = sorted(rng.sample(range(self.stages), rng.randint(1, min(3, self.stages))))
             drafting = InProcessPipeline(
@@ -230,7 +230,7 @@ class History:
         rng = self.rng
         sizes = {name: rng.randint(1, high) for name, high in FLOWSPEC_SIZES.items()}
         switches = {name: rng.random() < 0.7 for name in ("expand", "score_order")}
-        return FlowSpec(self.stages, children=rng.randint(1, most), **sizes, **switches)  # type: ignore[arg-type]
+        return FlowSpecOptions(children=rng.randint(1, most), **sizes, **switches).make(self.stages)
 
     def _request(self, number: int) -> Request:
         rng = self.rng

@@ -33,7 +33,7 @@ from penstock.stage.visibility import Visibility
 from penstock.strategies.auto import Auto
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.flowspec import FlowSpec
+from penstock.strategies.flowspec import FlowSpec, FlowSpecOptions
 from penstock.strategies.pipedec import PipeDec
 
 STAGES, WIDTH, CHILDREN, PASSES = 64, 64, 16, 3
@@ -41,13 +41,13 @@ RUNS = 3
 STEP = 0.010
 WARM_UP = 3 * STAGES
 ACCURACY = [0.97, 0.985, 0.99] + [0.99 + 0.01 * (i + 1) / 13 for i in range(13)]
-FLOWSPEC = {"stages": 19, "tree_size": 20 * WIDTH, "tree_depth": 8, "segment": WIDTH, "expansion_depth": 8}
+FLOWSPEC = FlowSpecOptions(tree_size=20 * WIDTH, tree_depth=8, segment=WIDTH, children=CHILDREN, expansion_depth=8)
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "continuous": lambda: Continuous(WIDTH, CHILDREN),
     "auto": lambda: Auto(WIDTH, CHILDREN),
     "pipedec": lambda: PipeDec(STAGES, WIDTH, CHILDREN),
-    "flowspec": lambda: FlowSpec(children=CHILDREN, expand=True, score_order=True, **FLOWSPEC),
+    "flowspec": lambda: FlowSpec(19, FLOWSPEC),
 }
 
 

@@ -19,9 +19,9 @@ from penstock.bench.measure.comparison import measure, on_time
 from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
-from penstock.config import SpeculativeConfig
 from penstock.emulation.host import RealTimeHost
 from penstock.engine.options import DEMO
+from penstock.speculation import SpeculativeConfig
 
 CLUSTER = Path(__file__).with_name("ten-ms-14.toml")
 

@@ -13,7 +13,7 @@ from penstock import LLM, SamplingParams
 from penstock.bench.measure.comparison import measure
 from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
-from penstock.config import SpeculativeConfig
+from penstock.speculation import SpeculativeConfig
 
 PROMPTS = 4
 ROUNDS = 3

@@ -30,26 +30,25 @@ from benchmarks.shared.measured import kept_figures, store
 from benchmarks.shared.profile import ACCURACY
 from penstock import AsyncLLM, SamplingParams
 from penstock.cluster import load_cluster
-from penstock.config import SpeculativeConfig, Strategy
 from penstock.engine.options import DEMO
 from penstock.engine.stream import RequestStream
 from penstock.simulator.run import Timed, make_loop, scripted
 from penstock.simulator.script import profile_script
-from penstock.strategies import make_strategy
+from penstock.speculation import SpeculativeConfig, make_strategy
 
 NAME, HOW = "interference", "Simulated, with the synthetic profile; on this host measured"
 HOST = "this host, two stages"
 ROOM = 5120
 """Positions."""
 CLUSTERS = ("flowspec-7b", "pipedec-14x3090")
-STRATEGIES: tuple[Strategy, ...] = ("autoregressive", "auto")
+STRATEGIES: tuple[str, ...] = ("autoregressive", "auto")
 STRETCHES = (1.0, 2.0, 4.0, math.inf)
 DECODING, PROMPT, TOKENS = 8, 4000, 600
 WARM = 40
 """Tokens of each of the eight before the prompt comes."""
 
 
-def run(cluster_name: str, strategy: Strategy, stretch: float) -> dict[str, Any]:
+def run(cluster_name: str, strategy: str, stretch: float) -> dict[str, Any]:
     cluster = load_cluster(cluster_name)
     config = None
     if strategy != "autoregressive":
@@ -74,9 +73,7 @@ def run(cluster_name: str, strategy: Strategy, stretch: float) -> dict[str, Any]
     return row(strategy, stretch, runs[DECODING].queued, runs[DECODING].moments[0], [one.moments for one in runs])
 
 
-def row(
-    strategy: Strategy, stretch: float, came: float, first: float, moments: Sequence[Sequence[float]]
-) -> dict[str, Any]:
+def row(strategy: str, stretch: float, came: float, first: float, moments: Sequence[Sequence[float]]) -> dict[str, Any]:
     """What there is to say: of when the prompt came, its first token, and when every request's tokens did."""
     before, during = (gaps(moments[:DECODING], *bounds) for bounds in ((0.0, came), (came, first)))
     return {
@@ -97,7 +94,7 @@ def gaps(moments: Sequence[Sequence[float]], first: float, last: float) -> list[
 # --------------------------------------------------------------------------------------------------------- on this host
 
 
-async def measured(model: Path, strategy: Strategy, stretch: float) -> dict[str, Any]:
+async def measured(model: Path, strategy: str, stretch: float) -> dict[str, Any]:
     config = {"strategy": strategy} if strategy == "autoregressive" else {"method": "ngram", "strategy": strategy}
     llm = AsyncLLM(
         model,

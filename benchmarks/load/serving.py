@@ -26,15 +26,16 @@ from benchmarks.shared.measured import kept_figures, store
 from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
-from penstock.config import SpeculativeConfig, Strategy, check
+from penstock.config import check
 from penstock.core import ConfigError
 from penstock.simulator.run import Timed, simulate, simulate_serving
 from penstock.simulator.script import Script, profile_script
+from penstock.speculation import SpeculativeConfig
 
 NAME, HOW = "serving", "Simulated, with the synthetic profile"
 CLUSTERS = ("flowspec-7b", "pipedec-14x3090")
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
-STRATEGIES: tuple[Strategy, ...] = ("autoregressive", "static_tree", "pipedec", "auto")
+STRATEGIES: tuple[str, ...] = ("autoregressive", "static_tree", "pipedec", "auto")
 PROMPT, ANSWER = (8, 64), (30, 90)
 """Fewest and most tokens."""
 SETS = 8
@@ -51,13 +52,13 @@ def script_of(requests: int, seed: int) -> Script:
     )
 
 
-def config(strategy: Strategy) -> SpeculativeConfig | None:
+def config(strategy: str) -> SpeculativeConfig | None:
     if strategy == "autoregressive":
         return None
     return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
 
 
-def served(cluster: str, strategy: Strategy, concurrency: int, seed: int) -> dict[str, Any]:
+def served(cluster: str, strategy: str, concurrency: int, seed: int) -> dict[str, Any]:
     """Tokens per second, and per request what a token took after the first one and how long the first one did."""
     requests = 3 * max(concurrency, 6)
     runs = simulate_serving(load_cluster(cluster), script_of(requests, seed), config(strategy), concurrency)
@@ -76,7 +77,7 @@ def per_token(run: Timed) -> float:
     return (run.moments[-1] - run.moments[0]) / (len(run.moments) - 1)
 
 
-def summary(strategy: Strategy, sets: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(strategy: str, sets: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ratio = paired_ratio([one["throughput"] / base["throughput"] for one, base in zip(sets, plain, strict=True)])
     assert ratio is not None
 
@@ -94,7 +95,7 @@ def summary(strategy: Strategy, sets: Sequence[dict[str, Any]], plain: Sequence[
 def speedup_alone(cluster: str, sets: int) -> float:
     """`auto` over plain decoding, one request after the other, as `penstock simulate` has it."""
 
-    def seconds(strategy: Strategy) -> float:
+    def seconds(strategy: str) -> float:
         runs = [simulate(load_cluster(cluster), script_of(18, seed), config(strategy)) for seed in range(sets)]
         return sum(one.seconds for run in runs for one in run)
 

@@ -20,11 +20,11 @@ import torch
 from benchmarks.shared import virtual
 from penstock import LLM
 from penstock.bench.measure.decode import decode
-from penstock.config import parse_speculative
 from penstock.messages import Batch
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
 from penstock.pipeline.plan import StagePlan
+from penstock.speculation import parse_speculative
 from penstock.stage.driver import Core
 
 NAME = "drafter_time"

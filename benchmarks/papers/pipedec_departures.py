@@ -14,17 +14,17 @@ from typing import Final
 from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
-from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.simulator.run import make_loop, simulate_one
 from penstock.simulator.script import profile_script
+from penstock.speculation import SpeculativeConfig
 from penstock.strategies.base import NOW, ON_EVENT, Strategy
 from penstock.strategies.context import Context
-from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.pipedec import PipeDec, PipeDecOptions
 from penstock.tree import Node, TokenTree
 
 CLUSTERS: Final = ("demo", "pipedec-7", "pipedec-14x3090")
 REQUESTS, TOKENS = 100, 100
-OPTIONS: Final = STRATEGY_OPTIONS["pipedec"]
+SIZES: Final = PipeDecOptions().width, PipeDecOptions().children
 
 
 class Waiting(PipeDec):
@@ -48,9 +48,9 @@ class Waiting(PipeDec):
 
 
 VARIANTS: Final[dict[str, Callable[[int], Strategy]]] = {
-    "as it is": lambda stages: PipeDec(stages, **OPTIONS),
-    "one layer more": lambda stages: PipeDec(stages + 1, **OPTIONS),
-    "waits for a miss": lambda stages: Waiting(stages, **OPTIONS),
+    "as it is": lambda stages: PipeDec(stages, *SIZES),
+    "one layer more": lambda stages: PipeDec(stages + 1, *SIZES),
+    "waits for a miss": lambda stages: Waiting(stages, *SIZES),
 }
 
 

@@ -18,9 +18,9 @@ from penstock.bench.measure.decode import decode
 from penstock.bench.measure.summary import same_tokens
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.cluster import load_cluster
-from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput
 from penstock.engine.answers import answers_of
+from penstock.speculation import SpeculativeConfig
 
 PIPEDEC = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy="pipedec")
 TOKENS = 100

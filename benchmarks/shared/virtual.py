@@ -89,7 +89,8 @@ def compared(
     """
     torch.set_num_threads(1)
     named = parse_entries(tuple(entries), drafter)
-    widest = max((config for _, config in named if not is_plain(config)), key=lambda config: config.most_rows)
+    drafting = [config for _, config in named if not is_plain(config)]
+    widest = max(drafting, key=lambda config: config.strategy_options.most_rows)
     host = RealTimeHost() if processes else InProcessHost(VirtualClock())
     engine = LLM(host=host, cluster=cluster, speculative_config=widest, enable_prefix_caching=False, **options)
     with engine as llm, on_time(llm) if processes else nullcontext():

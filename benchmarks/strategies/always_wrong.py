@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
-from penstock.config import SpeculativeConfig
 from penstock.simulator.run import simulate
 from penstock.simulator.script import MISSED, Script, profile_script
+from penstock.speculation import SpeculativeConfig
 
 CLUSTERS = ("demo", "jupiter-homogeneous", "jupiter-heterogeneous", "pipedec-14x3090", "random-5:2")
 STRATEGIES = ("auto", "continuous", "pipedec")
@@ -42,7 +42,7 @@ def measured() -> dict[str, dict[str, list[float]]]:
 
 
 def config_of(strategy: str) -> SpeculativeConfig:
-    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)  # type: ignore[arg-type]
+    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
 
 
 def main() -> None:

@@ -26,10 +26,11 @@ from benchmarks.shared.measured import kept_figures, store
 from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
-from penstock.config import SpeculativeConfig, check
+from penstock.config import check
 from penstock.core import ConfigError
 from penstock.simulator.run import simulate
 from penstock.simulator.script import profile_script
+from penstock.speculation import SpeculativeConfig
 
 PRESETS = (
     *("demo", "pipedec-7", "pipedec-14x3090", "pipedec-21", "flowspec-7b", "flowspec-13b", "jupiter-homogeneous"),
@@ -72,7 +73,7 @@ OURS = ("continuous", "auto")
 
 def seconds(cluster: str, setting: str, requests: int) -> list[float]:
     """Per request, from its first token to its last."""
-    config = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, **SETTINGS[setting])  # type: ignore[arg-type]
+    config = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, **SETTINGS[setting])
     script = profile_script(ACCURACY, requests, TOKENS, seed=0)
     speculation = None if setting == "autoregressive" else config
     return [run.seconds for run in simulate(load_cluster(cluster), script, speculation)]

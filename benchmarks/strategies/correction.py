@@ -30,14 +30,13 @@ from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster
-from penstock.config import SpeculativeConfig
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.emulation.drafter import EmulatedDrafter
 from penstock.requests.request import Request
 from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.run import make_loop, simulate_one
 from penstock.simulator.script import MISSED, Script, profile_script
-from penstock.strategies import make_strategy
+from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.tree import Node
 
 CLUSTERS = ("spd-8", "pipedec-14x3090")
@@ -130,7 +129,7 @@ def speculating(strategy: str, corrects: bool) -> SpeculativeConfig:
     return SpeculativeConfig(
         method="synthetic",
         accuracy=ACCURACY,
-        strategy=strategy,  # type: ignore[arg-type]
+        strategy=strategy,
         in_flight_correction=corrects,
     )
 

@@ -16,9 +16,9 @@ from benchmarks.shared.profile import ACCURACY
 from benchmarks.strategies.auto_against import TOKENS
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
-from penstock.config import SpeculativeConfig
 from penstock.simulator.run import make_loop, simulate, simulate_one
 from penstock.simulator.script import Script, profile_script
+from penstock.speculation import SpeculativeConfig
 from penstock.strategies.base import NOW, Strategy
 from penstock.strategies.context import Context
 from penstock.strategies.continuous import Continuous
@@ -78,7 +78,7 @@ def over(plain: list[float], times: list[float]) -> float:
 
 
 def config_of(strategy: str) -> SpeculativeConfig:
-    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)  # type: ignore[arg-type]
+    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
 
 
 def main() -> None:

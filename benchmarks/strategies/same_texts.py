@@ -25,11 +25,12 @@ from penstock.bench.intervals import paired_ratio
 from penstock.bench.recordings.load import load_recordings
 from penstock.bench.simulate.command import straight_requests
 from penstock.cluster import load_cluster
-from penstock.config import SpeculativeConfig, check
+from penstock.config import check
 from penstock.core import ConfigError
 from penstock.recording import NO_TOKEN, Recording
 from penstock.simulator.run import simulate
 from penstock.simulator.script import Script, recording_script
+from penstock.speculation import SpeculativeConfig
 
 CLUSTERS = ("pipedec-14x3090", "flowspec-7b")
 STRATEGIES: dict[str, dict[str, Any]] = {

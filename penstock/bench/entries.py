@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from penstock.config import STRATEGY_OPTIONS, FieldError, SpeculativeConfig, nearest, parse, parse_speculative_for
+from penstock.config import FieldError, nearest
+from penstock.speculation import SpeculativeConfig, names_of, parse_speculative_for
+from penstock.strategies.registry import STRATEGIES
 
 Named = tuple[str, SpeculativeConfig | None]
 """An entry's own text, and what it comes to; None decodes plainly."""
@@ -63,7 +64,7 @@ def with_own(entry: str, shared: SpeculativeConfig | None, own: Mapping[str, Any
     if shared is None or not own:
         return shared
     try:
-        return parse(SpeculativeConfig, {**asdict(shared), **own})
+        return shared.with_options(own)
     except FieldError as error:
         raise FieldError("strategies", f"entry {entry!r}: {error}") from None
 
@@ -73,16 +74,16 @@ def own_options(entry: str) -> dict[str, Any]:
     strategy = strategy_of(entry)
     if PLACED in entry:
         raise FieldError("strategies", f"entry {entry!r}: say with drafter_on where the drafter runs, for all entries")
-    if strategy not in STRATEGY_OPTIONS:
-        raise FieldError(
-            "strategies", f"entry {entry!r}: strategy is {strategy!r}; {nearest(strategy, STRATEGY_OPTIONS)}"
-        )
+    if strategy not in STRATEGIES:
+        raise FieldError("strategies", f"entry {entry!r}: strategy is {strategy!r}; {nearest(strategy, STRATEGIES)}")
     options: dict[str, Any] = {}
     for pair in split_entries(inside(entry)):
         name, equals, value = (part.strip() for part in pair.partition("="))
-        if name not in STRATEGY_OPTIONS[strategy]:
-            known = nearest(name, STRATEGY_OPTIONS[strategy])
-            raise FieldError("strategies", f"entry {entry!r}: option {name!r} is unknown to {strategy!r}; {known}")
+        known = names_of(STRATEGIES[strategy])
+        if name not in known:
+            raise FieldError(
+                "strategies", f"entry {entry!r}: option {name!r} is unknown to {strategy!r}; {nearest(name, known)}"
+            )
         if not equals or not value:
             raise FieldError("strategies", f"entry {entry!r}: option {name!r} has no value; write {name}=...")
         if name in options:

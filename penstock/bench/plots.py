@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.bench.entries import PLAIN, strategy_of
-from penstock.config import STRATEGY_OPTIONS
+from penstock.strategies.registry import STRATEGIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,8 +55,8 @@ def colours_of(labels: Sequence[str]) -> dict[str, Colour]:
     families: dict[str, list[str]] = {}
     for label in labels:
         families.setdefault(strategy_of(label), []).append(label)
-    known = [name for name in STRATEGY_OPTIONS if name != PLAIN]
-    order = [*known, *(name for name in families if name not in STRATEGY_OPTIONS)]
+    known = [name for name in STRATEGIES if name != PLAIN]
+    order = [*known, *(name for name in families if name not in STRATEGIES)]
     colours: dict[str, Colour] = {}
     for family, members in families.items():
         base = to_rgb(GREY if family == PLAIN else HUES[order.index(family) % len(HUES)])

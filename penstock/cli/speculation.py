@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from penstock.config import STRATEGY_OPTIONS, FieldError, SpeculativeConfig, parse_speculative
+from penstock.config import FieldError
+from penstock.drafters.registry import DRAFTERS
 from penstock.options import SPECULATION, Option
+from penstock.speculation import SpeculativeConfig, parse_speculative
+from penstock.strategies.registry import STRATEGIES
+
+EXAMPLE: Final = '{"method": "ngram", "width": 8}'
+EVERYTHING: Final = f"Everything about speculation, for example '{EXAMPLE}'. Methods: {', '.join(DRAFTERS)}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +32,7 @@ class DraftingOptions:
     speculative_config: Annotated[
         str | None,
         Option(
-            'Everything about speculation, for example \'{"method": "ngram", "width": 8}\'.',
+            EVERYTHING,
             SPECULATION,
             metavar="JSON",
             default="",
@@ -59,7 +65,7 @@ class SpeculationOptions:
     strategy: Annotated[
         str | None,
         Option(
-            f"Which drafted tokens enter the pipeline: {', '.join(STRATEGY_OPTIONS)} (none).",
+            f"Which drafted tokens enter the pipeline: {', '.join(STRATEGIES)} (none).",
             SPECULATION,
             default="auto",
         ),

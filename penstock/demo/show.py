@@ -17,11 +17,11 @@ from penstock.bench.measure.comparison import measure
 from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.prompts import read_prompts
 from penstock.cluster import Cluster, load_cluster, stage_timings
-from penstock.config import SpeculativeConfig
 from penstock.core import SamplingParams
 from penstock.demo.race import PENSTOCK, PLAIN, TITLES, Race
 from penstock.engine import options
 from penstock.engine.loop import Observer
+from penstock.speculation import SpeculativeConfig
 from penstock.trace import EMULATED
 
 if TYPE_CHECKING:

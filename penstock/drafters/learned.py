@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from penstock.drafters.base import Draft, DraftRequest
+from penstock.drafters.options import DrafterOptions, DrafterParts, Weights
 from penstock.drafters.small_model import Entries, SmallModelDrafter
 from penstock.messages import Batch, Cancel
 from penstock.pipeline.base import Pipeline
@@ -70,6 +72,21 @@ class LearnedDrafter(SmallModelDrafter):
         self._final[request.number] = count
         self._final_in.update((node.slot, node.id) for node in nodes)
         return nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedOptions(DrafterOptions):
+    weights = Weights.SPECULATOR
+    priced_as = Weights.SPECULATOR
+
+    model: str | None = None
+    """Folder or hub name of the learned drafter; those that come with the package's own target need none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowingOptions(LearnedOptions):
+    def start(self, parts: DrafterParts) -> FollowingDrafter:
+        return FollowingDrafter(parts.start_weights(), parts.chunk)
 
 
 class FollowingDrafter(LearnedDrafter):

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from penstock.config import check, check_positive
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
+from penstock.drafters.options import DrafterOptions, DrafterParts
 from penstock.requests.request import Request
 from penstock.tree import Node
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramOptions(DrafterOptions):
+    prompt_lookup_max: int = 4
+    """Longest suffix of the text that is looked up in it (vLLM's name)."""
+    prompt_lookup_min: int = 1
+    """Shortest such suffix (vLLM's name)."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "prompt_lookup_max", "prompt_lookup_min")
+        check(
+            self.prompt_lookup_min <= self.prompt_lookup_max,
+            "prompt_lookup_min",
+            self.prompt_lookup_min,
+            f"at most prompt_lookup_max, {self.prompt_lookup_max}",
+        )
+
+    def start(self, parts: DrafterParts) -> NgramDrafter:
+        return NgramDrafter(self.prompt_lookup_max, self.prompt_lookup_min)
 
 
 class NgramDrafter(InstantDrafter):
@@ -18,7 +41,7 @@ class NgramDrafter(InstantDrafter):
     chance of the first is set to one half, each next takes half of the rest: the drafter has no model of its own.
     """
 
-    def __init__(self, longest: int = 4, shortest: int = 1) -> None:
+    def __init__(self, longest: int, shortest: int) -> None:
         super().__init__()
         self._longest = longest
         self._shortest = shortest

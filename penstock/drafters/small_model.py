@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from penstock.config import FieldError
 from penstock.drafters.base import Draft, DraftRequest
+from penstock.drafters.options import DrafterOptions, DrafterParts, Weights
 from penstock.estimates.draft_timing import DraftTiming
 from penstock.messages import Batch, Candidates, Span
 from penstock.pipeline.base import Pipeline
@@ -13,6 +16,22 @@ from penstock.requests.request import Request
 from penstock.tree import Node
 
 Entries = list[tuple[Request, list[Node]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallModelOptions(DrafterOptions):
+    weights = Weights.DRAFT_MODEL
+    priced_as = Weights.DRAFT_MODEL
+
+    model: str | None = None
+    """Folder or hub name of the small model, whose tokenizer has to be the target's."""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise FieldError("model", "is missing: method 'draft_model' needs the small model's folder or name")
+
+    def start(self, parts: DrafterParts) -> SmallModelDrafter:
+        return SmallModelDrafter(parts.start_weights(), parts.chunk)
 
 
 class SmallModelDrafter:

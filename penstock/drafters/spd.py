@@ -3,16 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from penstock.config import FieldError, check_positive
 from penstock.drafters.base import Draft, DraftRequest
-from penstock.drafters.depths import Depths
-from penstock.drafters.learned import LearnedDrafter
+from penstock.drafters.depths import Depths, levels_after
+from penstock.drafters.learned import LearnedDrafter, LearnedOptions
+from penstock.drafters.options import DrafterParts
 from penstock.drafters.small_model import Entries
 from penstock.messages import Batch
 from penstock.pipeline.base import Pipeline
 from penstock.requests.request import Request
 from penstock.tree import Node
+
+if TYPE_CHECKING:
+    from penstock.models.speculators.base import SpeculatorCheckpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpdOptions(LearnedOptions):
+    feature_lag: int = 0
+    """Batches by which every token counts as less far than it is, so that drafting waits for no feature."""
+    post_state: bool = False
+    """Whether a token has to have passed the first stage before the module looks at it (SPD, section 4.4)."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "feature_lag", or_zero=True)
+
+    @property
+    def needs_entered(self) -> str | None:
+        return "post_state" if self.post_state else None
+
+    def check_speculator(self, speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]]) -> None:
+        check_stages(speculator, layers, self.post_state)
+
+    def start(self, parts: DrafterParts) -> SpdDrafter:
+        return SpdDrafter(parts.start_weights(), parts.chunk, depths(parts, self.feature_lag, self.post_state))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyExitOptions(LearnedOptions):
+    @property
+    def needs_entered(self) -> str | None:
+        return "method 'early_exit'"
+
+    def check_speculator(self, speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]]) -> None:
+        check_stages(speculator, layers, post_state=False)
+
+    def start(self, parts: DrafterParts) -> SpdDrafter:
+        return SpdDrafter(parts.start_weights(), parts.chunk, depths(parts))
+
+
+def check_stages(speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]], post_state: bool) -> None:
+    """Raise FieldError where SPD's module was trained for another pipeline."""
+    if speculator.stages is None:
+        return
+    model = f"{str(speculator.path)!r}"
+    if speculator.stages != len(layers):
+        raise FieldError(
+            "speculative_config.model",
+            f"is {model}, a module for {speculator.stages} stages, and there are {len(layers)}: "
+            f"set pipeline_parallel_size to {speculator.stages}, or train one with anchors",
+        )
+    for depth, (_, last) in enumerate(layers[:-1], 1):
+        deepest = max(speculator.levels[depth])
+        if deepest > last:
+            raise FieldError(
+                "speculative_config.model",
+                f"is {model}, which reads state {deepest} of tokens that have passed {depth} stages, but these end "
+                f"with layer {last}: set layer_split so that they hold {deepest} layers",
+            )
+    if post_state != bool(speculator.asking):
+        raise FieldError(
+            "speculative_config.post_state",
+            f"is {post_state}; the module {model} was trained for {bool(speculator.asking)}",
+        )
+
+
+def depths(parts: DrafterParts, lag: int = 0, post_state: bool = False) -> Depths:
+    """What the module sees of a token under way; one for a single number of stages has a level for each depth."""
+    speculator = parts.speculator
+    assert speculator is not None
+    memory = speculator.stages is not None
+    return Depths(
+        range(len(parts.layers) + 1) if memory else levels_after(parts.layers, speculator.levels),
+        frozenset(i for i, reads in enumerate(speculator.levels) if any(reads)),
+        lag,
+        speculator.asking if memory else int(post_state),
+        memory,
+    )
 
 
 class SpdDrafter(LearnedDrafter):

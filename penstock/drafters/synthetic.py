@@ -6,10 +6,13 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from penstock.config import FieldError, check
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
+from penstock.drafters.options import DrafterOptions, DrafterParts, Weights
 from penstock.requests.request import Request
 from penstock.tree import Node
 
@@ -22,6 +25,32 @@ model card gives the greedy draft's figure."""
 
 STRIDE = 7919
 """Between the arbitrary tokens: a prime, so that they differ in any vocabulary that is not its multiple."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticOptions(DrafterOptions):
+    priced_as = Weights.DRAFT_MODEL
+
+    accuracy: tuple[float, ...] | None = None
+    """Chance that the target's token is among the first 1, 2, ... candidates."""
+    seed: int = 0
+    """Decides which drafts are right."""
+
+    def __post_init__(self) -> None:
+        check(self.seed >= 0, "seed", self.seed, "0 or above")
+        if self.accuracy is None:
+            raise FieldError("accuracy", "is missing: method 'synthetic' needs it, for example [0.7, 0.8, 0.85]")
+        check_accuracy(self.accuracy)
+
+    def start(self, parts: DrafterParts) -> SyntheticDrafter:
+        assert self.accuracy is not None
+        return SyntheticDrafter(self.accuracy, parts.vocab_size, self.seed, parts.answer)
+
+
+def check_accuracy(accuracy: tuple[float, ...]) -> None:
+    """Raise FieldError unless the profile is one: cumulative chances for 1, 2, ... candidates."""
+    holds = bool(accuracy) and all(0.0 <= chance <= 1.0 for chance in accuracy) and list(accuracy) == sorted(accuracy)
+    check(holds, "accuracy", list(accuracy), "a list of chances between 0 and 1, none below the one before it")
 
 
 def confidence(accuracy: Sequence[float], rng: random.Random, concentration: float = CONCENTRATION) -> list[float]:

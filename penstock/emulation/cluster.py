@@ -12,13 +12,14 @@ from penstock.cluster import (
     stage_timings,
 )
 from penstock.cluster.timing import StageTiming
-from penstock.config import LEARNED, SpeculativeConfig
 from penstock.core import ConfigError
 from penstock.drafters.base import Drafter
+from penstock.drafters.options import Weights
 from penstock.emulation.drafter import EmulatedDrafter
 from penstock.emulation.stage import StageEmulation
 from penstock.emulation.turns import DeviceTurns
 from penstock.pipeline.base import Clock, SideChannel
+from penstock.speculation import SpeculativeConfig
 
 
 def stage_emulations(
@@ -40,12 +41,12 @@ def stage_emulations(
 
 def check_drafter(cluster: Cluster, speculation: SpeculativeConfig | None) -> None:
     """Raise ConfigError unless the emulated cluster says what drafting takes."""
-    if speculation is not None and speculation.method in LEARNED:
+    priced_as = speculation.drafter_options.priced_as if speculation is not None else Weights.NONE
+    if priced_as is Weights.SPECULATOR:
         if cluster.drafter is None:
             raise ConfigError(f"cluster {cluster.name} names no drafter: what drafting takes there is unknown")
         feature_links(cluster)  # refuses a cluster in which a stage and the drafter are not joined
-    drafts_slowly = speculation is not None and speculation.method in ("draft_model", "synthetic")
-    if drafts_slowly and cluster.draft_as_model is None:
+    if priced_as is Weights.DRAFT_MODEL and cluster.draft_as_model is None:
         raise ConfigError(
             f"cluster {cluster.name} names no drafter and no draft_as_model: what drafting takes there is unknown"
         )

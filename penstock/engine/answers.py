@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from penstock.config import SpeculativeConfig
 from penstock.core import RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.emulation.cluster import off_its_device
 from penstock.engine.job import Job, Prompt
 from penstock.requests.request import Request
+from penstock.speculation import SpeculativeConfig
 
 PLAIN: Final = SpeculativeConfig(strategy="autoregressive")
 """Decodes plainly beside whatever drafter there is."""

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
-from penstock.config import SpeculativeConfig
 from penstock.drafters.base import Drafter
-from penstock.drafters.depths import Depths, levels_after
-from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
-from penstock.drafters.ngram import NgramDrafter
-from penstock.drafters.small_model import SmallModelDrafter
-from penstock.drafters.spd import SpdDrafter
-from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.drafters.learned import LearnedDrafter
+from penstock.drafters.options import DrafterParts, Weights
 from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations, take_turns
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.loop import EngineLoop
@@ -21,9 +16,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.pipeline.base import Host, Pipeline
 from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.requests.slots import SlotPool
-
-if TYPE_CHECKING:
-    from penstock.models.speculators.base import SpeculatorCheckpoint
+from penstock.speculation import SpeculativeConfig
 
 
 def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePlan]:
@@ -78,8 +71,10 @@ def tapped_layers(layers: Sequence[tuple[int, int]], reads: Sequence[int]) -> li
 
 def start_drafter(setup: Resolved, config: SpeculativeConfig, host: Host) -> Drafter:
     """The drafter of ``config.method``, on the cluster's device for it."""
-    drafter = bare_drafter(setup, config, host)
-    return drafter if config.method == "ngram" else on_its_device(setup.cluster, drafter, depth_of(setup), host)
+    drafter = config.drafter_options.start(drafter_parts(setup, config, host))
+    if config.drafter_options.priced_as is Weights.NONE:
+        return drafter
+    return on_its_device(setup.cluster, drafter, depth_of(setup), host)
 
 
 def depth_of(setup: Resolved) -> int | None:
@@ -87,44 +82,24 @@ def depth_of(setup: Resolved) -> int | None:
     return setup.speculator.depth if setup.speculator is not None else None
 
 
-def bare_drafter(setup: Resolved, config: SpeculativeConfig, host: Host) -> Drafter:
-    if config.method == "ngram":
-        return NgramDrafter(config.prompt_lookup_max, config.prompt_lookup_min)
-    if config.method == "synthetic":
-        assert config.accuracy is not None
-        return SyntheticDrafter(config.accuracy, setup.checkpoint.vocab_size, config.seed, PlainAnswers())
-    chunk = max(setup.options.prefill_chunk, config.width or 0)
+def drafter_parts(setup: Resolved, config: SpeculativeConfig, host: Host) -> DrafterParts:
+    return DrafterParts(
+        vocab_size=setup.checkpoint.vocab_size,
+        layers=setup.layers,
+        chunk=max(setup.options.prefill_chunk, config.strategy_options.most_asked),
+        speculator=setup.speculator,
+        answer=PlainAnswers(),
+        start_weights=partial(start_weights, setup, host),
+    )
+
+
+def start_weights(setup: Resolved, host: Host) -> Pipeline:
+    """The drafter's own weights, as a pipeline of one stage."""
     if setup.speculator is not None:
         plan = drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.path))
-        return learned_drafter(setup.layers, setup.speculator, config, host.pipeline([plan], "drafter"), chunk)
+        return host.pipeline([plan], "drafter")
     assert setup.draft is not None
-    plan = drafting_plan(setup, str(setup.draft.path), setup.draft.num_layers)
-    return SmallModelDrafter(host.pipeline([plan], "draft model"), chunk)
-
-
-def learned_drafter(
-    layers: Sequence[tuple[int, int]],
-    speculator: SpeculatorCheckpoint,
-    config: SpeculativeConfig,
-    pipeline: Pipeline,
-    chunk: int,
-) -> LearnedDrafter:
-    """What asks the learned drafter behind ``pipeline`` about a target whose stages hold ``layers``."""
-    if not speculator.levels:
-        return FollowingDrafter(pipeline, chunk)
-    return SpdDrafter(pipeline, chunk, depths(layers, speculator, config))
-
-
-def depths(layers: Sequence[tuple[int, int]], speculator: SpeculatorCheckpoint, config: SpeculativeConfig) -> Depths:
-    """What SPD's module sees of a token under way; one for a single number of stages has a level for each depth."""
-    memory = speculator.stages is not None
-    return Depths(
-        range(len(layers) + 1) if memory else levels_after(layers, speculator.levels),
-        frozenset(i for i, reads in enumerate(speculator.levels) if any(reads)),
-        config.feature_lag,
-        speculator.asking if memory else int(config.post_state),
-        memory,
-    )
+    return host.pipeline([drafting_plan(setup, str(setup.draft.path), setup.draft.num_layers)], "draft model")
 
 
 def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") -> StagePlan:

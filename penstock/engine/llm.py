@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason, PipelineError, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
 from penstock.engine.answers import learn_answers
@@ -24,7 +23,7 @@ from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import ProcessHost
 from penstock.requests.request import Request
-from penstock.strategies import make_strategy
+from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -72,7 +71,7 @@ class LLM:
         self._host: Host = ProcessHost(self._setup.options.transport) if host is None else host
         self._drafter: Drafter | None = None
         try:
-            if self._setup.speculation is not None and self._setup.speculation.strategy != "autoregressive":
+            if self._setup.speculation is not None and self._setup.speculation.drafts:
                 self._drafter = start_drafter(self._setup, self._setup.speculation, self._host)
             self._pipeline = start_pipeline(self._setup, self._host, self._drafter)
         except BaseException:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from penstock.cluster import Cluster, load_cluster
-from penstock.config import SpeculativeConfig, check, parse_speculative
+from penstock.config import check
 from penstock.dtypes import DTYPE_BYTES
 from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
+from penstock.speculation import SpeculativeConfig, parse_speculative
 
 DEVICES: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 DEMO: Final = Path(__file__).parent.parent / "demo"
@@ -99,7 +100,7 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
     """
 
     speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None
-    """Who drafts and what enters the pipeline: the fields of ``SpeculativeConfig``. None: plain decoding."""
+    """Who drafts and what enters the pipeline: the arguments of ``SpeculativeConfig``. None: plain decoding."""
     speculative_slots: SpeculativeSlots = None
     transport: str = "ipc"
     """What the stages talk over: ipc (Unix sockets) or tcp (the loopback interface)."""

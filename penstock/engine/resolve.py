@@ -9,11 +9,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from penstock.cluster import Cluster
-from penstock.config import LEARNED, FieldError, SpeculativeConfig, check
+from penstock.config import FieldError, check
 from penstock.core import ConfigError
+from penstock.drafters.options import Weights
 from penstock.emulation.cluster import check_drafter
 from penstock.engine.options import DEMO, EngineOptions, model_folder
 from penstock.requests.slots import speculative_slots
+from penstock.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from penstock.models.checkpoint import Checkpoint
@@ -63,13 +65,14 @@ def resolve_options(options: EngineOptions) -> Resolved:
     assert not isinstance(cluster, str)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
     draft = speculator = None
-    if speculation is not None and speculation.method in LEARNED:
+    weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
+    if speculation is not None and weights is Weights.SPECULATOR:
         from penstock.models.speculators.formats import open_speculator
 
         speculator = open_speculator(speculator_folder(options.model, speculation), checkpoint)
         check_method(speculation.method, speculator)
-    elif speculation is not None and speculation.model is not None:
-        draft = open_checkpoint(model_folder(speculation.model, "draft"))
+    elif speculation is not None and weights is Weights.DRAFT_MODEL:
+        draft = open_checkpoint(model_folder(str(speculation.drafter_options.model), "draft"))
         check_same_vocabulary(checkpoint, draft)
     if cluster is not None:
         check_cluster(cluster, options, speculation)
@@ -77,8 +80,9 @@ def resolve_options(options: EngineOptions) -> Resolved:
     if options.layer_split is None and not (cluster is not None and cluster.emulated):
         warn_of_empty(layers)
     if speculator is not None and speculation is not None:
-        check_stages(speculator, layers, speculation)
+        speculation.drafter_options.check_speculator(speculator, layers)
     slots = options.speculative_slots
+    most_rows = speculation.strategy_options.most_rows if speculation is not None else 0
     longest = options.max_model_len or min(positions_of(checkpoint), DEFAULT_MODEL_LEN)
     check(longest <= positions_of(checkpoint), "max_model_len", longest, f"at most {positions_of(checkpoint)}")
     return Resolved(
@@ -92,14 +96,14 @@ def resolve_options(options: EngineOptions) -> Resolved:
         placed(options.device, len(layers)),
         longest,
         options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
-        speculative_slots(len(layers), speculation) if slots is None else slots,
+        speculative_slots(len(layers), most_rows) if slots is None else slots,
     )
 
 
 def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:
     """The learned drafter's folder or hub id. Raises FieldError where none is named and none is shipped."""
-    if speculation.model is not None:
-        return speculation.model
+    if speculation.drafter_options.model is not None:
+        return speculation.drafter_options.model
     shipped = sorted(file.parent.name for file in DEMO_DRAFTERS.glob("*/config.json")) if target == "demo" else []
     if speculation.method not in shipped:
         hint = f"; with the target 'demo' come {', '.join(shipped)}" if shipped else ""
@@ -138,34 +142,6 @@ def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
     if speculator.kind != method:
         raise FieldError(
             "speculative_config.method", f"is {method!r}, the checkpoint is of kind {speculator.kind!r}: name that"
-        )
-
-
-def check_stages(
-    speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]], speculation: SpeculativeConfig
-) -> None:
-    """Raise FieldError where SPD's module was trained for another pipeline."""
-    if speculator.stages is None:
-        return
-    model = f"{str(speculator.path)!r}"
-    if speculator.stages != len(layers):
-        raise FieldError(
-            "speculative_config.model",
-            f"is {model}, a module for {speculator.stages} stages, and there are {len(layers)}: "
-            f"set pipeline_parallel_size to {speculator.stages}, or train one with anchors",
-        )
-    for depth, (_, last) in enumerate(layers[:-1], 1):
-        deepest = max(speculator.levels[depth])
-        if deepest > last:
-            raise FieldError(
-                "speculative_config.model",
-                f"is {model}, which reads state {deepest} of tokens that have passed {depth} stages, but these end "
-                f"with layer {last}: set layer_split so that they hold {deepest} layers",
-            )
-    if speculation.post_state != bool(speculator.asking):
-        raise FieldError(
-            "speculative_config.post_state",
-            f"is {speculation.post_state}; the module {model} was trained for {bool(speculator.asking)}",
         )
 
 

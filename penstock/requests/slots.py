@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from penstock.config import SpeculativeConfig
 from penstock.core import PenstockError
 from penstock.requests.prefix_cache import BLOCK, Block, PrefixCache
 from penstock.tree import Node
@@ -18,10 +17,12 @@ AHEAD: Final = 4
 In simulations of the presets with the default strategy at its full width the largest tree had 3.4 of them."""
 
 
-def speculative_slots(stages: int, speculation: SpeculativeConfig | None) -> int:
-    """How many drafted nodes are given room where nobody says: what the strategy's widest batches can make use of."""
-    rows = speculation.most_rows if speculation is not None else 0
-    return max(LEAST_SPECULATIVE, rows * (stages + AHEAD))
+def speculative_slots(stages: int, most_rows: int) -> int:
+    """How many drafted nodes are given room where nobody says.
+
+    As many as a strategy can make use of whose widest batches, or trees, have ``most_rows``.
+    """
+    return max(LEAST_SPECULATIVE, most_rows * (stages + AHEAD))
 
 
 class SlotPool:

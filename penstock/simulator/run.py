@@ -9,7 +9,6 @@ import msgspec
 
 from penstock.cluster import LinkTiming, draft_link, draft_timing, link_timings, stage_timings
 from penstock.cluster.spec import Cluster
-from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.drafters.base import Draft
 from penstock.emulation.drafter import EmulatedDrafter
@@ -26,7 +25,7 @@ from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.pipeline import SimulatedPipeline
 from penstock.simulator.script import Script
 from penstock.simulator.stage import SimulatedCore
-from penstock.strategies import make_strategy
+from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.strategies.base import Strategy
 
 CHUNK = 128
@@ -179,8 +178,9 @@ def make_loop(
         drafter = EmulatedDrafter(ScriptedDrafter(script), timing, longer(link, overhead_per_hop), clock)
         if cluster.drafting_stage is not None:
             drafter.share(DeviceTurns(pipeline, cluster.drafting_stage))
+    most_rows = speculation.strategy_options.most_rows if speculation is not None else 0
     longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
-    pool = SlotPool(longest * concurrency, speculative_slots(len(timings), speculation), sharing=False)
+    pool = SlotPool(longest * concurrency, speculative_slots(len(timings), most_rows), sharing=False)
     return EngineLoop(pipeline, drafter, Scheduler(pool, CHUNK, concurrency, longest), pipeline)
 
 

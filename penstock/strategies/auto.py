@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.strategies.base import NOW, now_if
 from penstock.strategies.context import Context
-from penstock.strategies.continuous import PATIENCE, Continuous
+from penstock.strategies.continuous import PATIENCE, Continuous, ContinuousOptions
 from penstock.tree import Node, TokenTree
 
 MISLED: Final = -0.05
 """Share of tokens that corrections turn from right to wrong, those that they turn right taken off: no more of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoOptions(ContinuousOptions):
+    def make(self, stages: int) -> Auto:
+        return Auto(self.width, self.children, self.in_flight_correction)
 
 
 class Auto(Continuous):

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.strategies.base import now_if
 from penstock.strategies.context import Context
+from penstock.strategies.options import StrategyOptions
 from penstock.tree import Node, TokenTree
+
+
+@dataclass(frozen=True)
+class AutoregressiveOptions(StrategyOptions):
+    drafts = False
+    most_rows = 0
+    most_asked = 0
+
+    def make(self, stages: int) -> Autoregressive:
+        return Autoregressive()
 
 
 class Autoregressive:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
+from penstock.config import check_positive
 from penstock.estimates.estimates import Estimates
 from penstock.strategies.base import NOW, ON_EVENT
 from penstock.strategies.best_first import BestFirst
 from penstock.strategies.context import Context
+from penstock.strategies.options import StrategyOptions
 from penstock.tree import Node, TokenTree
 
 PATIENCE: Final = 0.5
@@ -21,6 +24,30 @@ FRESH: Final = 0.3
 """Steps of the slowest stage that a batch waits for the root's result, which prunes the tree that it is chosen from.
 
 Between 0.15 and 0.5 hardly any difference; without it a batch may be composed just before a result that changes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuousOptions(StrategyOptions):
+    width: int = 128
+    """Most rows that enter at a time."""
+    children: int = 16
+    """Most children of one node: how many candidates the drafter gives."""
+    in_flight_correction: bool = True
+    """Whether a drafter that knows more of a node in flight than before corrects its children."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "width", "children")
+
+    @property
+    def most_rows(self) -> int:
+        return self.width
+
+    @property
+    def most_asked(self) -> int:
+        return self.width
+
+    def make(self, stages: int) -> Continuous:
+        return Continuous(self.width, self.children, self.in_flight_correction)
 
 
 class Continuous:

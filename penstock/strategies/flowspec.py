@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heappop, heappush
 from itertools import pairwise
 from operator import itemgetter
 
+from penstock.config import check_positive
 from penstock.strategies.base import now_if
 from penstock.strategies.context import Context
+from penstock.strategies.options import StrategyOptions
 from penstock.strategies.static_tree import best_children
 from penstock.tree import Node, TokenTree
 
@@ -23,6 +26,42 @@ class Growth(Enum):
     ROUND = auto()
     CONTEXT = auto()
     SCORE = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowSpecOptions(StrategyOptions):
+    """Names in brackets are the paper's."""
+
+    drafts_whole_trees = True
+
+    tree_size: int = 80
+    """Nodes of a round's tree, the root included (L)."""
+    tree_depth: int = 6
+    """Layers of that tree (d0). vLLM's ``num_speculative_tokens`` is accepted for it."""
+    segment: int = 16
+    """Most rows that enter at a time while a new tree is sent (L_max)."""
+    children: int = 10
+    """Most children of one node: how many candidates the drafter gives (k)."""
+    expansion_depth: int = 6
+    """Layers of the tree that grows from a new root (d_exp)."""
+    expand: bool = True
+    """Whether the tree is expanded; without it the strategy is the paper's Pruned PP."""
+    score_order: bool = True
+    """Whether segments follow the score; without it they follow the layers."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "tree_size", "tree_depth", "segment", "children", "expansion_depth")
+
+    @property
+    def most_rows(self) -> int:
+        return self.tree_size
+
+    @property
+    def most_asked(self) -> int:
+        return self.children
+
+    def make(self, stages: int) -> FlowSpec:
+        return FlowSpec(stages, self)
 
 
 class FlowSpec:
@@ -48,25 +87,11 @@ class FlowSpec:
     rate_limited = False
     sends_root_first = False
 
-    def __init__(
-        self,
-        stages: int,
-        tree_size: int,
-        tree_depth: int,
-        segment: int,
-        children: int,
-        expansion_depth: int,
-        expand: bool,
-        score_order: bool,
-    ) -> None:
+    def __init__(self, stages: int, options: FlowSpecOptions) -> None:
         self.stages = stages
-        self.size = tree_size
-        self.depth = tree_depth
-        self.segment = min(segment, -(-tree_size // (stages + 1)))
-        self.candidates = children
-        self.expansion_depth = expansion_depth
-        self.expand = expand
-        self.score_order = score_order
+        self.options = options
+        self.segment = min(options.segment, -(-options.tree_size // (stages + 1)))
+        self.candidates = options.children
         self._tree: TokenTree | None = None
         self._root: Node | None = None
         self._segments: deque[list[Node]] = deque()
@@ -108,10 +133,10 @@ class FlowSpec:
             self._drop()
         if moved:
             if begun or not self._is_in_tree(tree.root):
-                self._grow_from(tree.root, self.depth, Growth.ROUND)
-            elif self.expand:
-                self._grow_from(tree.root, self.expansion_depth, Growth.CONTEXT)
-        while self._growth is not None or (not self._segments and self.expand and self._deepen(tree)):
+                self._grow_from(tree.root, self.options.tree_depth, Growth.ROUND)
+            elif self.options.expand:
+                self._grow_from(tree.root, self.options.expansion_depth, Growth.CONTEXT)
+        while self._growth is not None or (not self._segments and self.options.expand and self._deepen(tree)):
             if not self._grown(tree):
                 break
             growth, self._growth = self._growth, None
@@ -171,7 +196,7 @@ class FlowSpec:
     def _choose(self, tree: TokenTree, growth: Growth | None) -> None:
         """Queue the best nodes of the base tree: a new round's in segments, an expansion's as one."""
         chosen = self._best_left() if growth is Growth.SCORE else self._best_drafted()
-        if not self.score_order:
+        if not self.options.score_order:
             chosen.sort(key=itemgetter(1))
         nodes = [] if self._is_in_tree(tree.root) else [tree.root]
         for entry in chosen:
@@ -191,8 +216,8 @@ class FlowSpec:
     def _best_drafted(self) -> list[_Entry]:
         """The best of a new base tree, as many as T has beside its root. The others are left, in order: a heap."""
         ranked, self._drafted = sorted(self._drafted, key=itemgetter(0)), []
-        self._left = ranked[self.size - 1 :]
-        return ranked[: self.size - 1]
+        self._left = ranked[self.options.tree_size - 1 :]
+        return ranked[: self.options.tree_size - 1]
 
     def _best_left(self) -> list[_Entry]:
         """A segment of the best that are left and not in the tree, those of the new layer among them."""

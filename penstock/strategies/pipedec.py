@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import itemgetter
 
+from penstock.config import check_positive
 from penstock.strategies.base import NOW, now_if
 from penstock.strategies.context import Context
+from penstock.strategies.options import StrategyOptions
 from penstock.tree import Node, TokenTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipeDecOptions(StrategyOptions):
+    """The defaults are the paper's choice (section 4.3.1)."""
+
+    width: int = 32
+    """Most nodes in one layer of the tree."""
+    children: int = 16
+    """Most children of one node: how many candidates the drafter gives."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "width", "children")
+
+    @property
+    def most_rows(self) -> int:
+        return self.width
+
+    @property
+    def most_asked(self) -> int:
+        return self.width
+
+    def make(self, stages: int) -> PipeDec:
+        return PipeDec(stages, self.width, self.children)
 
 
 class PipeDec:
@@ -15,7 +42,7 @@ class PipeDec:
     The tree has at most ``depth`` layers, the root's included: one for each stage (section 3.1). Once every stage has
     a layer, the next one therefore waits for the result that comes out, and is chosen among the candidates of the
     nodes that are then still alive: the paper's update after pruning (section 3.3.4). It has been drafted meanwhile.
-    The defaults of width and children are the paper's choice (section 4.3.1). Where pruning has left no node of the
+    Where pruning has left no node of the
     last layer alive, the paper waits for a miss; here the deepest live nodes grow on from candidates that were cut.
     """
 
@@ -46,8 +73,12 @@ class PipeDec:
     def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         if not tree.root.entered:
             return [tree.root]
-        layer = best_candidates(tree.frontier(), min(self.width, tree.room))
+        layer = self._choose(tree, min(self.width, tree.room))
         return [tree.extend(parent, token, chance) for parent, token, chance in layer]
+
+    def _choose(self, tree: TokenTree, count: int) -> list[tuple[Node, int, float]]:
+        """The next layer, at most ``count`` of the last one's candidates: (parent, token, log chance)."""
+        return best_candidates(tree.frontier(), count)
 
 
 def has_candidates(node: Node) -> bool:

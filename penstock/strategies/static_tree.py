@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from penstock.config import check_positive
 from penstock.strategies.base import now_if
 from penstock.strategies.context import Context
+from penstock.strategies.options import StrategyOptions
 from penstock.strategies.pipedec import best_candidates
 from penstock.tree import Node, TokenTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticTreeOptions(StrategyOptions):
+    drafts_whole_trees = True
+
+    tree_size: int = 64
+    """Nodes that are drafted before they are verified together with the root."""
+    tree_depth: int = 6
+    """Layers of that tree. vLLM's ``num_speculative_tokens`` is accepted for it."""
+    children: int = 16
+    """Most children of one node: how many candidates the drafter gives."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "tree_size", "tree_depth", "children")
+
+    @property
+    def most_rows(self) -> int:
+        return self.tree_size
+
+    @property
+    def most_asked(self) -> int:
+        return self.children
+
+    def make(self, stages: int) -> StaticTree:
+        return StaticTree(self.tree_size, self.tree_depth, self.children)
 
 
 class StaticTree:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster
-from penstock.config import SpeculativeConfig
 from penstock.simulator.run import simulate
 from penstock.simulator.script import profile_script
+from penstock.speculation import SpeculativeConfig
 from penstock.trainer.data.batches import Batch
 from penstock.trainer.kinds.base import Trainee
 

@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import (
-    FieldError,
-    SpeculativeConfig,
-    check_positive,
-    parse,
-    parse_speculative,
-    parse_speculative_for,
-    read_toml,
-)
+from penstock.config import FieldError, check_positive, parse, read_toml
 from penstock.core import ConfigError
 
 
@@ -127,100 +119,3 @@ bicycles = st.builds(
 @given(bicycles)
 def test_what_is_written_is_read(bicycle: Bicycle) -> None:
     assert parse(Bicycle, dataclasses.asdict(bicycle)) == bicycle
-
-
-# ------------------------------------------------------------------------------------------------------ speculation
-
-
-def test_defaults_are_prompt_lookup_and_auto() -> None:
-    assert parse_speculative({}) == SpeculativeConfig(method="ngram", strategy="auto")
-    assert parse_speculative({"strategy": "pipedec"}).width == 32
-    assert parse_speculative({"strategy": "flowspec"}).tree_size == 80
-    assert parse_speculative({"strategy": "flowspec"}).width is None
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"method": "draft_model", "model": "folder", "width": 8, "children": 4},
-        {"method": "ngram", "strategy": "static_tree", "tree_size": 16, "tree_depth": 3, "children": 2},
-        {"method": "synthetic", "accuracy": [0.5, 0.5, 1], "seed": 3},
-        {"prompt_lookup_max": 2, "prompt_lookup_min": 2},
-        {"strategy": "autoregressive"},
-        {"method": "spd", "feature_lag": 1, "post_state": True, "strategy": "pipedec"},
-        {"method": "early_exit", "model": "folder"},
-    ],
-)
-def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> None:
-    config = parse_speculative(table)
-    for key, value in table.items():
-        assert getattr(config, key) == (tuple(value) if isinstance(value, list) else value)
-
-
-@pytest.mark.parametrize(
-    ("table", "path", "words"),
-    [
-        ({"method": "ngramm"}, "method", "did you mean 'ngram'?"),
-        ({"strategy": "pipdec"}, "strategy", "did you mean 'pipedec'?"),
-        ({"strategy": 1}, "strategy", "expected one of 'auto'"),
-        ({"widht": 8}, "widht", "did you mean 'width'?"),
-        ({"width": "8"}, "width", "expected an integer"),
-        ({"width": 0}, "width", "above 0"),
-        ({"children": -1}, "children", "above 0"),
-        ({"strategy": "static_tree", "tree_size": 0}, "tree_size", "above 0"),
-        ({"prompt_lookup_max": 2, "prompt_lookup_min": 3}, "prompt_lookup_min", "at most prompt_lookup_max, 2"),
-        ({"method": "draft_model"}, "model", "needs the small model's folder"),
-        ({"method": "synthetic"}, "accuracy", "needs it, for example"),
-        ({"method": "synthetic", "accuracy": []}, "accuracy", "between 0 and 1"),
-        ({"method": "synthetic", "accuracy": [0.5, 0.4]}, "accuracy", "none below the one before it"),
-        ({"method": "synthetic", "accuracy": [0.5, 1.4]}, "accuracy", "between 0 and 1"),
-        ({"method": "synthetic", "accuracy": [float("nan")]}, "accuracy", "between 0 and 1"),
-        ({"method": "synthetic", "accuracy": [0.5], "seed": -1}, "seed", "0 or above"),
-        ({"model": "folder"}, "model", "belongs to method 'draft_model', not 'ngram'; remove it or set method"),
-        ({"method": "draft_model", "model": "f", "seed": 1}, "seed", "belongs to method 'synthetic'"),
-        ({"tree_size": 8}, "tree_size", "belongs to strategy 'flowspec' or 'static_tree', not strategy 'auto'"),
-        ({"strategy": "static_tree", "width": 8}, "width", "or use tree_size, tree_depth, children"),
-        ({"strategy": "autoregressive", "width": 8}, "width", "not strategy 'autoregressive'; remove it"),
-        ({"strategy": "autoregressive", "method": "ngram"}, "method", "drafts nothing; remove it"),
-        ({"method": "spd", "feature_lag": -1}, "feature_lag", "0 or above"),
-        ({"method": "eagle3", "feature_lag": 1}, "feature_lag", "belongs to method 'spd', not 'eagle3'"),
-        ({"method": "early_exit", "strategy": "static_tree"}, "strategy", "with method 'early_exit' a token has to"),
-        ({"method": "spd", "post_state": True, "strategy": "flowspec"}, "strategy", "with post_state a token has to"),
-        ({"num_speculative_tokens": 5}, "num_speculative_tokens", "remove it or use width, children"),
-        (
-            {"strategy": "static_tree", "num_speculative_tokens": 5, "tree_depth": 5},
-            "num_speculative_tokens",
-            "another name of tree_depth",
-        ),
-    ],
-)
-def test_speculative_refusals_name_the_field(table: dict[str, Any], path: str, words: str) -> None:
-    with pytest.raises(FieldError) as caught:
-        parse_speculative(table)
-    assert caught.value.field == path
-    assert words in caught.value.problem
-
-
-def test_num_speculative_tokens_is_the_depth_of_a_static_tree() -> None:
-    assert parse_speculative({"strategy": "static_tree", "num_speculative_tokens": 5}).tree_depth == 5
-
-
-def test_several_strategies_share_a_drafter() -> None:
-    table = {"method": "draft_model", "model": "folder", "width": 8, "tree_size": 16, "children": 4}
-    plain, layered, tree = parse_speculative_for(table, ["autoregressive", "pipedec", "static_tree"])
-    assert (plain.strategy, layered.strategy, tree.strategy) == ("autoregressive", "pipedec", "static_tree")
-    assert (layered.width, tree.tree_size, tree.model) == (8, 16, "folder")
-
-
-@pytest.mark.parametrize(
-    ("table", "strategies", "path"),
-    [
-        ({"strategy": "pipedec"}, ["pipedec", "static_tree"], "strategy"),
-        ({"tree_size": 8}, ["pipedec", "autoregressive"], "tree_size"),
-        ({}, ["pipedec", "magic"], "strategy"),
-    ],
-)
-def test_refusals_for_several_strategies(table: dict[str, Any], strategies: list[str], path: str) -> None:
-    with pytest.raises(FieldError) as caught:
-        parse_speculative_for(table, strategies)
-    assert caught.value.field == path

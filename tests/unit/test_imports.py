@@ -20,6 +20,7 @@ LAYERS = [
     "dtypes",
     "foreign_files",
     "config",
+    "registry",
     "options",
     "noise",
     "tree",
@@ -35,6 +36,7 @@ LAYERS = [
     "emulation.host",
     "requests",
     "drafters",
+    "speculation",
     "emulation.turns",
     "emulation.drafter",
     "emulation.cluster",
@@ -79,6 +81,7 @@ DECISIONS = (
     "emulation.device",
     "emulation.link",
     "drafters",
+    "speculation",
 )
 DECISIONS += tuple(f"engine.{name}" for name in ("inflight", "commit", "scheduler", "loop"))
 OUTSIDE_WORLD = {"time", "datetime", "socket", "zmq", "asyncio", "threading", "subprocess", "multiprocessing", "os"}

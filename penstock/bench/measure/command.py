@@ -28,8 +28,9 @@ from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets
 from penstock.bench.recordings.record import check_record, record
 from penstock.bench.report import prepare
 from penstock.cluster import Cluster, load_cluster
-from penstock.config import FieldError, SpeculativeConfig
+from penstock.config import FieldError
 from penstock.core import SamplingParams
+from penstock.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from penstock.engine.resolve import Resolved
@@ -100,7 +101,7 @@ def plan_of(options: BenchOptions) -> Plan:
     """Everything that can be refused without looking at a checkpoint. Raises ConfigError."""
     strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}))
     configs = [config for _, config in strategies if config is not None and not is_plain(config)]
-    drafting = max(configs, key=lambda config: config.most_rows, default=None)
+    drafting = max(configs, key=lambda config: config.strategy_options.most_rows, default=None)
     sets = read_prompt_sets(options.prompts, options.num_prompts)
     params = SamplingParams(top_p=options.top_p, top_k=options.top_k, seed=options.seed, max_tokens=options.max_tokens)
     seeds_at_zero = options.seeds if is_synthetic(drafting) else 1

@@ -15,12 +15,12 @@ from penstock.bench.measure.sample import Sample, sample_of
 from penstock.bench.measure.summary import StrategyRun, emulated_cluster, summarise
 from penstock.bench.measure.timeline import Timeline, timeline_of
 from penstock.cluster import link_timings
-from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput, SamplingParams
 from penstock.emulation.priority import ENGINE, keeping_time
 from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
 from penstock.estimates.estimates import Estimates
+from penstock.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from penstock.engine.job import Prompt

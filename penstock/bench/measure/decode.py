@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.config import SpeculativeConfig
 from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.answers import PLAIN, answers_of, learn_answers
+from penstock.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from penstock.engine.job import Prompt

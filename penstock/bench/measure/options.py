@@ -11,9 +11,10 @@ from penstock.bench.entries import split_entries
 from penstock.bench.grid import parse_temperatures
 from penstock.bench.options import Bandwidth, DrafterOn, FiguresFile, ReportFolder
 from penstock.bench.prompts import DEFAULT_PROMPTS
-from penstock.config import STRATEGY_OPTIONS, check
+from penstock.config import check
 from penstock.engine.options import CLUSTER, Dtype, EngineOptions, ModelName, SpeculativeSlots, Stages
 from penstock.options import OUTPUT, PIPELINE, SAMPLING, SPECULATION, Option
+from penstock.strategies.registry import STRATEGIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class BenchOptions:
     strategies: Annotated[
         tuple[str, ...],
         Option(
-            f"{', '.join(STRATEGY_OPTIONS)}; each with options of its own in brackets, for example "
+            f"{', '.join(STRATEGIES)}; each with options of its own in brackets, for example "
             "pipedec[width=16],pipedec[width=64].",
             SPECULATION,
             metavar="A,B[option=value,...],...",

@@ -14,8 +14,8 @@ from penstock.bench.measure.sample import Sample
 from penstock.bench.measure.theory import drafting_factor
 from penstock.bench.measure.timeline import Timeline
 from penstock.cluster import Cluster, stage_timings
-from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.core import RequestOutput
+from penstock.speculation import SpeculativeConfig, values_of
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM
@@ -132,7 +132,7 @@ def summarise(
         synthetic=config is not None and config.method == "synthetic",
         prompt_set=setting.prompt_set,
         temperature=setting.temperature,
-        options={option: getattr(config, option) for option in STRATEGY_OPTIONS[config.strategy]} if config else {},
+        options=values_of(config.strategy_options) if config else {},
         mean_ttft_ms=1e3 * fmean(sample.first_token_seconds for sample in samples),
         mean_e2el_ms=1e3 * fmean(sample.latency_seconds for sample in samples),
         requests=[sample.as_dict() for sample in samples],

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.config import SpeculativeConfig
-
 if TYPE_CHECKING:
-    from penstock.engine.resolve import Resolved
+    from penstock.speculation import SpeculativeConfig
+from penstock.engine.resolve import Resolved
+from penstock.strategies.static_tree import StaticTreeOptions
 
 
 def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:
@@ -36,8 +36,7 @@ def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:
 def waits(setup: Resolved, config: SpeculativeConfig) -> int:
     """How many of the drafter's passes the stages wait for in the time of one trip: n, m or none."""
     assert setup.speculator is not None
-    if config.strategy == "static_tree":
-        assert config.tree_depth is not None
-        return config.tree_depth
-    after_step = config.method == "early_exit" or config.post_state or setup.speculator.asking > 0
+    if isinstance(config.strategy_options, StaticTreeOptions):
+        return config.strategy_options.tree_depth
+    after_step = config.drafter_options.needs_entered is not None or setup.speculator.asking > 0
     return setup.stages if after_step else 0

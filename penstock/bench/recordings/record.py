@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.config import FieldError, SpeculativeConfig, check
+from penstock.config import FieldError, check
 from penstock.core import RequestOutput, SamplingParams
 from penstock.messages import Sampling
 from penstock.recording import FORMAT, NO_TOKEN, SHAPES, Header, Recording, fingerprint
+from penstock.speculation import SpeculativeConfig
 from penstock.stage.visibility import BatchView, RequestView
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def header_of(setup: Resolved, texts: Sequence[Text], undecided: int) -> Header:
     return Header(
         format=FORMAT,
         target=fingerprint(name_of(setup.options.model), setup.checkpoint.path),
-        draft=fingerprint(name_of(str(setup.speculation.model)), setup.draft.path),
+        draft=fingerprint(name_of(str(setup.speculation.drafter_options.model)), setup.draft.path),
         vocabulary=setup.checkpoint.vocab_size,
         **{name: getattr(sampling, name) for name in ALIKE},
         seeds=tuple(text.sampling.seed for text in texts),

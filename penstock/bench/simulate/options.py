@@ -9,8 +9,10 @@ from typing import Annotated
 from penstock.bench.entries import split_entries
 from penstock.bench.options import Bandwidth, DrafterOn, FiguresFile, RecordedDraft, RecordedModel, ReportFolder
 from penstock.bench.simulate.sweep import Sweep, parse_sweep
-from penstock.config import STRATEGY_OPTIONS, FieldError, check, check_accuracy
+from penstock.config import FieldError, check
+from penstock.drafters.synthetic import check_accuracy
 from penstock.options import PIPELINE, SAMPLING, SPECULATION, Option
+from penstock.strategies.registry import STRATEGIES
 
 
 def parse_accuracy(text: str) -> tuple[float, ...]:
@@ -37,7 +39,7 @@ class SimulateOptions:
     strategies: Annotated[
         tuple[str, ...],
         Option(
-            f"{', '.join(STRATEGY_OPTIONS)}; each with options of its own in brackets.",
+            f"{', '.join(STRATEGIES)}; each with options of its own in brackets.",
             SPECULATION,
             metavar="A,B[option=value,...],...",
             parse=split_entries,

@@ -15,8 +15,8 @@ from penstock.bench.formats import bounds, markdown, share, times
 from penstock.bench.intervals import CONFIDENCE, paired_ratio
 from penstock.bench.simulate.sweep import Settings
 from penstock.cluster import Cluster, stage_timings
-from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
 from penstock.simulator.run import Simulated
+from penstock.speculation import SpeculativeConfig, values_of
 
 
 @dataclass
@@ -96,16 +96,12 @@ def summarise(case: Case, found: Sequence[Simulated], plain: Sequence[Simulated]
         stages_busy=sum(one.stages_busy * one.seconds for one in found) / seconds,
         rows_per_token=fmean(one.rows / one.tokens for one in found),
         settings=case.settings,
-        options=options_of(case.config),
+        options=values_of(case.config.strategy_options) if case.config else {},
         requests=[
             {"tokens": one.tokens - 1, "seconds": one.seconds, "first_token_seconds": one.first_token_seconds}
             for one in found
         ],
     )
-
-
-def options_of(config: SpeculativeConfig | None) -> dict[str, Any]:
-    return {option: getattr(config, option) for option in STRATEGY_OPTIONS[config.strategy]} if config else {}
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

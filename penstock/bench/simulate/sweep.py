@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import product
 from typing import Final
 
 from penstock.bench.entries import own_options, strategy_of
-from penstock.config import STRATEGY_OPTIONS, FieldError, check, nearest
+from penstock.config import FieldError, check, nearest
+from penstock.speculation import names_of
+from penstock.strategies.registry import STRATEGIES
 
 STAGES: Final = "stages"
 
@@ -20,8 +23,8 @@ Settings = dict[str, int]
 
 def swept_options() -> list[str]:
     """The options that are numbers."""
-    options = (option for known in STRATEGY_OPTIONS.values() for option, value in known.items() if type(value) is int)
-    return list(dict.fromkeys(options))
+    declared = (field for kind in STRATEGIES.values() for field in fields(kind))
+    return list(dict.fromkeys(field.name for field in declared if type(field.default) is int))
 
 
 def parse_sweep(text: str) -> Sweep:
@@ -34,11 +37,11 @@ def parse_sweep(text: str) -> Sweep:
             raise FieldError("sweep", f"axis {axis!r} is unknown; {nearest(axis, known)}")
         if axis in axes:
             raise FieldError("sweep", f"axis {axis!r} is given twice; remove one")
-        axes[axis] = values_of(axis, values)
+        axes[axis] = numbers_of(axis, values)
     return axes
 
 
-def values_of(axis: str, text: str) -> tuple[int, ...]:
+def numbers_of(axis: str, text: str) -> tuple[int, ...]:
     """``2..64`` doubles from 2 to 64. Raises FieldError unless doubling leads from the first value to the last."""
     bounds = re.fullmatch(r"([1-9]\d*)(?:\.\.([1-9]\d*))?", text)
     if bounds is None:
@@ -61,7 +64,7 @@ def expanded(entries: Sequence[str], sweep: Sweep) -> list[tuple[str, str, Setti
     found, used = [], {STAGES}
     for entry in entries:
         own = own_options(entry)
-        axes = [axis for axis in sweep if axis in STRATEGY_OPTIONS[strategy_of(entry)] and axis not in own]
+        axes = [axis for axis in sweep if axis in names_of(STRATEGIES[strategy_of(entry)]) and axis not in own]
         used.update(axes)
         for values in product(*(sweep[axis] for axis in axes)):
             settings = dict(zip(axes, values, strict=True))

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.bench.recordings import record as recorder
 from penstock.bench.recordings.record import check_alike, check_record, record
-from penstock.config import FieldError, SpeculativeConfig
+from penstock.config import FieldError
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
 from penstock.drafters.base import Draft
 from penstock.engine.loop import Observer
@@ -31,6 +31,7 @@ from penstock.models.checkpoint import Checkpoint
 from penstock.noise import gumbel
 from penstock.recording import Recording
 from penstock.requests.request import Request
+from penstock.speculation import SpeculativeConfig
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.pipedec import PipeDec
 from tests.engines import InProcessEngine, Picks

@@ -20,7 +20,7 @@ from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
-from penstock.strategies.flowspec import FlowSpec
+from penstock.strategies.flowspec import FlowSpecOptions
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
 from penstock.text.tokenizer import load_tokenizer
@@ -44,9 +44,9 @@ def strategies(stages: int) -> list[Strategy]:
         Autoregressive(),
         StaticTree(tree_size=12, tree_depth=4, children=4),
         PipeDec(stages, width=6, children=4),
-        FlowSpec(stages, **flowspec, expand=True, score_order=True),
-        FlowSpec(stages, **flowspec, expand=True, score_order=False),
-        FlowSpec(stages, **flowspec, expand=False, score_order=True),
+        FlowSpecOptions(**flowspec, expand=True, score_order=True).make(stages),
+        FlowSpecOptions(**flowspec, expand=True, score_order=False).make(stages),
+        FlowSpecOptions(**flowspec, expand=False, score_order=True).make(stages),
         Continuous(width=12, children=4),
         Auto(width=12, children=4),
     ]

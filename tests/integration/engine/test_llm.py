@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from penstock import LLM, CompletionOutput, ConfigError, FinishReason, PipelineError, RequestError, SamplingParams
 from penstock.bench.measure.decode import decode
-from penstock.config import SpeculativeConfig, parse_speculative
 from penstock.core import SpeculationMetrics
 from penstock.engine.loop import Observer
 from penstock.noise import gumbel
+from penstock.speculation import SpeculativeConfig, parse_speculative
 from tests.checkpoints import EOS, make_checkpoint
 
 pytestmark = pytest.mark.processes

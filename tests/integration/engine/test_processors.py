@@ -85,7 +85,7 @@ def samplings(prompt: list[int]) -> list[Sampling]:
 @pytest.fixture(scope="module")
 def plain(prompt: list[int], samplings: list[Sampling]) -> dict[Sampling, list[int]]:
     """What plain decoding gives, one request at a time."""
-    engine = InProcessEngine(DEMO / "target", 1, NgramDrafter(), slots=512)
+    engine = InProcessEngine(DEMO / "target", 1, NgramDrafter(4, 1), slots=512)
 
     def decoded(sampling: Sampling) -> list[int]:
         request = engine.submit(prompt, sampling, TOKENS, Autoregressive())
@@ -119,7 +119,7 @@ def test_every_drafter_gives_the_tokens_of_plain_decoding(
         return plain[request.sampling]
 
     others: dict[str, Drafter] = {
-        "ngram": NgramDrafter(),
+        "ngram": NgramDrafter(4, 1),
         "synthetic": SyntheticDrafter([0.5, 0.7, 0.8], 4096, 1, answer),
     }
     learned = None if method in others else DEMO_DRAFTERS / method

@@ -6,6 +6,9 @@ import pytest
 
 from penstock.bench.entries import parse_entries, split_entries, strategy_of
 from penstock.config import FieldError
+from penstock.drafters.small_model import SmallModelOptions
+from penstock.strategies.pipedec import PipeDecOptions
+from penstock.strategies.static_tree import StaticTreeOptions
 
 SWEEP = "autoregressive, pipedec[width=16, children=8],pipedec[width=64],static_tree[tree_size=48],pipedec"
 
@@ -28,14 +31,13 @@ def test_an_entrys_own_options_stand_over_the_common_ones() -> None:
     named = dict(parse_entries(split_entries(SWEEP), common))
     assert named["autoregressive"] is None
     found = {label: config for label, config in named.items() if config is not None}
-    assert {label: (config.width, config.children) for label, config in found.items()} == {
-        "pipedec[width=16, children=8]": (16, 8),
-        "pipedec[width=64]": (64, 4),
-        "static_tree[tree_size=48]": (None, 4),
-        "pipedec": (32, 4),
+    assert {label: config.strategy_options for label, config in found.items()} == {
+        "pipedec[width=16, children=8]": PipeDecOptions(width=16, children=8),
+        "pipedec[width=64]": PipeDecOptions(width=64, children=4),
+        "static_tree[tree_size=48]": StaticTreeOptions(tree_size=48, children=4),
+        "pipedec": PipeDecOptions(children=4),
     }
-    assert found["static_tree[tree_size=48]"].tree_size == 48
-    assert all((config.method, config.model) == ("draft_model", "demo") for config in found.values())
+    assert {config.drafter_options for config in found.values()} == {SmallModelOptions(model="demo")}
 
 
 @pytest.mark.parametrize(

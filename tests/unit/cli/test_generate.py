@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock import PipelineError, generate
-from penstock.config import SpeculativeConfig
 from penstock.engine.options import EngineOptions
+from penstock.speculation import SpeculativeConfig
 from tests.unit.cli.invoke import invoke
 
 DEMO_DRAFT = SpeculativeConfig(method="draft_model", model="demo")

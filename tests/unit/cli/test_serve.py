@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
-from penstock.config import SpeculativeConfig
 from penstock.engine.options import EngineOptions
 from penstock.server import command
 from penstock.server.http.listen import Listening
 from penstock.server.settings import ServerSettings
+from penstock.speculation import SpeculativeConfig
 
 
 @pytest.fixture

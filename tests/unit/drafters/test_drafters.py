@@ -53,7 +53,7 @@ def test_ngram_prefers_longer_matches_then_recent_ones() -> None:
 def test_ngram_looks_along_the_path_of_a_drafted_node() -> None:
     request = make_request([4, 5, 6, 1, 4])
     child = request.tree.extend(request.tree.root, 5, -0.1)
-    assert tokens_for(NgramDrafter(), request, child, 2) == [6]
+    assert tokens_for(NgramDrafter(4, 1), request, child, 2) == [6]
 
 
 def test_synthetic_places_the_answer_with_the_stated_accuracy() -> None:
@@ -86,7 +86,7 @@ def test_answers_for_a_dead_node_are_empty() -> None:
     request = make_request([1, 2, 1])
     child = request.tree.extend(request.tree.root, 5, -0.1)
     request.tree.commit(4)
-    assert tokens_for(NgramDrafter(), request, child, 2) == []
+    assert tokens_for(NgramDrafter(4, 1), request, child, 2) == []
 
 
 def test_a_round_has_waited_for_features_only_where_its_batches_needed_any() -> None:

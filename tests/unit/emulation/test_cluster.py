@@ -10,7 +10,7 @@ from penstock.pipeline.clock import VirtualClock
 
 
 def test_nothing_of_a_real_cluster_is_emulated() -> None:
-    drafter = NgramDrafter()
+    drafter = NgramDrafter(4, 1)
     for cluster in (None, load_cluster("local-3")):
         assert stage_emulations(cluster, 3, drafter, features=True) == [None] * 3
         assert drafter_emulation(cluster, None) is None
@@ -31,9 +31,9 @@ def test_stages_and_links_take_the_clusters_times() -> None:
 
 def test_a_stage_shares_its_device_with_a_drafter_that_takes_time() -> None:
     cluster = load_cluster("spd-4", drafter_on="last-stage")
-    drafter = on_its_device(cluster, NgramDrafter(), None, VirtualClock())
+    drafter = on_its_device(cluster, NgramDrafter(4, 1), None, VirtualClock())
     assert isinstance(drafter, EmulatedDrafter)
     assert isinstance(off_its_device(drafter), NgramDrafter)
     assert (draft_timing(cluster), draft_link(cluster)) == (drafter._timing, drafter._link)
-    for one, shared in ((drafter, [False, False, False, True]), (NgramDrafter(), [False] * 4)):
+    for one, shared in ((drafter, [False, False, False, True]), (NgramDrafter(4, 1), [False] * 4)):
         assert [stage.shared for stage in stage_emulations(cluster, 4, one) if stage] == shared

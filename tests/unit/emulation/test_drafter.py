@@ -25,7 +25,7 @@ def test_an_emulated_drafter_answers_when_its_device_would() -> None:
     clock = VirtualClock()
     timing = StageTiming(devices=(DeviceTiming(0.001, 0.004, 0.001),))
     link = LinkTiming(0.0005, 1e6, 10)
-    drafter = EmulatedDrafter(NgramDrafter(), timing, link, clock)
+    drafter = EmulatedDrafter(NgramDrafter(4, 1), timing, link, clock)
     request = make_request([1, 2, 1])
     drafter.ask([DraftRequest(request, [request.tree.root], 2)])
     expected = 0.001 + 0.004 + 2 * (0.0005 + 10 / 1e6)
@@ -47,7 +47,7 @@ def test_an_emulated_drafter_waits_for_its_turn_on_a_stages_device() -> None:
     core = SimulatedCore(profile_script((0.5,), 1, 2, seed=0), is_last=True)
     stage = emulated_driver(0, core, clock.now, StageEmulation(timing=taking(3.0)))
     pipeline = InProcessPipeline([stage], clock)
-    drafter = EmulatedDrafter(NgramDrafter(), taking(1.0), LinkTiming(0.25, math.inf, 0.0), clock)
+    drafter = EmulatedDrafter(NgramDrafter(4, 1), taking(1.0), LinkTiming(0.25, math.inf, 0.0), clock)
     drafter.share(DeviceTurns(pipeline, 0))
     pipeline.submit(Batch(stream=0, rows=Rows([0], [1], [0], [-1], [0], [1]), alive=[0]))
     pipeline.poll()
@@ -78,7 +78,7 @@ class Reading(NgramDrafter):
 
 @pytest.mark.parametrize(("features_at", "due", "waited"), [(0.0, 1.5, 0.0), (0.2, 1.5, 0.0), (2.0, 3.25, 1.75)])
 def test_an_emulated_pass_begins_when_its_features_are_there(features_at: float, due: float, waited: float) -> None:
-    clock, inner = VirtualClock(), Reading()
+    clock, inner = VirtualClock(), Reading(4, 1)
     drafter = EmulatedDrafter(inner, taking(1.0), LinkTiming(0.25, math.inf, 0.0), clock)
     request = make_request([1, 2, 1])
     drafter.ask([DraftRequest(request, [request.tree.root], 2)])

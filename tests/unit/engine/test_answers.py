@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.config import SpeculativeConfig
 from penstock.core import CompletionOutput, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.answers import PLAIN, PlainAnswers, answers_of, learn_answers
 from penstock.engine.job import Job
+from penstock.speculation import SpeculativeConfig
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.cluster import load_cluster
-from penstock.config import FieldError, SpeculativeConfig
+from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.options import EngineOptions
+from penstock.speculation import SpeculativeConfig
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:0:1", "CUDA"])

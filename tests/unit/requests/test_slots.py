@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import SpeculativeConfig
 from penstock.core import PenstockError
 from penstock.requests.slots import SlotPool, speculative_slots
+from penstock.strategies.auto import AutoOptions
+from penstock.strategies.pipedec import PipeDecOptions
+from penstock.strategies.static_tree import StaticTreeOptions
 
 
 def test_the_lowest_free_slot_is_given_first() -> None:
@@ -71,10 +73,10 @@ def test_free_certain_and_speculative_always_add_up(operations: list[str]) -> No
 
 @pytest.mark.parametrize(("stages", "slots"), [(1, 1024), (4, 1024), (14, 2304), (21, 3200)])
 def test_the_default_strategy_has_slots_for_its_width_on_every_stage_and_some_ahead(stages: int, slots: int) -> None:
-    assert speculative_slots(stages, SpeculativeConfig()) == slots
-    assert speculative_slots(stages, None) == 1024
+    assert speculative_slots(stages, AutoOptions().most_rows) == slots
+    assert speculative_slots(stages, 0) == 1024
 
 
 def test_trees_and_layers_count_as_a_batch() -> None:
-    assert speculative_slots(8, SpeculativeConfig(strategy="pipedec", width=1000)) == 12_000
-    assert speculative_slots(8, SpeculativeConfig(strategy="static_tree", tree_size=200)) == 2400
+    assert speculative_slots(8, PipeDecOptions(width=1000).most_rows) == 12_000
+    assert speculative_slots(8, StaticTreeOptions(tree_size=200).most_rows) == 2400

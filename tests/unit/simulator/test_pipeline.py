@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.cluster import random_cluster
 from penstock.cluster.load import with_drafter_on
-from penstock.config import SpeculativeConfig
 from penstock.engine.loop import EngineLoop
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.simulator import run
 from penstock.simulator.script import profile_script
+from penstock.speculation import SpeculativeConfig
 from penstock.stage.device import Link
 from penstock.stage.driver import StageDriver
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 
 from penstock.cluster import Cluster, draft_timing, load_cluster, plain_step_seconds, random_cluster, stage_timings
-from penstock.config import SpeculativeConfig
 from penstock.core import FinishReason
 from penstock.drafters.base import Draft
 from penstock.emulation.drafter import EmulatedDrafter
@@ -21,7 +20,7 @@ from penstock.requests.request import Request
 from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.run import Timed, busy_share, make_loop, simulate
 from penstock.simulator.script import Script, profile_script
-from penstock.strategies import make_strategy
+from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.tree import Node
 
 ALWAYS = (1.0,)
@@ -80,7 +79,7 @@ def test_a_drafter_that_is_always_wrong_leaves_a_trip_per_token() -> None:
 
 @pytest.mark.parametrize("strategy", ["auto", "continuous", "flowspec", "pipedec", "static_tree"])
 def test_the_same_seed_gives_the_same_simulation(strategy: str) -> None:
-    cluster, config = random_cluster(5, 6), SpeculativeConfig(strategy=strategy)  # type: ignore[arg-type]
+    cluster, config = random_cluster(5, 6), SpeculativeConfig(strategy=strategy)
     one, other = (simulate(cluster, profile_script((0.6, 0.8), 2, 30, seed=3), config) for _ in range(2))
     assert one == other
     assert [found.tokens for found in one] == [30, 30]
@@ -90,7 +89,7 @@ def test_the_same_seed_gives_the_same_simulation(strategy: str) -> None:
 def test_a_warm_up_does_not_count_but_teaches() -> None:
     cluster, script = load_cluster("spd-4"), profile_script((0.6, 0.8), 3, 30, seed=0)
     for strategy, learns in (("pipedec", False), ("auto", True)):
-        config = SpeculativeConfig(strategy=strategy)  # type: ignore[arg-type]
+        config = SpeculativeConfig(strategy=strategy)
         cold, warm = (simulate(cluster, script, config, warm_up) for warm_up in (0, 4))
         assert [found.tokens for found in warm] == [30, 30, 30]
         assert ([found.metrics for found in warm] == [found.metrics for found in cold]) is not learns
@@ -178,7 +177,7 @@ def test_a_stage_and_a_drafter_on_one_device_add_up() -> None:
 def test_batches_and_passes_never_have_a_device_at_once(strategy: str, place: str) -> None:
     cluster = load_cluster("spd-4", drafter_on=place)
     script = profile_script((0.6, 0.8), 1, 40, seed=3)
-    config = SpeculativeConfig(strategy=strategy)  # type: ignore[arg-type]
+    config = SpeculativeConfig(strategy=strategy)
     loop = make_loop(cluster, script, config)
     assert loop.drafter is not None
     used: list[tuple[float, float]] = []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.strategies.base import NOW, ON_EVENT
-from penstock.strategies.flowspec import FlowSpec
+from penstock.strategies.flowspec import FlowSpec, FlowSpecOptions
 from penstock.tree import Node, TokenTree
 from tests.contexts import context
 from tests.unit.test_tree import Numbered
@@ -74,7 +74,7 @@ class Round:
     def __init__(self, drafts: Drafts, room: int = 1000, **options: Any) -> None:
         settings = {"tree_size": SIZE, "tree_depth": DEPTH, "segment": SEGMENT, "children": CHILDREN}
         switches = {"expansion_depth": EXPANSION, "expand": True, "score_order": True}
-        self.strategy = FlowSpec(STAGES, **{**settings, **switches, **options})
+        self.strategy = FlowSpec(STAGES, FlowSpecOptions(**{**settings, **switches, **options}))
         self.drafts = drafts
         self.source = Counted(room)
         self.committed: Path = (7,)
@@ -371,7 +371,9 @@ def test_a_round_stays_within_the_trees_room(room: int) -> None:
 
 def test_a_root_that_entered_with_the_prompt_before_anything_was_asked_begins_a_round() -> None:
     """Not an expansion, and not nothing: without expansion the first tree would never grow. Nor does a second tree."""
-    strategy = FlowSpec(4, 20, 3, 5, 4, 3, expand=False, score_order=True)
+    strategy = FlowSpec(
+        4, FlowSpecOptions(tree_size=20, tree_depth=3, segment=5, children=4, expansion_depth=3, expand=False)
+    )
     for number in range(2):
         tree = TokenTree(Node(100 * number + 1, 7, 0, 0, entered=True), Numbered())
         assert strategy.ask(tree, context()) == [tree.root]

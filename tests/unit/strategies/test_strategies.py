@@ -7,14 +7,13 @@ import random
 
 import pytest
 
-from penstock.config import STRATEGY_OPTIONS, SpeculativeConfig
-from penstock.strategies import make_strategy
 from penstock.strategies.auto import Auto
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import NOW, ON_EVENT, Strategy
 from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpec
 from penstock.strategies.pipedec import PipeDec, best_candidates
+from penstock.strategies.registry import STRATEGIES
 from penstock.strategies.static_tree import StaticTree
 from penstock.tree import Node, TokenTree
 from tests.contexts import context
@@ -168,7 +167,6 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGY_OPTIONS)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_strategies_by_name(name: str) -> None:
-    assert isinstance(make_strategy(SpeculativeConfig(strategy=name), 3), KINDS[name])  # type: ignore[arg-type]
-    assert isinstance(make_strategy(None, 3), Autoregressive)
+    assert type(STRATEGIES[name]().make(stages=3)) is KINDS[name]

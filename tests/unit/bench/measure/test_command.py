@@ -19,6 +19,7 @@ from penstock.engine.commit import Advance
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.continuous import Continuous
+from penstock.strategies.pipedec import PipeDecOptions
 from tests.unit.bench.measure.runs import a_run, one_request
 
 
@@ -127,7 +128,8 @@ def test_two_files_of_one_name_are_refused_and_lines_are_named_per_file(tmp_path
 def test_one_table_serves_all_strategies_and_plain_decoding_is_added() -> None:
     plan = plan_of(BenchOptions(strategies=("pipedec[width=4]", "pipedec"), speculative_config={"width": 8}))
     assert plan.strategies[0] == ("autoregressive", None)
-    assert [config.width for _, config in plan.strategies if config] == [4, 8]
+    widths = [config.strategy_options for _, config in plan.strategies if config]
+    assert widths == [PipeDecOptions(width=4), PipeDecOptions(width=8)]
     assert plan.drafting is plan.strategies[2][1], "the widest, which needs the most slots"
     assert len(plan.questions) == 4
     assert plan.total == 12, "prompt lookup needs no small model"

@@ -9,10 +9,10 @@ from typing import Any
 
 from penstock.bench.grid import WARM_UP
 from penstock.bench.measure.comparison import measure
-from penstock.config import SpeculativeConfig
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
 from penstock.engine.commit import Advance
 from penstock.estimates.estimates import Estimates
+from penstock.speculation import SpeculativeConfig
 from penstock.tree import Node
 
 

@@ -10,8 +10,8 @@ import pytest
 from penstock.bench.grid import Question, Setting
 from penstock.bench.measure.small_model import asked_once, measured_small_model, modelled_small_model
 from penstock.cluster import load_cluster
-from penstock.config import SpeculativeConfig
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
+from penstock.speculation import SpeculativeConfig
 
 COLD, WARM = Setting("chat", 0.0), Setting("chat", 1.0)
 QUESTIONS = [

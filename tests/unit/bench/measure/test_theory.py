@@ -9,7 +9,7 @@ import pytest
 
 from penstock.bench.measure.theory import drafting_factor
 from penstock.cluster import load_cluster
-from penstock.config import SpeculativeConfig
+from penstock.speculation import SpeculativeConfig
 
 LAYERS = 32
 
@@ -24,7 +24,7 @@ def a_setup(stages: int, depth: int, asking: int = 0, cluster: str | None = None
 
 
 def config(method: str, strategy: str, **options: Any) -> SpeculativeConfig:
-    return SpeculativeConfig(method=method, model="drafter", strategy=strategy, **options)  # type: ignore[arg-type]
+    return SpeculativeConfig(method=method, model="drafter", strategy=strategy, **options)
 
 
 @pytest.mark.parametrize(

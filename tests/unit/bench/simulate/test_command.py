@@ -17,10 +17,10 @@ from penstock.bench.simulate.options import SimulateOptions
 from penstock.bench.simulate.runs import SimulatedRun
 from penstock.bench.simulate.sweep import parse_sweep
 from penstock.cluster import load_cluster
-from penstock.config import SpeculativeConfig
 from penstock.core import ConfigError
 from penstock.simulator.run import simulate
 from penstock.simulator.script import profile_script
+from penstock.speculation import SpeculativeConfig
 from tests.recordings import DRAFT, make_recording
 from tests.unit.bench.png import png_size
 
@@ -63,7 +63,7 @@ def test_every_strategy_begins_with_a_request_that_does_not_count() -> None:
     runs, _ = simulated(**SMALL, strategies=("auto", "continuous"))
     script = profile_script(SMALL["accuracy"], 3, 20, seed=0)
     for run in runs[1:]:
-        config = SpeculativeConfig(strategy=run.strategy)  # type: ignore[arg-type]
+        config = SpeculativeConfig(strategy=run.strategy)
         expected = simulate(load_cluster("spd-4"), script, config, WARM_UP)
         assert [one["seconds"] for one in run.requests] == [found.seconds for found in expected]
 

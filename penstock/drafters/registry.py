@@ -1,0 +1,24 @@
+"""Every drafter by the name that users give it, the method. A new one is one file of the package and one line here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.registry import Registry
+
+if TYPE_CHECKING:
+    from penstock.drafters.options import DrafterOptions
+
+DRAFTERS: Final[Registry[DrafterOptions]] = Registry(
+    "penstock.drafters",
+    {
+        "draft_model": "small_model:SmallModelOptions",
+        "eagle": "learned:FollowingOptions",
+        "eagle3": "learned:FollowingOptions",
+        "early_exit": "spd:EarlyExitOptions",
+        "medusa": "learned:FollowingOptions",
+        "ngram": "ngram:NgramOptions",
+        "spd": "spd:SpdOptions",
+        "synthetic": "synthetic:SyntheticOptions",
+    },
+)

@@ -1,0 +1,168 @@
+"""``speculative_config``: who drafts, which drafted nodes enter, and the options of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any, Final
+
+from penstock.config import FieldError, known_name, nearest, parse
+from penstock.drafters.options import DrafterOptions
+from penstock.drafters.registry import DRAFTERS
+from penstock.registry import Registry
+from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.base import Strategy
+from penstock.strategies.options import StrategyOptions
+from penstock.strategies.registry import STRATEGIES
+
+DEFAULT_METHOD: Final = "ngram"
+DEFAULT_STRATEGY: Final = "auto"
+
+
+@dataclass(frozen=True, init=False)
+class SpeculativeConfig:
+    """Who drafts and which drafted nodes enter the pipeline: prompt lookup and ``auto`` where nothing is said.
+
+    ``options`` are those of the method and the strategy together. Raises FieldError for a name that is unknown, an
+    option that neither of the two has, and a value that cannot be used.
+    """
+
+    method: str
+    """Who drafts: a name in ``drafters/registry.py``."""
+    strategy: str
+    """Which nodes are drafted from and enter: a name in ``strategies/registry.py``."""
+    drafter_options: DrafterOptions
+    """What of ``options`` is the method's, the rest by default."""
+    strategy_options: StrategyOptions
+    """What of ``options`` is the strategy's, the rest by default."""
+
+    def __init__(self, *, method: str = DEFAULT_METHOD, strategy: str = DEFAULT_STRATEGY, **options: Any) -> None:
+        drafter = DRAFTERS[known_name(method, DRAFTERS, "method")]
+        chosen = STRATEGIES[known_name(strategy, STRATEGIES, "strategy")]
+        refuse_ignored(options, method, [strategy])
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "strategy", strategy)
+        object.__setattr__(self, "drafter_options", parse(drafter, only(options, drafter)))
+        object.__setattr__(self, "strategy_options", parse(chosen, only(options, chosen)))
+        self._check_order()
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted at all."""
+        return self.strategy_options.drafts
+
+    def with_options(self, options: Mapping[str, Any]) -> SpeculativeConfig:
+        """The same but for these options. Raises FieldError as the constructor does."""
+        given = {**values_of(self.drafter_options), **values_of(self.strategy_options), **options}
+        return SpeculativeConfig(method=self.method, strategy=self.strategy, **given)
+
+    def _check_order(self) -> None:
+        """Raise FieldError where the drafter waits for nodes to enter and the strategy for the drafter."""
+        reason = self.drafter_options.needs_entered
+        if reason is not None and self.strategy_options.drafts_whole_trees:
+            raise FieldError(
+                "strategy",
+                f"is {self.strategy!r}, which drafts a tree before any of it enters, but with {reason} a token has to "
+                "have passed a stage before anything follows it; use auto, continuous or pipedec",
+            )
+
+
+def make_strategy(config: SpeculativeConfig | None, stages: int) -> Strategy:
+    """A fresh strategy for one request over so many stages; plain decoding where nothing speculates."""
+    return config.strategy_options.make(stages) if config is not None else Autoregressive()
+
+
+def parse_speculative(table: Mapping[str, Any]) -> SpeculativeConfig:
+    """Make the configuration of the user's ``speculative_config``.
+
+    Raises FieldError as ``SpeculativeConfig`` does, and for a drafter's option where nothing drafts.
+    """
+    rest = dict(table)
+    return parse_speculative_for(rest, [rest.pop("strategy", DEFAULT_STRATEGY)])[0]
+
+
+def parse_speculative_for(table: Mapping[str, Any], strategies: Sequence[str]) -> tuple[SpeculativeConfig, ...]:
+    """One configuration per strategy, to compare them with the same drafter: ``table`` holds all their options.
+
+    Raises FieldError as ``parse_speculative`` does; an option has to belong to at least one of the strategies.
+    """
+    if "strategy" in table:
+        raise FieldError("strategy", f"is set beside a list of strategies ({', '.join(strategies)}); remove one")
+    for strategy in strategies:
+        known_name(strategy, STRATEGIES, "strategy")
+    options = with_our_names(table, strategies)
+    if not any(STRATEGIES[strategy].drafts for strategy in strategies):
+        refuse_drafting(options, strategies)
+    method = known_name(options.pop("method", DEFAULT_METHOD), DRAFTERS, "method")
+    refuse_ignored(options, method, strategies)
+    drafting = only(options, DRAFTERS[method])
+    return tuple(
+        SpeculativeConfig(method=method, strategy=strategy, **drafting, **only(options, STRATEGIES[strategy]))
+        for strategy in strategies
+    )
+
+
+def with_our_names(table: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
+    """Replace vLLM's ``num_speculative_tokens``, the depth of what is drafted at a time, by ``tree_depth``."""
+    options = dict(table)
+    if "num_speculative_tokens" in options:
+        if not any("tree_depth" in names_of(STRATEGIES[strategy]) for strategy in strategies):
+            raise FieldError("num_speculative_tokens", f"means nothing to {words(strategies)}; {remedy(strategies)}")
+        if "tree_depth" in options:
+            raise FieldError("num_speculative_tokens", "is another name of tree_depth, which is set too; remove one")
+        options["tree_depth"] = options.pop("num_speculative_tokens")
+    return options
+
+
+def refuse_drafting(options: Iterable[str], strategies: Sequence[str]) -> None:
+    """Raise FieldError for an option that says who drafts: these strategies draft nothing."""
+    for option in options:
+        if option == "method" or owners(DRAFTERS, option):
+            raise FieldError(option, f"means nothing to {words(strategies)}, which drafts nothing; remove it")
+
+
+def refuse_ignored(options: Iterable[str], method: str, strategies: Sequence[str]) -> None:
+    """Raise FieldError for an option that is unknown, another method's, or another strategy's."""
+    for option in options:
+        of_methods, of_strategies = owners(DRAFTERS, option), owners(STRATEGIES, option)
+        if not of_methods and not of_strategies:
+            known = (names_of(kind) for kind in [*DRAFTERS.values(), *STRATEGIES.values()])
+            names = dict.fromkeys(chain(["method", "strategy"], *known))
+            raise FieldError(option, f"is unknown; {nearest(option, names)}")
+        if of_methods and method not in of_methods:
+            raise FieldError(option, f"belongs to method {of_methods[0]!r}, not {method!r}; remove it or set method")
+        if of_strategies and not set(of_strategies) & set(strategies):
+            raise FieldError(
+                option, f"belongs to {words(of_strategies)}, not {words(strategies)}; {remedy(strategies)}"
+            )
+
+
+def owners(registry: Registry[Any], option: str) -> list[str]:
+    """Who of a registry has an option of this name."""
+    return [name for name, kind in registry.items() if option in names_of(kind)]
+
+
+def names_of(kind: type[Any]) -> list[str]:
+    """The options that a drafter's or strategy's file declares."""
+    return [field.name for field in fields(kind)]
+
+
+def values_of(options: Any) -> dict[str, Any]:
+    """A drafter's or strategy's options by name."""
+    return {name: getattr(options, name) for name in names_of(type(options))}
+
+
+def only(options: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Those of the options that a drafter or strategy has."""
+    return {name: options[name] for name in names_of(kind) if name in options}
+
+
+def words(strategies: Sequence[str]) -> str:
+    return "strategy " + " or ".join(map(repr, strategies))
+
+
+def remedy(strategies: Sequence[str]) -> str:
+    """What to write instead: the options that the strategies do have."""
+    own = dict.fromkeys(chain.from_iterable(names_of(STRATEGIES[strategy]) for strategy in strategies))
+    return f"remove it or use {', '.join(own)}" if own else "remove it"

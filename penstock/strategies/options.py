@@ -1,0 +1,36 @@
+"""What a strategy's file declares beside it: the options that users may set, and how it is made of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from penstock.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class StrategyOptions(ABC):
+    """Subclasses are frozen dataclasses, every field with a default: the paper's where the strategy is a paper's.
+
+    They raise FieldError for a value that cannot be used.
+    """
+
+    drafts: ClassVar[bool] = True
+    """Whether anything is drafted at all."""
+    drafts_whole_trees: ClassVar[bool] = False
+    """Whether several layers of a tree are drafted before the first of them is sent."""
+
+    @property
+    @abstractmethod
+    def most_rows(self) -> int:
+        """Most nodes that enter together, or as one tree; 0 where nothing is drafted."""
+
+    @property
+    @abstractmethod
+    def most_asked(self) -> int:
+        """Most nodes that the drafter is asked about at a time."""
+
+    @abstractmethod
+    def make(self, stages: int) -> Strategy:
+        """A fresh strategy for one request over so many stages."""

@@ -1,0 +1,22 @@
+"""Every strategy by the name that users give it. A new one is one file of the package and one line here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.registry import Registry
+
+if TYPE_CHECKING:
+    from penstock.strategies.options import StrategyOptions
+
+STRATEGIES: Final[Registry[StrategyOptions]] = Registry(
+    "penstock.strategies",
+    {
+        "auto": "auto:AutoOptions",
+        "continuous": "continuous:ContinuousOptions",
+        "flowspec": "flowspec:FlowSpecOptions",
+        "pipedec": "pipedec:PipeDecOptions",
+        "static_tree": "static_tree:StaticTreeOptions",
+        "autoregressive": "autoregressive:AutoregressiveOptions",
+    },
+)
