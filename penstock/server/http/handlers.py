@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from penstock.core import PenstockError
 from penstock.server.http.errors import ApiError, api_error
 from penstock.server.http.records import record_of
 from penstock.server.http.validation import validation_error
@@ -18,6 +19,7 @@ from penstock.server.http.validation import validation_error
 def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(PenstockError, on_penstock)
     app.add_exception_handler(Exception, on_fault)
 
 
@@ -39,6 +41,11 @@ async def on_http(request: Request, error: Exception) -> Response:
             message, code = f"the body is not JSON: {error.__cause__}", "invalid_json"
         error = ApiError(error.status_code, message, code=code, headers=error.headers)
     return error_reply(request, error)
+
+
+async def on_penstock(request: Request, error: Exception) -> Response:
+    """An end that has a reply of its own, a lost engine's for example: no fault of the application."""
+    return error_reply(request, api_error(error))
 
 
 async def on_fault(request: Request, error: Exception) -> Response:

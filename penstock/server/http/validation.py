@@ -12,8 +12,11 @@ from penstock.server.http.errors import ApiError, invalid_field
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str]) -> ApiError:
-    """The most specific of what pydantic found: of a union's alternatives it reports each."""
-    worst = max(errors, key=lambda one: len(one["loc"]))
+    """The most specific of what pydantic found: of a union's alternatives it reports each.
+
+    A list that is too long has items of the right type, so that no other alternative is nearer.
+    """
+    worst = max(errors, key=lambda one: (one["type"] == "too_long", len(one["loc"])))
     if worst["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {worst['ctx']['error']}", code="invalid_json")
     param = path_of(worst["loc"][1:], body)
@@ -29,6 +32,10 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequ
         return invalid_field(param, f"is not supported here: remove it{hint}")
     if worst["type"] == "missing":
         return invalid_field(param, "is missing")
+    if worst["type"] == "too_long":
+        return invalid_field(
+            param, f"has {len(worst['input'])} items; there may be at most {worst['ctx']['max_length']}"
+        )
     return invalid_field(param, f"is {reprlib.repr(worst['input'])}; {wanted(worst)}")
 
 
@@ -37,8 +44,7 @@ def wanted(found: Mapping[str, Any]) -> str:
     if found["type"] == "union_tag_invalid":
         field = str(found["ctx"]["discriminator"]).strip("'")
         return f"its {field} has to be one of {found['ctx']['expected_tags']}"
-    words: str = found["msg"]
-    return re.sub(r"^[A-Z]\w+ should ", "it has to ", words.partition(" after validation")[0])
+    return re.sub(r"^[A-Z]\w+ should ", "it has to ", found["msg"])
 
 
 def path_of(location: Sequence[str | int], body: Any) -> str:

@@ -255,8 +255,17 @@ def test_a_lost_stage_ends_every_request_and_health_says_so() -> None:
         ) as long:
             lines = long.iter_lines()
             next(lines)
+            whole: list[httpx.Response] = []
+            asking = threading.Thread(
+                target=lambda: whole.append(httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=PATIENCE))
+            )
+            asking.start()
+            until(lambda: server.gauges()["penstock:num_requests_running"] == 2)
             descendants(server.process.pid)[-1].kill()  # a stage: the fork server is older
             *_, error, done = [line for line in lines if line]
+        asking.join(PATIENCE)
+        assert whole[0].status_code == 503
+        assert whole[0].json()["error"]["code"] == "engine_lost"
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_lost"
         assert done == "data: [DONE]"
         health = httpx.get(f"{server.url}/health", timeout=PATIENCE)
@@ -267,3 +276,4 @@ def test_a_lost_stage_ends_every_request_and_health_says_so() -> None:
         assert reply.status_code == 503
         assert reply.json()["error"]["code"] == "engine_lost"
         assert server.end() == 0
+        assert [line["event"] for line in server.log if line["level"] == "error"] == ["the engine has ended"]

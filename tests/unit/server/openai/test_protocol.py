@@ -44,6 +44,7 @@ TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "1024"),
         ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids", "1024"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "1024"),
+        ({"stop": ["a"] * 2000}, "stop", "stop has 2000 items; there may be at most 16"),
     ],
 )
 def test_the_error_names_the_field(fields: dict[str, Any], param: str, says: str) -> None:
@@ -81,6 +82,16 @@ def test_a_prompt_is_text_or_ids_or_a_list_of_either(prompt: Any) -> None:
     errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
     found = validation_error(errors, body, list(CompletionRequest.model_fields))
     assert str(found.param).startswith("prompt")
+
+
+@pytest.mark.parametrize("prompt", [["a"] * 65, [[1]] * 65])
+def test_too_many_prompts_are_told_how_many_there_may_be(prompt: Any) -> None:
+    body = {"prompt": prompt}
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate(body)
+    errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
+    found = validation_error(errors, body, list(CompletionRequest.model_fields))
+    assert (found.param, found.detail) == ("prompt", "prompt has 65 items; there may be at most 64")
 
 
 @pytest.mark.parametrize(

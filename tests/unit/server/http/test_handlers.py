@@ -1,0 +1,43 @@
+"""What becomes of an error that a route lets out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from penstock.core import PipelineError
+from penstock.server.http import handlers
+from penstock.server.http.records import Record, Records
+
+
+def reply_to(error: Exception) -> tuple[httpx.Response, Record]:
+    """The reply of a route that raises. What leaves the application, uvicorn would log as its failure: it is raised."""
+    app = FastAPI()
+    handlers.install(app)
+    ended: list[Record] = []
+    app.add_middleware(Records, on_end=[ended.append])
+
+    @app.get("/")
+    async def fail() -> None:
+        raise error
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.get("/")
+
+    return asyncio.run(ask()), ended[0]
+
+
+def test_a_lost_engine_is_a_reply_and_no_fault_of_the_application() -> None:
+    reply, record = reply_to(PipelineError("stage 1 was lost"))
+    assert reply.status_code == 503
+    assert reply.json()["error"]["message"] == "stage 1 was lost"
+    assert record.error == "engine_lost"
+
+
+def test_a_fault_of_ours_reaches_the_log() -> None:
+    with pytest.raises(ZeroDivisionError):
+        reply_to(ZeroDivisionError())
