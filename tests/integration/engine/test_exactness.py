@@ -22,6 +22,7 @@ from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpecOptions
 from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.registry import STRATEGIES
 from penstock.strategies.static_tree import StaticTree
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
@@ -38,9 +39,15 @@ TEMPERATURES = [Sampling(), Sampling(seed=3, temperature=0.6, top_p=0.9, top_k=8
 CODE = 'def read_lines(path):\n    """Return the lines of a file."""\n    with open('
 
 
+SMALL = ("autoregressive", "static_tree", "pipedec", "flowspec", "continuous", "auto")
+"""Those that have sizes of their own below, so that little drafting shows much; others run as they are by default."""
+
+
 def strategies(stages: int) -> list[Strategy]:
+    """Every strategy that is registered, and FlowSpec's ablations."""
     flowspec = {"tree_size": 12, "tree_depth": 3, "segment": 4, "children": 4, "expansion_depth": 2}
     return [
+        *(kind().make(stages) for name, kind in STRATEGIES.items() if name not in SMALL),
         Autoregressive(),
         StaticTree(tree_size=12, tree_depth=4, children=4),
         PipeDec(stages, width=6, children=4),

@@ -9,6 +9,7 @@ import pytest
 from penstock import PipelineError, generate
 from penstock.engine.options import EngineOptions
 from penstock.speculation import SpeculativeConfig
+from penstock.strategies.registry import STRATEGIES
 from tests.unit.cli.invoke import invoke
 
 DEMO_DRAFT = SpeculativeConfig(method="draft_model", model="demo")
@@ -94,7 +95,7 @@ def test_the_prompt_is_read_from_a_pipe_as_it_stands(called: list[tuple[Any, ...
     [
         (
             ["--strategy", "pipdec"],
-            "did you mean 'pipedec'? Known: auto, continuous, flowspec, pipedec, static_tree, autoregressive",
+            f"did you mean 'pipedec'? Known: {', '.join(STRATEGIES)}",
         ),
         (["--cluster", "dmo"], "did you mean 'demo'?"),
         (["--temperature", "-1"], "temperature is -1.0"),

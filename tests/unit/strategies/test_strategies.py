@@ -167,6 +167,6 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
 def test_strategies_by_name(name: str) -> None:
     assert type(STRATEGIES[name]().make(stages=3)) is KINDS[name]
