@@ -1,6 +1,6 @@
-"""What uvicorn does not limit: how many connections there are, how long a head takes, and readers that do not read.
+"""What uvicorn does not limit: connections, heads, and readers that do not read.
 
-uvicorn itself bounds a head's size (h11, 16 KiB) and idle connections (5 s between two requests).
+uvicorn itself closes connections that idle for 5 s between two requests.
 """
 
 from __future__ import annotations
@@ -8,48 +8,61 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.server.http.errors import RETRY_SECONDS
+from penstock.server.http.admission import Admission
+from penstock.server.http.errors import ApiError, busy
+from penstock.server.http.heads import MOST_HEAD, BoundedHeads
 
 STALLED: Final = 60.0
 """Seconds in which a reader has to take something of what waits for it."""
-FULL: Final = (
-    f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_SECONDS}\r\nContent-Type: application/json\r\n"
-    "Connection: close\r\nContent-Length: {length}\r\n\r\n{body}"
-)
-FULL_BODY: Final = (
-    '{"error":{"message":"too many connections (--max-connections)","type":"server_error","param":null,'
-    '"code":"too_many_connections"}}'
-)
+HEALTH: Final = "/health"
 
 
-def limited_protocol(max_connections: int, header_timeout: float) -> type[H11Protocol]:
+def limited_protocol(admission: Admission, header_timeout: float) -> type[H11Protocol]:
     """uvicorn's protocol, made once per connection, with these limits."""
 
     class LimitedProtocol(H11Protocol):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
+            self.conn = self._heads = BoundedHeads()
             self._head: asyncio.TimerHandle | None = None
             self._stall: asyncio.TimerHandle | None = None
 
+        @property
+        def address(self) -> str:
+            return self.client[0] if self.client else ""
+
+        @property
+        def busy(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def turn_away(self) -> None:
+            self._refuse(too_many())
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            if len(self.connections) > max_connections:
-                transport.write(FULL.format(length=len(FULL_BODY), body=FULL_BODY).encode())
-                transport.close()
-                return
             self._head = self.loop.call_later(header_timeout, transport.abort)
+            admission.admit(self)
+            if admission.is_for_health(self):
+                self.app = HealthOnly(self.app)
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
             between = self.cycle is None or self.cycle.response_complete
             super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:
+            if self.busy:
                 self._end_head()
             elif between and self._head is None and not self.transport.is_closing():
                 self._head = self.loop.call_later(header_timeout, self.transport.abort)
+
+        def send_400_response(self, msg: str) -> None:
+            if self._heads.head_too_large:
+                self._refuse(ApiError(431, f"the head is larger than {MOST_HEAD} bytes", code="head_too_large"))
+            else:
+                super().send_400_response(msg)
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -60,9 +73,18 @@ def limited_protocol(max_connections: int, header_timeout: float) -> type[H11Pro
             self._end_stall()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            admission.leave(self)
             self._end_head()
             self._end_stall()
             super().connection_lost(exc)
+
+        def shutdown(self) -> None:
+            if not self.transport.is_closing():
+                super().shutdown()
+
+        def _refuse(self, error: ApiError) -> None:
+            self.transport.write(on_the_wire(error))
+            self.transport.close()
 
         def _end_head(self) -> None:
             if self._head is not None:
@@ -75,3 +97,30 @@ def limited_protocol(max_connections: int, header_timeout: float) -> type[H11Pro
                 self._stall = None
 
     return LimitedProtocol
+
+
+class HealthOnly:
+    """ASGI middleware of a connection beyond the limits: all but a health check is refused."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].removeprefix(scope["root_path"]) == HEALTH:
+            await self._app(scope, receive, send)
+        else:
+            await too_many().response(scope, receive, send)
+
+
+def too_many() -> ApiError:
+    error = busy("too many connections (--max-connections, --max-connections-per-address)", "too_many_connections")
+    error.headers = {**(error.headers or {}), "Connection": "close"}
+    return error
+
+
+def on_the_wire(error: ApiError) -> bytes:
+    """A reply where there is no request to reply to."""
+    response = error.response
+    head = [f"HTTP/1.1 {error.status_code} Refused".encode()]
+    head += [b"%s: %s" % header for header in response.raw_headers if header[0] != b"connection"]
+    return b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)])

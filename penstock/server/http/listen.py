@@ -30,6 +30,8 @@ class Listening:
         Path | None, Option("The certificate's key.", SERVER, metavar="FILE", default="in the same file")
     ] = None
     max_connections: Annotated[int, Option("Most connections at a time.", LIMITS)] = 512
+    max_connections_per_address: Annotated[int, Option("Most of them from one address.", LIMITS)] = 384
+    """More than run and wait by default: a proxy in front is one address."""
     header_timeout: Annotated[float, Option("Most seconds for a request's head to arrive.", LIMITS)] = 10.0
 
     def __post_init__(self) -> None:
@@ -39,7 +41,7 @@ class Listening:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise FieldError("ssl_certfile", "is missing: name the certificate that ssl_keyfile is the key of")
         check(0 <= self.port < 65536, "port", self.port, "between 0 and 65535")
-        check_positive(self, "max_connections", "header_timeout")
+        check_positive(self, "max_connections", "max_connections_per_address", "header_timeout")
 
     @property
     def is_local(self) -> bool:

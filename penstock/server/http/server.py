@@ -11,6 +11,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from penstock.server.http.admission import Admission
 from penstock.server.http.connections import limited_protocol
 from penstock.server.http.gate import Gate
 from penstock.server.http.listen import Listening
@@ -30,7 +31,8 @@ class Server(uvicorn.Server):
     def __init__(
         self, app: ASGIApp, listening: Listening, gate: Gate, drain_timeout: float, stop: Callable[[], None]
     ) -> None:
-        protocol = limited_protocol(listening.max_connections, listening.header_timeout)
+        admission = Admission(listening.max_connections, listening.max_connections_per_address)
+        protocol = limited_protocol(admission, listening.header_timeout)
         super().__init__(
             uvicorn.Config(
                 app,

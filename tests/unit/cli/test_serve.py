@@ -40,6 +40,7 @@ def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
     flags += ["--api-key", "a", "--api-key", "b", "--served-model-name", "x", "--served-model-name", "y"]
     flags += ["--max-queue", "5", "--request-timeout", "6", "--queue-timeout", "7", "--drain-timeout", "0"]
     flags += ["--max-body-size", "9", "--body-timeout", "10", "--header-timeout", "11", "--max-connections", "12"]
+    flags += ["--max-connections-per-address", "8"]
     flags += ["--allowed-origins", "https://a.org", "--allowed-origins", "*", "--no-web", "--log-prompts"]
     flags += ["--chat-template", str(tmp_path / "t"), "--log-level", "debug", "--strategy", "autoregressive"]
     flags += ["--root-path", "/llm", "--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem", "--seed", "3"]
@@ -67,6 +68,7 @@ def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
         host="::1",
         port=1,
         max_connections=12,
+        max_connections_per_address=8,
         header_timeout=11,
         root_path="/llm",
         ssl_certfile=Path("c.pem"),
@@ -101,6 +103,7 @@ def test_the_key_may_come_from_the_environment_and_the_name_is_the_models(called
         (["--max-body-size", "0"], "max_body_size"),
         (["--drain-timeout", "-1"], "drain_timeout"),
         (["--max-connections", "0"], "max_connections"),
+        (["--max-connections-per-address", "0"], "max_connections_per_address"),
         (["--api-key", ""], "api_key"),
         (["--allowed-origins", "example.org"], "allowed_origins"),
         (["--max-queue", "0"], "max_queue"),

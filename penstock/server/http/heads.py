@@ -1,0 +1,33 @@
+"""How large a request's head may be, whether it comes in one piece or in many."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import h11
+
+MOST_HEAD: Final = 16 << 10
+"""Bytes from the request line to the empty line."""
+
+
+class BoundedHeads(h11.Connection):
+    """h11's connection of a server. h11 itself bounds heads that have not come to their end."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MOST_HEAD)
+        self.head_too_large = False
+
+    def next_event(self) -> Any:
+        """As h11's. Raises RemoteProtocolError, of status 431, for a head that is too large."""
+        if self.their_state is not h11.IDLE:
+            return super().next_event()
+        before = len(self.trailing_data[0])
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.head_too_large = error.error_status_hint == 431
+            raise
+        if isinstance(event, h11.Request) and before - len(self.trailing_data[0]) > MOST_HEAD:
+            self.head_too_large = True
+            raise h11.RemoteProtocolError("head too large", error_status_hint=431)
+        return event

@@ -1,0 +1,148 @@
+"""The limits of connections and heads, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from penstock.server.http.gate import Gate
+from penstock.server.http.heads import MOST_HEAD
+from penstock.server.http.listen import Listening
+from penstock.server.http.server import Server
+from tests.serving import read_all
+
+PATIENCE = 20.0
+MOST = 4
+
+
+class App:
+    """Answers /slow once it is told to, everything else at once."""
+
+    def __init__(self) -> None:
+        self.under_way = threading.Semaphore(0)
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            self.under_way.release()
+            await self.go_on.wait()
+        body = scope["path"].encode()
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Running:
+    def __init__(self, address: tuple[str, int], app: App) -> None:
+        self.address = address
+        self.app = app
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(self.address, timeout=PATIENCE)
+        connection.sendall(sent)
+        return connection
+
+    def reply_to(self, sent: bytes) -> bytes:
+        with self.connect(sent) as connection:
+            return read_all(connection)
+
+
+@contextmanager
+def running(**limits: int) -> Iterator[Running]:
+    app = App()
+    listening = Listening(port=0, **limits)
+    loop = asyncio.new_event_loop()
+
+    async def start(bound: socket.socket) -> None:
+        server = Server(app, listening, Gate(), 0.0, app.go_on.set)
+        stopping.append(lambda: server.handle_exit(15, None))
+        started.set()
+        await server.serve([bound])
+
+    stopping: list[object] = []
+    started = threading.Event()
+    with listening.bind() as bound:
+        bound.listen(512)
+        thread = threading.Thread(target=lambda: loop.run_until_complete(start(bound)))
+        thread.start()
+        assert started.wait(PATIENCE)
+        try:
+            yield Running(bound.getsockname(), app)
+        finally:
+            (stop,) = stopping
+            stop()  # type: ignore[operator]
+            thread.join(PATIENCE)
+            loop.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Running]:
+    with running(max_connections=MOST) as found:
+        yield found
+
+
+def get(path: str, headers: bytes = b"Connection: close\r\n") -> bytes:
+    return b"GET " + path.encode() + b" HTTP/1.1\r\nHost: test\r\n" + headers + b"\r\n"
+
+
+def read_until(connection: socket.socket, end: bytes) -> None:
+    read = b""
+    while not read.endswith(end):
+        read += (piece := connection.recv(65536))
+        assert piece, read
+
+
+def test_half_heads_keep_nobody_out(server: Running) -> None:
+    halves = [server.connect(b"GET /health HT") for _ in range(MOST * 20)]
+    assert server.reply_to(get("/health")).endswith(b"/health")
+    assert server.reply_to(get("/v1/models")).endswith(b"/v1/models")
+    assert b"too_many_connections" in halves[0].recv(65536)
+    for half in halves:
+        half.close()
+
+
+def test_while_all_are_busy_health_is_answered_and_nothing_else(server: Running) -> None:
+    busy = [server.connect(get("/slow")) for _ in range(MOST)]
+    for _ in busy:
+        assert server.app.under_way.acquire(timeout=PATIENCE)
+    assert server.reply_to(get("/health")).endswith(b"/health")
+    refused = server.reply_to(get("/v1/models"))
+    assert refused.startswith(b"HTTP/1.1 503 ")
+    assert b"too_many_connections" in refused
+    for one in busy:
+        one.close()
+
+
+def test_one_address_leaves_room_for_others() -> None:
+    with running(max_connections=100, max_connections_per_address=2) as server:
+        first, *_ = [server.connect() for _ in range(3)]
+        assert b"too_many_connections" in first.recv(65536)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_head_is_bounded_however_it_comes(server: Running, pieces: int) -> None:
+    """Also one that comes whole, with blanks around its values, behind another request."""
+    for padding in (b"X: " + b"a" * 30_000, b"X:" + b" " * 30_000 + b"a"):
+        with server.connect(get("/first", b"")) as connection:
+            read_until(connection, b"/first")
+            head = get("/second", padding + b"\r\n")
+            cut = len(head) // pieces
+            connection.sendall(head[:cut])
+            connection.sendall(head[cut:])
+            reply = read_all(connection)
+            assert reply.startswith(b"HTTP/1.1 431 ")
+            assert b"head_too_large" in reply
+
+
+def test_a_head_of_just_the_limit_passes(server: Running) -> None:
+    close = b"Connection: close\r\n"
+    empty = get("/fits", close + b"X: \r\n")
+    for extra, status in ((0, b"200"), (1, b"431")):
+        reply = server.reply_to(get("/fits", close + b"X: " + b"a" * (MOST_HEAD - len(empty) + extra) + b"\r\n"))
+        assert reply.startswith(b"HTTP/1.1 " + status)
