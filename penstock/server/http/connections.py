@@ -20,83 +20,92 @@ STALLED: Final = 60.0
 HEALTH: Final = "/health"
 
 
-def limited_protocol(admission: Admission, header_timeout: float) -> type[H11Protocol]:
-    """uvicorn's protocol, made once per connection, with these limits."""
+class LimitedProtocol(H11Protocol):
+    """uvicorn's protocol, made once per connection, with limits."""
 
-    class LimitedProtocol(H11Protocol):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            self.conn = self._heads = BoundedHeads()
-            self._head: asyncio.TimerHandle | None = None
-            self._stall: asyncio.TimerHandle | None = None
+    def __init__(self, admission: Admission, header_timeout: float, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._admission = admission
+        self._header_timeout = header_timeout
+        self.conn = self._heads = BoundedHeads()
+        self._head: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
 
-        @property
-        def address(self) -> str:
-            return self.client[0] if self.client else ""
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
 
-        @property
-        def busy(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
+    @property
+    def busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
-        def turn_away(self) -> None:
-            self._refuse(too_many())
+    def turn_away(self) -> None:
+        self._refuse(too_many())
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._head = self.loop.call_later(header_timeout, transport.abort)
-            admission.admit(self)
-            if admission.is_for_health(self):
-                self.app = HealthOnly(self.app)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head = self.loop.call_later(self._header_timeout, transport.abort)
+        self._admission.admit(self)
+        if self._admission.is_for_health(self):
+            self.app = HealthOnly(self.app)
 
-        def data_received(self, data: bytes) -> None:
-            if self.transport.is_closing():
-                return
-            between = self.cycle is None or self.cycle.response_complete
-            super().data_received(data)
-            if self.busy:
-                self._end_head()
-            elif between and self._head is None and not self.transport.is_closing():
-                self._head = self.loop.call_later(header_timeout, self.transport.abort)
-
-        def send_400_response(self, msg: str) -> None:
-            if self._heads.head_too_large:
-                self._refuse(ApiError(431, f"the head is larger than {MOST_HEAD} bytes", code="head_too_large"))
-            else:
-                super().send_400_response(msg)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._stall = self.loop.call_later(STALLED, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._end_stall()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            admission.leave(self)
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        between = self.cycle is None or self.cycle.response_complete
+        super().data_received(data)
+        if self.busy:
             self._end_head()
-            self._end_stall()
-            super().connection_lost(exc)
+        elif between and self._head is None and not self.transport.is_closing():
+            self._head = self.loop.call_later(self._header_timeout, self.transport.abort)
 
-        def shutdown(self) -> None:
-            if not self.transport.is_closing():
-                super().shutdown()
+    def send_400_response(self, msg: str) -> None:
+        if self._heads.head_too_large:
+            self._refuse(ApiError(431, f"the head is larger than {MOST_HEAD} bytes", code="head_too_large"))
+        else:
+            super().send_400_response(msg)
 
-        def _refuse(self, error: ApiError) -> None:
-            self.transport.write(on_the_wire(error))
-            self.transport.close()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(STALLED, self.transport.abort)
 
-        def _end_head(self) -> None:
-            if self._head is not None:
-                self._head.cancel()
-                self._head = None
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_stall()
 
-        def _end_stall(self) -> None:
-            if self._stall is not None:
-                self._stall.cancel()
-                self._stall = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._admission.leave(self)
+        self._end_head()
+        self._end_stall()
+        super().connection_lost(exc)
 
-    return LimitedProtocol
+    def shutdown(self) -> None:
+        if not self.transport.is_closing():
+            super().shutdown()
+
+    def _refuse(self, error: ApiError) -> None:
+        self.transport.write(on_the_wire(error))
+        self.transport.close()
+
+    def _end_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+
+def limited_protocol(admission: Admission, header_timeout: float) -> type[LimitedProtocol]:
+    """``LimitedProtocol`` with these limits, as uvicorn makes it."""
+
+    class Bound(LimitedProtocol):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(admission, header_timeout, *arguments, **options)
+
+    return Bound
 
 
 class HealthOnly:
