@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import httpx
 
+from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
 from penstock.config import FieldError
 from penstock.core import PenstockError
 from penstock.options import SERVER, Option
@@ -34,8 +36,11 @@ class Server:
     """Where a server is. ``url`` ends in the API's version; /v1 is added to an address without a path."""
 
     url: Annotated[str, Option("Any OpenAI-compatible server.", SERVER, default=DEFAULT_URL)] = DEFAULT_URL
-    api_key: Annotated[
-        str | None, Option("The key it wants, if any.", SERVER, envvar="PENSTOCK_API_KEY", default="")
+    api_key: Annotated[str | None, Option("The key it wants, if any.", SERVER, envvar=API_KEY_VARIABLE, default="")] = (
+        field(default=None, repr=False)
+    )
+    api_key_file: Annotated[
+        Path | None, Option("A file with the key, in place of --api-key.", SERVER, metavar="FILE", default="")
     ] = None
 
     def __post_init__(self) -> None:
@@ -45,6 +50,8 @@ class Server:
             raise FieldError("url", f"is {self.url!r}: {error}") from error
         if url.scheme not in ("http", "https") or not url.host:
             raise FieldError("url", f"is {self.url!r}; it has to begin with http:// or https:// and a host")
+        if self.api_key_file is not None:
+            object.__setattr__(self, "api_key", read_api_keys(self.api_key_file)[0])
         path = url.path.rstrip("/") or "/v1"
         object.__setattr__(self, "url", str(url.copy_with(path=path)))
 
@@ -84,7 +91,7 @@ def refused(response: httpx.Response) -> ServerError:
     """What to say of a status that is no success; the body has been read."""
     message = message_of(response.content) or response.reason_phrase
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        message += "; give the key with --api-key or PENSTOCK_API_KEY"
+        message += f"; give the key with --api-key-file or {API_KEY_VARIABLE}"
     return ServerError(f"HTTP {response.status_code}", f"the server answers {response.status_code}: {message}")
 
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.api_keys import without_api_keys
 from penstock.pipeline.plan import StageSpec
 
 PRELOADED = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
@@ -44,7 +45,7 @@ class ForkServer:
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from penstock.pipeline.forkserver import serve; serve({lifeline_read}, {self.folder!r})"
         )
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**without_api_keys(os.environ), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,

@@ -6,12 +6,15 @@ import asyncio
 import gc
 import logging
 import socket
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 import penstock
+from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
 from penstock.config import FieldError
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.options import EngineOptions
@@ -30,6 +33,8 @@ def run_serve(options: EngineOptions, settings: ServerSettings, listening: Liste
     Raises ConfigError before anything starts, PipelineError when a stage cannot be started.
     """
     template = read_template(settings.chat_template)
+    if settings.api_key_file is not None:
+        settings = replace(settings, api_keys=settings.api_keys + read_api_keys(settings.api_key_file))
     listening.check_certificate()
     with listening.bind() as bound:
         configure_logs(settings.log_level)
@@ -79,7 +84,9 @@ def url_of(bound: socket.socket, scheme: str) -> str:
 def warn(settings: ServerSettings, listening: Listening) -> None:
     if not listening.is_local and not settings.api_keys:
         reach = f"whoever reaches {listening.host} port {listening.port} can use this server"
-        log.warning(f"{reach}: give it a key with --api-key or PENSTOCK_API_KEY")
+        log.warning(f"{reach}: give it a key with --api-key-file or {API_KEY_VARIABLE}")
+    if any(word.partition("=")[0] == "--api-key" for word in sys.argv):
+        log.warning(f"other users of this machine see the key of --api-key: use --api-key-file or {API_KEY_VARIABLE}")
 
 
 def read_template(file: Path | None) -> str | None:

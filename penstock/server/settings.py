@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
+from penstock.api_keys import API_KEY_VARIABLE
 from penstock.config import check, check_positive
 from penstock.engine.options import EngineOptions
 from penstock.options import LIMITS, SERVER, Option
@@ -31,11 +32,17 @@ class ServerSettings:
             "Clients have to send it as 'Authorization: Bearer KEY'. May be repeated: any of them will do.",
             SERVER,
             names=("--api-key",),
-            envvar="PENSTOCK_API_KEY",
+            envvar=API_KEY_VARIABLE,
             default="",
         ),
     ] = field(default=(), repr=False)
-    """With none the server is open to whoever reaches it."""
+    """With none, here and in ``api_key_file``, the server is open to whoever reaches it."""
+    api_key_file: Annotated[
+        Path | None,
+        Option(
+            "Keys, one a line: other users of this machine see what --api-key says.", SERVER, metavar="FILE", default=""
+        ),
+    ] = None
     chat_template: Annotated[
         Path | None,
         Option("Jinja template in place of the checkpoint's own.", SERVER, metavar="FILE", default=""),

@@ -22,6 +22,7 @@ LAYERS = [
     "config",
     "registry",
     "options",
+    "api_keys",
     "noise",
     "tree",
     "messages",

@@ -129,7 +129,7 @@ def test_a_failing_warm_up_ends_it() -> None:
     with running(OpenAIServer(lambda body: Reply(status=401))) as server:
         result = bench(server, "--num-prompts", "50")
     assert result.exit_code == 1
-    remedy = "give the key with --api-key or PENSTOCK_API_KEY"
+    remedy = "give the key with --api-key-file or PENSTOCK_API_KEY"
     assert result.stderr == f"penstock: error: the server answers 401: refused: 401; {remedy}\n"
     assert len(server.bodies) == 1
 

@@ -69,6 +69,19 @@ def test_either_key_opens_and_health_is_open(server: ServedProcess) -> None:
     assert httpx.get(f"{server.url}/", timeout=PATIENCE).status_code == 404, "there is no page with --no-web"
 
 
+def test_children_know_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_API_KEY", "from-the-environment")
+    (file := tmp_path / "keys").write_text("from-a-file\n")
+    with served("demo", "-pp", "2", "--no-web", "--api-key-file", str(file)) as server:
+        for key in ("from-the-environment", "from-a-file"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert httpx.get(f"{server.url}/v1/models", headers=headers, timeout=PATIENCE).status_code == 200
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(children) >= 3, "the fork server and two stages"
+        for child in children:
+            assert "from-" not in f"{child.environ()} {child.cmdline()}"
+
+
 def test_pages_of_the_allowed_origin_only(server: ServedProcess) -> None:
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     for origin, allowed in (("https://example.org", True), ("https://example.com", False)):

@@ -38,6 +38,7 @@ def test_defaults_are_those_of_the_settings(called: list[tuple[Any, ...]]) -> No
 def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
     flags = ["my/model", "--host", "::1", "--port", "1", "-pp", "3", "--max-model-len", "99", "--max-num-seqs", "4"]
     flags += ["--api-key", "a", "--api-key", "b", "--served-model-name", "x", "--served-model-name", "y"]
+    flags += ["--api-key-file", str(tmp_path / "keys")]
     flags += ["--max-queue", "5", "--request-timeout", "6", "--queue-timeout", "7", "--drain-timeout", "0"]
     flags += ["--max-body-size", "9", "--body-timeout", "10", "--header-timeout", "11", "--max-connections", "12"]
     flags += ["--max-connections-per-address", "8"]
@@ -51,6 +52,7 @@ def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
     assert settings == ServerSettings(
         served_model_name=("x", "y"),
         api_keys=("a", "b"),
+        api_key_file=tmp_path / "keys",
         chat_template=tmp_path / "t",
         allowed_origins=("https://a.org", "*"),
         web=False,
@@ -105,6 +107,7 @@ def test_the_key_may_come_from_the_environment_and_the_name_is_the_models(called
         (["--max-connections", "0"], "max_connections"),
         (["--max-connections-per-address", "0"], "max_connections_per_address"),
         (["--api-key", ""], "api_key"),
+        (["--api-key-file", "/nowhere/at/all"], "api_key_file"),
         (["--allowed-origins", "example.org"], "allowed_origins"),
         (["--max-queue", "0"], "max_queue"),
         (["--log-level", "loud"], "log_level"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 
@@ -39,6 +41,13 @@ def test_the_key_is_sent_only_where_there_is_one() -> None:
     assert Server(api_key="k").client_options["headers"] == {"Authorization": "Bearer k"}
 
 
+def test_the_key_may_come_from_a_file_and_is_not_shown(tmp_path: Path) -> None:
+    (file := tmp_path / "key").write_text("sesame\n")
+    server = Server(api_key="other", api_key_file=file)
+    assert server.client_options["headers"] == {"Authorization": "Bearer sesame"}
+    assert "sesame" not in repr(server)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -57,7 +66,7 @@ def test_messages_of_all_sorts_of_servers(body: bytes, message: str) -> None:
 
 def test_a_refused_key_names_the_flag() -> None:
     error = refused(httpx.Response(401, json={"error": {"message": "wrong key"}}))
-    assert str(error) == "the server answers 401: wrong key; give the key with --api-key or PENSTOCK_API_KEY"
+    assert str(error) == "the server answers 401: wrong key; give the key with --api-key-file or PENSTOCK_API_KEY"
 
 
 def test_a_refusal_names_status_and_reason() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,7 +41,31 @@ def test_whoever_reads_the_announcement_can_connect(monkeypatch: pytest.MonkeyPa
 def test_an_open_server_that_others_can_reach_is_warned_of(host: str, caplog: pytest.LogCaptureFixture) -> None:
     listening = Listening(host=host)
     command.warn(ServerSettings(), listening)
-    assert ("--api-key" in caplog.text) is not listening.is_local
+    assert ("--api-key-file" in caplog.text) is not listening.is_local
     caplog.clear()
     command.warn(ServerSettings(api_keys=("a",)), listening)
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"), [(["--api-key=a"], True), (["--api-key", "a"], True), (["-pp", "2"], False)]
+)
+def test_a_key_that_others_can_see_is_warned_of(
+    words: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock", "serve", *words])
+    command.warn(ServerSettings(api_keys=("a",)), Listening())
+    assert ("other users of this machine see the key" in caplog.text) is warned
+
+
+def test_keys_of_the_file_join_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file := tmp_path / "keys").write_text("b\nc\n")
+    seen: list[ServerSettings] = []
+
+    async def serve(options: Any, settings: ServerSettings, *_: Any) -> None:
+        seen.append(settings)
+
+    monkeypatch.setattr(command, "serve", serve)
+    monkeypatch.setattr(command, "configure_logs", lambda level: None)
+    command.run_serve(EngineOptions(), ServerSettings(api_keys=("a",), api_key_file=file), Listening(port=0))
+    assert seen[0].api_keys == ("a", "b", "c")

@@ -1,0 +1,29 @@
+"""Where API keys come from, and who is not to have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from penstock.config import FieldError
+
+API_KEY_VARIABLE: Final = "PENSTOCK_API_KEY"
+
+
+def read_api_keys(file: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line. Raises FieldError, naming ``api_key_file``, for a file that holds none."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise FieldError("api_key_file", f"is {str(file)!r}, which cannot be read: {reason}") from None
+    keys = tuple(key for line in lines if (key := line.strip()))
+    if not keys:
+        raise FieldError("api_key_file", f"is {str(file)!r}, which is empty; it has to hold keys, one a line")
+    return keys
+
+
+def without_api_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for child processes: they have no use for the keys."""
+    return {name: value for name, value in environment.items() if name != API_KEY_VARIABLE}
