@@ -137,7 +137,7 @@ def generation_eos(folder: Path) -> tuple[int, ...]:
 
 def problem_in(file: Path, field: str, problem: str) -> ConfigError:
     """The error that refuses a field of a checkpoint's file."""
-    return ConfigError(f"model: {file}: {field} {problem}")
+    return ConfigError(f"model: {file}: {printable(field)} {problem}")
 
 
 def shown(value: object, most: int = 200) -> str:
@@ -148,5 +148,10 @@ def shown(value: object, most: int = 200) -> str:
 
 def said(error: BaseException, most: int = 400) -> str:
     """What a library says of a file, on one line, cut short."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def printable(text: str) -> str:
+    """A file's text in an error: what would steer a terminal, or cannot be encoded, is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from penstock.core import RequestError, StructuredOutputsParams
-from penstock.text.tokenizer import load_tokenizer
+from penstock.text.tokenizer import load_tokenizer, usable_tokenizer
 
 CHECKED: Final = 256
 """Grammars of which it is remembered whether they can be used."""
@@ -65,8 +65,9 @@ def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
 def load_grammar_tokenizer(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     """The tokenizer beside a checkpoint; ``eos_token_ids`` end a text. Takes up to a second: done once a process.
 
-    ``vocab_size`` is the model's, which may be padded. Raises ConfigError when there is no tokenizer.
+    ``vocab_size`` is the model's, which may be padded. Raises ConfigError when there is none that llguidance can read.
     """
     tokenizer = load_tokenizer(folder)
     size = max(vocab_size, len(tokenizer))
-    return LLTokenizer(tokenizer.serialized(), n_vocab=size, eos_token=list(eos_token_ids))
+    with usable_tokenizer(folder):
+        return LLTokenizer(tokenizer.serialized(), n_vocab=size, eos_token=list(eos_token_ids))

@@ -6,11 +6,12 @@ import contextlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.core import ConfigError, RequestError
+from penstock.core import ConfigError, PenstockError, RequestError
 from penstock.foreign_files import (
     CONFIG_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -60,13 +61,18 @@ class Tokenizer:
         return text
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Raises RequestError for text that is not Unicode (a lone surrogate, as JSON can carry it)."""
+        """Raises RequestError for text that the tokenizer cannot read.
+
+        It may be no Unicode (a lone surrogate, as JSON can carry it), or hold what a vocabulary without a token for the
+        unknown lacks.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text is not valid Unicode: {error}") from error
         # Not verbose: whether a text is too long is for whoever asks to say, and a corpus is cut later.
-        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        with refused_as(RequestError, "the tokenizer cannot read the text"):
+            ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -169,8 +175,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     check_folder(folder)
     check_tokenizer_class(folder)
     eos = generation_eos(folder)
-    with _named(folder):
-        return Tokenizer(_from_folder(folder), eos)
+    with usable_tokenizer(folder):
+        inner = _from_folder(folder)
+        tokenizer = Tokenizer(inner, eos)
+        tokenizer.decode(inner.encode("a"))
+    return tokenizer
 
 
 def _from_folder(folder: Path) -> Any:
@@ -182,17 +191,22 @@ def _from_folder(folder: Path) -> Any:
     return inner
 
 
+def usable_tokenizer(folder: Path) -> AbstractContextManager[None]:
+    """Whatever a library says of the tokenizer in ``folder`` is a ConfigError."""
+    return refused_as(ConfigError, f"model: {folder} has no tokenizer that loads; {REMEDY}")
+
+
 @contextlib.contextmanager
-def _named(folder: Path) -> Iterator[None]:
-    """Whatever a library says of a tokenizer's files is a ConfigError. A panic of tokenizers is no Exception."""
+def refused_as(kind: type[PenstockError], problem: str) -> Iterator[None]:
+    """What is not raised on purpose becomes an error of this kind. A panic of tokenizers is no Exception."""
     try:
         yield
-    except ConfigError:
+    except PenstockError:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
-        raise ConfigError(f"model: {folder} has no tokenizer that loads ({said(error)}): {REMEDY}") from error
+        raise kind(f"{problem} ({said(error)})") from error
 
 
 def check_tokenizer_class(folder: Path) -> None:
