@@ -14,7 +14,6 @@ from penstock.tree import Node, TokenTree
 class AutoregressiveOptions(StrategyOptions):
     drafts = False
     most_rows = 0
-    most_asked = 0
 
     def make(self, stages: int) -> Autoregressive:
         return Autoregressive()

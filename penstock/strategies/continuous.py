@@ -42,10 +42,6 @@ class ContinuousOptions(StrategyOptions):
     def most_rows(self) -> int:
         return self.width
 
-    @property
-    def most_asked(self) -> int:
-        return self.width
-
     def make(self, stages: int) -> Continuous:
         return Continuous(self.width, self.children, self.in_flight_correction)
 

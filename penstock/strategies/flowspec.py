@@ -12,7 +12,7 @@ from operator import itemgetter
 from penstock.config import check_positive
 from penstock.strategies.base import now_if
 from penstock.strategies.context import Context
-from penstock.strategies.options import StrategyOptions
+from penstock.strategies.options import WholeTreeOptions
 from penstock.strategies.static_tree import best_children
 from penstock.tree import Node, TokenTree
 
@@ -29,10 +29,8 @@ class Growth(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowSpecOptions(StrategyOptions):
+class FlowSpecOptions(WholeTreeOptions):
     """Names in brackets are the paper's."""
-
-    drafts_whole_trees = True
 
     tree_size: int = 80
     """Nodes of a round's tree, the root included (L)."""
@@ -51,14 +49,6 @@ class FlowSpecOptions(StrategyOptions):
 
     def __post_init__(self) -> None:
         check_positive(self, "tree_size", "tree_depth", "segment", "children", "expansion_depth")
-
-    @property
-    def most_rows(self) -> int:
-        return self.tree_size
-
-    @property
-    def most_asked(self) -> int:
-        return self.children
 
     def make(self, stages: int) -> FlowSpec:
         return FlowSpec(stages, self)

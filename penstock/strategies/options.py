@@ -27,10 +27,26 @@ class StrategyOptions(ABC):
         """Most nodes that enter together, or as one tree; 0 where nothing is drafted."""
 
     @property
-    @abstractmethod
     def most_asked(self) -> int:
         """Most nodes that the drafter is asked about at a time."""
+        return self.most_rows
 
     @abstractmethod
     def make(self, stages: int) -> Strategy:
         """A fresh strategy for one request over so many stages."""
+
+
+class WholeTreeOptions(StrategyOptions):
+    """Of a strategy that drafts several layers of a tree before it sends the first of them."""
+
+    drafts_whole_trees = True
+    tree_size: int
+    children: int
+
+    @property
+    def most_rows(self) -> int:
+        return self.tree_size
+
+    @property
+    def most_asked(self) -> int:
+        return self.children

@@ -28,10 +28,6 @@ class PipeDecOptions(StrategyOptions):
     def most_rows(self) -> int:
         return self.width
 
-    @property
-    def most_asked(self) -> int:
-        return self.width
-
     def make(self, stages: int) -> PipeDec:
         return PipeDec(stages, self.width, self.children)
 

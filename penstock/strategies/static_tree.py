@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from penstock.config import check_positive
 from penstock.strategies.base import now_if
 from penstock.strategies.context import Context
-from penstock.strategies.options import StrategyOptions
+from penstock.strategies.options import WholeTreeOptions
 from penstock.strategies.pipedec import best_candidates
 from penstock.tree import Node, TokenTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaticTreeOptions(StrategyOptions):
-    drafts_whole_trees = True
-
+class StaticTreeOptions(WholeTreeOptions):
     tree_size: int = 64
     """Nodes that are drafted before they are verified together with the root."""
     tree_depth: int = 6
@@ -25,14 +23,6 @@ class StaticTreeOptions(StrategyOptions):
 
     def __post_init__(self) -> None:
         check_positive(self, "tree_size", "tree_depth", "children")
-
-    @property
-    def most_rows(self) -> int:
-        return self.tree_size
-
-    @property
-    def most_asked(self) -> int:
-        return self.children
 
     def make(self, stages: int) -> StaticTree:
         return StaticTree(self.tree_size, self.tree_depth, self.children)
