@@ -25,9 +25,14 @@ class BoundedHeads(h11.Connection):
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
-            self.head_too_large = error.error_status_hint == 431
+            # One that is large and has come whole may be refused for what it says: it is too large all the same.
+            self.head_too_large = error.error_status_hint == 431 or self._taken(before) > MOST_HEAD
             raise
-        if isinstance(event, h11.Request) and before - len(self.trailing_data[0]) > MOST_HEAD:
+        if isinstance(event, h11.Request) and self._taken(before) > MOST_HEAD:
             self.head_too_large = True
             raise h11.RemoteProtocolError("head too large", error_status_hint=431)
         return event
+
+    def _taken(self, before: int) -> int:
+        """Bytes that the last event took of the ``before`` that had come."""
+        return before - len(self.trailing_data[0])
