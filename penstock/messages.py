@@ -120,7 +120,11 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
         return self.computed > self.modelled if self.modelled > 0 and self.rows else None
 
 
-class Batch(msgspec.Struct, tag="batch", kw_only=True):
+SHORT_NAMES: Final = {"committed": "certain", "feature_nodes": "joins", "feature_levels": "levels"}
+"""What a batch's longer fields are called on the wire: every header carries the names."""
+
+
+class Batch(msgspec.Struct, tag="batch", kw_only=True, rename=SHORT_NAMES):
     """The rows that enter the first stage together, on their way through the stages in stream order.
 
     ``alive`` are the indices of the rows that no stage so far has dropped: the tensor frame has one line for each.
