@@ -47,6 +47,9 @@ class ServerSettings:
         Path | None,
         Option("Jinja template in place of the checkpoint's own.", SERVER, metavar="FILE", default=""),
     ] = None
+    allow_special_tokens_in_messages: Annotated[
+        bool, Option("What a message holds may be a special token; else it is text.", SERVER)
+    ] = False
     allowed_origins: Annotated[
         tuple[str, ...],
         Option(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +23,14 @@ from penstock.foreign_files import (
     said,
     shown,
 )
+from penstock.text.literal import LiteralText
 
 PANIC: Final = "PanicException"
 """What a failed assertion in tokenizers' own language is called here; its class cannot be imported."""
 
 TOKENIZER_CLASS: Final = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
 
+NO_TEMPLATE: Final = "the checkpoint has no chat template: send a plain prompt to the completions interface"
 REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
 
 
@@ -114,12 +117,43 @@ class Tokenizer:
         ``tools`` are described to the model where the template ``takes_tools``; ``options`` are further variables of
         the template (``chat_template_kwargs``).
         """
-        for name in options or ():
-            if name in inspect.signature(self._inner.apply_chat_template).parameters:
-                raise RequestError(f"chat_template_kwargs.{name} is no variable of the chat template; remove it")
+        self._check_variables(options or ())
         given = {**(options or {}), "tools": tools, "add_generation_prompt": add_generation_prompt}
         text: str = self._templated(messages, tokenize=False, **given)
         return text
+
+    def template_job(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What ``TemplateProcesses.render`` needs, to render a conversation that is to be answered as ``render`` does.
+
+        Raises ConfigError and RequestError as that does.
+        """
+        if self._inner.chat_template is None:
+            raise ConfigError(NO_TEMPLATE)
+        self._check_variables(options or ())
+        turns = [{key: value for key, value in turn.items() if value is not None} for turn in messages]
+        return {
+            **self._inner.special_tokens_map,
+            **(options or {}),
+            "chat_template": str(self._inner.get_chat_template(tools=tools)),
+            "conversations": [turns],
+            "tools": tools,
+            "add_generation_prompt": True,
+        }
+
+    @cached_property
+    def literal(self) -> LiteralText:
+        """For texts whose special tokens are to be text."""
+        return LiteralText(self._backend)
+
+    def _check_variables(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in inspect.signature(self._inner.apply_chat_template).parameters:
+                raise RequestError(f"chat_template_kwargs.{name} is no variable of the chat template; remove it")
 
     @property
     def tool_template(self) -> str | None:
@@ -153,13 +187,11 @@ class Tokenizer:
         return list(found.ids), [end for _, end in found.offsets]
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        from jinja2 import TemplateError
-
         if self._inner.chat_template is None:
-            raise ConfigError("the checkpoint has no chat template: send a plain prompt to the completions interface")
+            raise ConfigError(NO_TEMPLATE)
         try:
             return self._inner.apply_chat_template(list(messages), **options)
-        except (TemplateError, TypeError) as error:
+        except Exception as error:  # a template is a program, and may raise anything
             raise RequestError(f"the chat template refuses these messages: {error}") from error
 
 

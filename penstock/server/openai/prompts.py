@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from penstock.server.http.errors import invalid_field
 from penstock.server.openai.chat_protocol import Message, Tool
+from penstock.text.template_process import PROCESSES, TemplateProcesses
 from penstock.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -23,11 +24,18 @@ class Prompt:
 
 
 class Prompts:
-    """Encodes prompts one after another; the tokenizer is not made for several threads at once."""
+    """Encodes prompts one after another; the tokenizer is not made for several threads at once.
 
-    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+    Chat templates are rendered elsewhere: who waits for one leaves the tokenizer to the others.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int, allow_special_tokens: bool = False) -> None:
+        """``allow_special_tokens``: those in a conversation's texts are special, as the chat template's own are."""
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
+        self._allow_special_tokens = allow_special_tokens
+        self._templates = TemplateProcesses()
+        self._template_threads = ThreadPoolExecutor(PROCESSES, "penstock-templates")
         self._thread = ThreadPoolExecutor(1, "penstock-prompts")
 
     async def of_text(self, text: str, add_special_tokens: bool = True) -> Prompt:
@@ -63,11 +71,20 @@ class Prompts:
         turns = [turn_of(f"messages[{number}]", message) for number, message in enumerate(messages)]
         described = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
 
-        def encode() -> Prompt:
-            text = self.tokenizer.render(turns, True, tools=described, options=options)
-            return Prompt(text, self.tokenizer.encode(text, add_special_tokens=False))
+        def render() -> str:
+            given: Any = (turns, described, options)
+            if not self._allow_special_tokens:
+                given = self.tokenizer.literal.hide(given)
+            return self._templates.render(self.tokenizer.template_job(*given))
 
-        return await self._aside(encode)
+        rendered = await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
+        return await self._aside(lambda: self._encode_chat(rendered))
+
+    def _encode_chat(self, rendered: str) -> Prompt:
+        literal = self.tokenizer.literal
+        if not self._allow_special_tokens and literal.holds_hidden(rendered):
+            return Prompt(literal.show(rendered), literal.encode(rendered))
+        return Prompt(rendered, self.tokenizer.encode(rendered, add_special_tokens=False))
 
     def room(self, prompt: Prompt, field: str) -> int:
         """How many tokens may follow a prompt. Raises ApiError naming ``field`` if none may."""

@@ -35,7 +35,7 @@ class Service:
         self.settings = settings
         self.model = settings.served_model_name[0]
         longest = min(llm.setup.max_model_len, llm.setup.kv_slots)  # else a chat that may fill the room never fits
-        self.prompts = Prompts(llm.get_tokenizer(), longest)
+        self.prompts = Prompts(llm.get_tokenizer(), longest, settings.allow_special_tokens_in_messages)
         self.token_text = lru_cache(CACHED_TEXTS)(self._token_text)
         self._gate = gate
         self._on_end = on_end

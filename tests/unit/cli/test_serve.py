@@ -38,7 +38,7 @@ def test_defaults_are_those_of_the_settings(called: list[tuple[Any, ...]]) -> No
 def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
     flags = ["my/model", "--host", "::1", "--port", "1", "-pp", "3", "--max-model-len", "99", "--max-num-seqs", "4"]
     flags += ["--api-key", "a", "--api-key", "b", "--served-model-name", "x", "--served-model-name", "y"]
-    flags += ["--api-key-file", str(tmp_path / "keys")]
+    flags += ["--api-key-file", str(tmp_path / "keys"), "--allow-special-tokens-in-messages"]
     flags += ["--max-queue", "5", "--request-timeout", "6", "--queue-timeout", "7", "--drain-timeout", "0"]
     flags += ["--max-body-size", "9", "--body-timeout", "10", "--header-timeout", "11", "--max-connections", "12"]
     flags += ["--max-connections-per-address", "8"]
@@ -55,6 +55,7 @@ def test_flags(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
         api_key_file=tmp_path / "keys",
         chat_template=tmp_path / "t",
         allowed_origins=("https://a.org", "*"),
+        allow_special_tokens_in_messages=True,
         web=False,
         log_level="debug",
         log_prompts=True,
