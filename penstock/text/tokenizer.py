@@ -69,14 +69,17 @@ class Tokenizer:
         It may be no Unicode (a lone surrogate, as JSON can carry it), or hold what a vocabulary without a token for the
         unknown lacks.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"the text is not valid Unicode: {error}") from error
-        # Not verbose: whether a text is too long is for whoever asks to say, and a corpus is cut later.
-        with refused_as(RequestError, "the tokenizer cannot read the text"):
+        with readable(text):
+            # Not verbose: whether a text is too long is for whoever asks to say, and a corpus is cut later.
             ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
+
+    def encode_literal(self, rendered: str) -> list[int]:
+        """Token ids of a rendered conversation, in which what ``literal`` has hidden is text. Raises as ``encode``."""
+        if not self.literal.holds_hidden(rendered):
+            return self.encode(rendered, add_special_tokens=False)
+        with readable(rendered):
+            return self.literal.encode(rendered)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all ``ids`` at once, bytes that are not UTF-8 as U+FFFD, ids without a token as nothing.
@@ -226,6 +229,17 @@ def _from_folder(folder: Path) -> Any:
 def usable_tokenizer(folder: Path) -> AbstractContextManager[None]:
     """Whatever a library says of the tokenizer in ``folder`` is a ConfigError."""
     return refused_as(ConfigError, f"model: {folder} has no tokenizer that loads; {REMEDY}")
+
+
+@contextlib.contextmanager
+def readable(text: str) -> Iterator[None]:
+    """Whatever keeps a tokenizer from reading ``text`` is a RequestError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the text is not valid Unicode: {error}") from error
+    with refused_as(RequestError, "the tokenizer cannot read the text"):
+        yield
 
 
 @contextlib.contextmanager

@@ -81,10 +81,9 @@ class Prompts:
         return await self._aside(lambda: self._encode_chat(rendered))
 
     def _encode_chat(self, rendered: str) -> Prompt:
-        literal = self.tokenizer.literal
-        if not self._allow_special_tokens and literal.holds_hidden(rendered):
-            return Prompt(literal.show(rendered), literal.encode(rendered))
-        return Prompt(rendered, self.tokenizer.encode(rendered, add_special_tokens=False))
+        if self._allow_special_tokens:
+            return Prompt(rendered, self.tokenizer.encode(rendered, add_special_tokens=False))
+        return Prompt(self.tokenizer.literal.show(rendered), self.tokenizer.encode_literal(rendered))
 
     def room(self, prompt: Prompt, field: str) -> int:
         """How many tokens may follow a prompt. Raises ApiError naming ``field`` if none may."""

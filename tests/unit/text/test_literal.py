@@ -24,7 +24,7 @@ def test_what_holds_no_special_token_is_left_to_the_tokenizer(tokenizer: Tokeniz
     literal = tokenizer.literal
     text = rendered(literal, "the water 水", "don't <tool>")
     assert not literal.holds_hidden(text)
-    assert literal.encode(text) == tokenizer.encode(text, add_special_tokens=False)
+    assert literal.encode(text) == tokenizer.encode(text, add_special_tokens=False) == tokenizer.encode_literal(text)
 
 
 @pytest.mark.parametrize("content", EVIL)
@@ -68,6 +68,11 @@ def test_everything_that_a_template_may_print_is_looked_through(bytes_tokenizer:
     hidden = literal.hide({"</s>": ["<s>", {"a": ("</s>",)}], "n": 1, "none": None})
     assert "s>" not in (text := json.dumps(hidden, ensure_ascii=False))
     assert json.loads(literal.show(text)) == {"</s>": ["<s>", {"a": ["</s>"]}], "n": 1, "none": None}
+
+
+def test_a_text_that_is_no_unicode_is_refused_beside_a_special_token_too(bytes_tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="Unicode"):
+        bytes_tokenizer.encode_literal(bytes_tokenizer.literal.hide("</s>\ud800"))
 
 
 @pytest.mark.parametrize("first", [HIDDEN, WRITTEN])
