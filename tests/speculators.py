@@ -26,10 +26,6 @@ KEY_HEADS: Final = 2
 INNER: Final = 40
 
 
-SPD_FILE: Final = "speculation_head.pt"
-"""SPD's repository writes configuration and tensors into one file."""
-
-
 @dataclass
 class Draft:
     """Configuration and tensors of a drafter; change them at will before ``save``."""
@@ -42,15 +38,9 @@ class Draft:
     def save(self, folder: Path, file: str | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         file = file or self.file
-        if file == SPD_FILE:
-            torch.save({"state_dict": self.tensors, "config": self.config}, folder / file)
-            return folder
         if self.config:
             (folder / "config.json").write_text(json.dumps(self.config))
-        if file.endswith(".safetensors"):
-            save_file(self.tensors, folder / file)
-        else:
-            torch.save(self.tensors, folder / file)
+        save_file(self.tensors, folder / file)
         return folder
 
 
@@ -124,7 +114,7 @@ def speculators_eagle3(
 
 
 def medusa(target: Checkpoint, *, seed: int = 0, heads: int = 3, layers: int = 1) -> Draft:
-    """As FasterDecoding stores it: save it as medusa_lm_head.safetensors or .pt. Its number of heads is wrong."""
+    """As FasterDecoding stores it: save it as medusa_lm_head.safetensors. Its number of heads is wrong."""
     drawn, width = _Drawn(seed), target.hidden_size
     tensors = {}
     for head in range(heads):
@@ -169,7 +159,7 @@ def spd(
         "trained_with_use_deepest": False,
         "aggr_feature_bound": list(anchors),
     }
-    return Draft(config, tensors, SPD_FILE)
+    return Draft(config, tensors)
 
 
 def spd_paper(target: Checkpoint, *, seed: int = 0, stages: int = 3, layers: int = 1) -> Draft:
@@ -193,7 +183,7 @@ def spd_paper(target: Checkpoint, *, seed: int = 0, stages: int = 3, layers: int
         "trained_with_use_deepest": False,
         "shallow_hidden_layer_indices": reads,
     }
-    return Draft(config, tensors, SPD_FILE)
+    return Draft(config, tensors)
 
 
 def early_exit(target: Checkpoint, *, seed: int = 0, layer: int = 2) -> Draft:

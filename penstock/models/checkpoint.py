@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -67,11 +67,10 @@ class Checkpoint:
         return even_split(self.num_layers, stages, head_layers=head * self.num_layers / max(layers, 1))
 
 
-def resolve(model: str, revision: str | None = None, also: Sequence[str] = ()) -> Path:
+def resolve(model: str, revision: str | None = None) -> Path:
     """The folder of a checkpoint: a local one, or a hub id from the cache, or else downloaded.
 
-    ``also`` are patterns of files that are wanted beside the usual ones. Raises ConfigError saying what to do when it
-    is in none of these places.
+    Raises ConfigError saying what to do when it is in none of these places.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -80,18 +79,17 @@ def resolve(model: str, revision: str | None = None, also: Sequence[str] = ()) -
         raise ConfigError(
             f"model: there is no folder {model!r}; give a checkpoint's folder or an id like 'Qwen/Qwen3-0.6B'"
         )
-    wanted = [*DOWNLOADED, *also]
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=wanted, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED, local_files_only=True))
     except LocalEntryNotFoundError:
-        return _download(model, revision, wanted)
+        return _download(model, revision)
     except HFValidationError as error:
         raise ConfigError(f"model: {model!r} is neither a folder nor a valid hub id ({error})") from error
 
 
-def _download(model: str, revision: str | None, wanted: list[str]) -> Path:
+def _download(model: str, revision: str | None) -> Path:
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=wanted))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED))
     except Exception as error:
         raise ConfigError(
             f"model: {model!r} is not in the local hub cache and could not be downloaded ({error}). Check the name, "

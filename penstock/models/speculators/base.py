@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from penstock.config import FieldError
 from penstock.models.checkpoint import Checkpoint
+from penstock.models.shards import WEIGHT_TYPES
 from penstock.models.speculators.weights import Stored
 
 FIELD: Final = "speculative_config.model"
@@ -21,6 +22,9 @@ IGNORED: Final = (
     "t2d",
 )
 """Ends of the names of tensors that may lie in a file though nothing is computed with them."""
+
+MAPS: Final = ("d2t", "token_map")
+"""Tensors that hold the target's token ids; all others are weights."""
 
 Kind = Literal["eagle", "eagle3", "medusa", "spd", "early_exit"]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -75,7 +79,10 @@ def check_equal(path: Path, name: str, own: Any, target: int, of_target: str) ->
 
 
 def check_shapes(path: Path, tensors: Mapping[str, Stored], needed: Shapes, optional: Shapes) -> dict[str, Stored]:
-    """The tensors that belong to the drafter. Raises FieldError for one that is missing, misshapen or unknown."""
+    """The tensors that belong to the drafter.
+
+    Raises FieldError for one that is missing, misshapen or unknown, and for a weight that is no float.
+    """
     for name, shape in {**optional, **needed}.items():
         if name in tensors and tensors[name].shape != shape:
             stored = tensors[name]
@@ -87,7 +94,11 @@ def check_shapes(path: Path, tensors: Mapping[str, Stored], needed: Shapes, opti
     for name, stored in tensors.items():
         if name not in needed and name not in optional and not name.endswith(IGNORED):
             raise refusal(path, f"it holds the tensor {stored.name}, which no layout known here has")
-    return {name: stored for name, stored in tensors.items() if not name.endswith(IGNORED)}
+    used = {name: stored for name, stored in tensors.items() if not name.endswith(IGNORED)}
+    for name, stored in used.items():
+        if name not in MAPS and stored.dtype not in WEIGHT_TYPES:
+            raise refusal(path, f"{stored.name} is stored as {stored.dtype}; a weight has to be a float")
+    return used
 
 
 def draft_vocabulary(path: Path, tensors: Mapping[str, Stored], name: str, size: int, target: Checkpoint) -> Shapes:

@@ -20,14 +20,11 @@ from penstock.models.speculators.base import Kind, SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle_format import parse_eagle, parse_eagle3
 from penstock.models.speculators.medusa_format import is_medusa, parse_medusa
 from penstock.models.speculators.spd_format import is_spd, parse_spd
-from penstock.models.speculators.weights import Stored, find_tensors, stated_config
+from penstock.models.speculators.weights import Stored, find_tensors
 
 __all__ = ["SpeculatorCheckpoint", "open_speculator"]
 
 PARSERS: Final = {"eagle": parse_eagle, "eagle3": parse_eagle3, "medusa": parse_medusa, "spd": parse_spd}
-PUBLISHED: Final = ("*.bin", "*.pt")
-"""Speculators are published in these files too, beside those that every checkpoint has."""
-
 TYPE_FIELD: Final = "speculators_model_type"
 
 
@@ -38,10 +35,10 @@ def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
     """
     with _named(path):
         place = Path(path).expanduser()
-        place = place if place.is_file() else resolve(path, also=PUBLISHED)
+        place = place if place.is_file() else resolve(path)
         check_folder(place.parent if place.is_file() else place)
         tensors = find_tensors(place)
-        config = stated_config(place) or read_json((place.parent if place.is_file() else place) / "config.json")
+        config = read_json((place.parent if place.is_file() else place) / "config.json")
     return PARSERS[_kind(place, config, tensors)](place, config, tensors, target)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from penstock.dtypes import torch_dtype
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.loader import load_module
-from penstock.models.speculators.base import SpeculatorCheckpoint, refusal
+from penstock.models.speculators.base import MAPS, SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle import Eagle
 from penstock.models.speculators.eagle3 import Eagle3
 from penstock.models.speculators.layer import DraftVocabulary
@@ -19,9 +18,6 @@ from penstock.models.speculators.medusa import Medusa
 from penstock.models.speculators.spd import Spd
 from penstock.models.speculators.weights import read_tensors
 from penstock.models.stage_model import NormOnly
-
-MAPS: Final = ("d2t", "token_map")
-"""Tensors that hold the target's token ids."""
 
 
 class TargetHead(nn.Module):

@@ -1,7 +1,7 @@
 """SPD's speculation modules, and early exits: their configuration, and which tensors have to be there.
 
-yuyijiong/speculative_pipeline_decoding writes one ``.pt`` of a state dict and a table; Penstock the same tensors as
-safetensors with the table in config.json, where ``speculator`` says which of the two it is.
+yuyijiong/speculative_pipeline_decoding writes one ``.pt`` of a state dict and a table, to be converted to safetensors
+and config.json (docs/drafters.md). Penstock writes these itself, with ``speculator`` saying which of the two it is.
 """
 
 from __future__ import annotations

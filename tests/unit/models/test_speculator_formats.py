@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
+from safetensors.torch import load_file
 
 from penstock.config import FieldError
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
@@ -266,21 +267,15 @@ def test_spds_last_anchor_is_the_state_before_the_norm_in_its_repository(tmp_pat
 
 def test_one_file_of_spds_is_as_good_as_its_folder(tmp_path: Path, target: Checkpoint) -> None:
     folder = speculators.spd_paper(target).save(tmp_path)
-    opened = open_speculator(str(folder / speculators.SPD_FILE), target)
+    opened = open_speculator(str(folder / "model.safetensors"), target)
     assert (opened.kind, opened.stages, opened.levels[0]) == ("spd", 3, (0,))
     assert opened.levels == open_speculator(str(folder), target).levels
 
 
-def test_of_two_files_one_has_to_be_named(tmp_path: Path, target: Checkpoint) -> None:
-    folder = speculators.spd(target).save(tmp_path)
-    torch.save({}, folder / "other.pt")
-    refused(folder, target, r"it holds other\.pt, speculation_head\.pt; give the path of one")
-
-
 def test_a_configuration_that_is_no_table_is_refused(tmp_path: Path, target: Checkpoint) -> None:
-    draft = speculators.spd(target)
-    torch.save({"state_dict": draft.tensors, "config": [1]}, tmp_path / speculators.SPD_FILE)
-    refused(tmp_path, target, "holds a configuration that is no table but a list")
+    folder = speculators.spd(target).save(tmp_path)
+    (folder / "config.json").write_text("[1]")
+    refused(folder, target, r"config\.json holds no JSON object but \[1\]")
 
 
 def test_eagle3_reads_layers_that_a_short_target_lacks(tmp_path: Path) -> None:
@@ -299,36 +294,29 @@ def test_eagle_without_configuration_is_refused(tmp_path: Path, target: Checkpoi
 def test_medusa_needs_no_configuration(tmp_path: Path, target: Checkpoint) -> None:
     draft = speculators.medusa(target)
     draft.config = {}
-    assert open_speculator(str(draft.save(tmp_path, "medusa_lm_head.pt")), target).heads == 3
+    assert open_speculator(str(draft.save(tmp_path, "medusa_lm_head.safetensors")), target).heads == 3
 
 
-class Surprise:
-    """Loading it would leave a file behind."""
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "medusa_lm_head.pt", "speculation_head.pt"])
+def test_pickles_are_never_opened(
+    tmp_path: Path, target: Checkpoint, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = speculators.eagle(target).save(tmp_path)
+    torch.save(load_file(draft / "model.safetensors"), draft / file)
+    (draft / "model.safetensors").unlink()
+    monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("it was opened"))
+    refused(draft, target, r"holds none of model\.safetensors.* a pickle \(\.bin, \.pt\) is never opened")
+    refused(draft / file, target, rf"{file} is no safetensors file; a pickle \(\.bin, \.pt\) is never opened")
 
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (Path.touch, (self.trace,))
-
-
-@pytest.mark.parametrize("file", ["pytorch_model.bin", "medusa_lm_head.pt"])
-def test_objects_are_never_unpickled(tmp_path: Path, target: Checkpoint, file: str) -> None:
+@pytest.mark.parametrize("name", ["fc.weight", "fc.bias", "layers.0.self_attn.q_proj.weight"])
+def test_weights_are_floats(tmp_path: Path, target: Checkpoint, name: str) -> None:
     draft = speculators.eagle(target)
-    draft.tensors["surprise"] = Surprise(tmp_path / "ran")  # type: ignore[assignment]
-    refused(draft.save(tmp_path, file), target, f"{file} cannot be read without unpickling objects")
-    assert not (tmp_path / "ran").exists()
+    draft.tensors[name] = draft.tensors[name].to(torch.int8)
+    refused(draft.save(tmp_path), target, rf"{name} is stored as I8; a weight has to be a float")
 
 
-def test_plain_values_among_the_tensors_are_refused(tmp_path: Path, target: Checkpoint) -> None:
-    draft = speculators.eagle(target)
-    draft.tensors["step"] = 3  # type: ignore[assignment]
-    refused(draft.save(tmp_path, "pytorch_model.bin"), target, "holds 'step', which is no tensor but a int")
-    torch.save([torch.ones(2)], tmp_path / "pytorch_model.bin")
-    refused(tmp_path, target, r"no table of tensors but a list")
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("file", ["model.safetensors", "medusa_lm_head.safetensors"])
 def test_damaged_and_absent_files_are_refused(tmp_path: Path, target: Checkpoint, file: str) -> None:
     refused(tmp_path, target, "holds none of model.safetensors")
     speculators.eagle(target).save(tmp_path, file)
@@ -346,14 +334,15 @@ def test_medusa_may_lie_beside_its_target(tmp_path: Path, target: Checkpoint) ->
 
 
 def test_a_file_goes_by_its_own_path(tmp_path: Path, target: Checkpoint) -> None:
-    speculators.eagle(target).save(tmp_path, "epoch-3.pt")
-    speculators.eagle(target).save(tmp_path, "epoch-4.pt")
-    assert open_speculator(str(tmp_path / "epoch-4.pt"), target).tensors["fc.weight"].file.name == "epoch-4.pt"
+    speculators.eagle(target).save(tmp_path, "epoch-3.safetensors")
+    speculators.eagle(target).save(tmp_path, "epoch-4.safetensors")
+    named = open_speculator(str(tmp_path / "epoch-4.safetensors"), target)
+    assert named.tensors["fc.weight"].file.name == "epoch-4.safetensors"
 
 
 def test_hub_ids_come_from_the_cache(tmp_path: Path, target: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = tmp_path / "models--somebody--eagle"
-    speculators.eagle(target).save(hub / "snapshots" / "abc", "pytorch_model.bin")
+    speculators.eagle(target).save(hub / "snapshots" / "abc")
     (hub / "refs").mkdir()
     (hub / "refs" / "main").write_text("abc")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))

@@ -96,11 +96,10 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("theta", [None, 500.0])
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_eagle_is_its_formula(tmp_path: Path, target: Checkpoint, parents, theta: float | None, file: str) -> None:
+def test_eagle_is_its_formula(tmp_path: Path, target: Checkpoint, parents, theta: float | None) -> None:
     draft = speculators.eagle(target)
     draft.config |= {} if theta is None else {"rope_theta": theta}
-    checkpoint = opened(draft, tmp_path, target, file)
+    checkpoint = opened(draft, tmp_path, target)
     assert (checkpoint.kind, checkpoint.reads) == ("eagle", (8,))
     assert (checkpoint.hidden_size, checkpoint.draft_vocab_size) == (32, VOCAB)
     module, rows = load(checkpoint, target), Rows(parents, 32)
@@ -151,7 +150,7 @@ def fields_for(layout: str) -> dict[str, object]:
 def test_eagle3_is_its_formula(tmp_path: Path, target: Checkpoint, parents, layout: str) -> None:
     plain = layout == "safeailab"
     draft = speculators.eagle3(target) if plain else speculators.speculators_eagle3(target, **fields_for(layout))
-    checkpoint = opened(draft, tmp_path, target, "pytorch_model.bin" if plain else "model.safetensors")
+    checkpoint = opened(draft, tmp_path, target)
     assert (checkpoint.kind, checkpoint.reads, checkpoint.draft_vocab_size) == ("eagle3", (2, 4, 5), DRAFTED)
     module, rows, t = load(checkpoint, target), Rows(parents, 96), renamed_for_reference(draft)
     feature_ND = module.fuse(rows.features_NF)
@@ -223,7 +222,7 @@ def test_layers_named_by_the_checkpoint_are_read_and_normed(tmp_path: Path, targ
     assert_same(load(checkpoint, target).fuse(features_NF), normed_NF @ draft.tensors["fc.weight"].T)
 
 
-@pytest.mark.parametrize("file", ["medusa_lm_head.safetensors", "medusa_lm_head.pt"])
+@pytest.mark.parametrize("file", ["medusa_lm_head.safetensors", "model.safetensors"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_medusa_is_its_formula(tmp_path: Path, target: Checkpoint, file: str, layers: int) -> None:
     draft = speculators.medusa(target, heads=5, layers=layers)
