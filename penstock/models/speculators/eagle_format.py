@@ -139,16 +139,16 @@ def _layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Che
     if not isinstance(layer, Mapping):
         raise refusal(path, f"config.json: transformer_layer_config is {layer!r}; it has to be a table")
     for name in NEEDED:
-        if not isinstance(layer.get(name), int):
-            raise refusal(path, f"config.json: {name} is {layer.get(name)!r}; it has to be an integer")
+        if type(layer.get(name)) is not int or layer[name] < 1:
+            raise refusal(path, f"config.json: {name} is {layer.get(name)!r}; it has to be an integer above 0")
     check_equal(path, "num_hidden_layers", layer.get("num_hidden_layers"), 1, "EAGLE's is")
     check_equal(path, "vocab_size", layer.get("vocab_size"), target.vocab_size, "the target's")
-    _warn_of_theta(path, layer, target)
     try:
         made = LlamaConfig(**{name: layer[name] for name in TAKEN if layer.get(name) is not None})
     except Exception as error:
         raise refusal(path, f"config.json cannot be used: {error}") from error
-    if made.num_attention_heads % made.num_key_value_heads:
+    _warn_of_theta(path, layer, target)
+    if made.num_key_value_heads < 1 or made.num_attention_heads % made.num_key_value_heads:
         raise refusal(
             path,
             f"config.json: num_key_value_heads is {made.num_key_value_heads}; it has to divide the "

@@ -16,6 +16,7 @@ from penstock.models.speculators.base import (
     check_equal,
     check_shapes,
     draft_vocabulary,
+    refusal,
 )
 from penstock.models.speculators.weights import Stored
 
@@ -37,6 +38,10 @@ def parse_medusa(
     tensors = _renamed(tensors)
     found = [match.groups() for match in map(BLOCK.fullmatch, tensors) if match]
     heads, layers = (1 + max(int(pair[i]) for pair in found) for i in (0, 1))
+    if heads * layers > len(found):
+        raise refusal(
+            path, f"its tensors are numbered as of {heads} heads of {layers} layers, but it holds {len(found)}"
+        )
     check_equal(path, "hidden_size", config.get("hidden_size"), target.hidden_size, "the target's")
     check_equal(path, "vocab_size", config.get("vocab_size"), target.vocab_size, "the target's")
     width = target.hidden_size

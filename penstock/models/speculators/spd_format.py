@@ -61,7 +61,7 @@ def is_spd(config: Mapping[str, Any], tensors: Tensors) -> bool:
 def parse_spd(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
     """Either variant of SPD's module, or an early exit. Raises FieldError where it does not fit ``target``."""
     stated = config.get(SPECULATOR, "spd")
-    if stated not in KINDS:
+    if not isinstance(stated, str) or stated not in KINDS:
         raise refusal(path, f"config.json: {SPECULATOR} is {stated!r}; it has to be one of {', '.join(KINDS)}")
     for name, of_target in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         check_equal(path, name, config.get(name), of_target, "the target's")
@@ -74,6 +74,8 @@ def parse_spd(path: Path, config: Mapping[str, Any], tensors: Tensors, target: C
         raise refusal(path, f"its version is {version!r}; {PAPER} and {ANCHORS} are supported")
     tensors = {_renamed(name, len(levels) - 1): stored for name, stored in tensors.items()}
     depth = _integer(path, config, "num_spec_layers")
+    if depth > len(tensors):
+        raise refusal(path, f"num_spec_layers is {depth}, but the file holds {len(tensors)} tensors")
     ids = _draft_ids(path, config, target)
     drafted = target.vocab_size if ids is None else len(ids)
     check_equal(path, "draft_vocab_size", config.get("draft_vocab_size"), drafted, "the tokens that it can draft are")

@@ -242,6 +242,20 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
         lambda d: d.tensors.pop("fixed_stage_per_layer_projs.0.1.weight"),
         r"lacks the tensor memory\.0\.1\.weight \[32, 32\]",
     ),
+    "no width": (speculators.eagle, lambda d: d.config.update(hidden_size=0), "hidden_size is 0; .* above 0"),
+    "no key heads": (speculators.eagle, lambda d: d.config.update(num_key_value_heads=0), "num_key_value_heads is 0"),
+    "no rope": (speculators.eagle, lambda d: d.config.update(rope_parameters=3), r"config\.json cannot be used"),
+    "no kind": (speculators.early_exit, lambda d: d.config.update(speculator=[]), r"speculator is \[\]; it has to be"),
+    "a million layers": (
+        speculators.spd,
+        lambda d: d.config.update(num_spec_layers=10**9),
+        r"num_spec_layers is 1000000000, but the file holds \d+ tensors",
+    ),
+    "a million heads": (
+        speculators.medusa,
+        lambda d: d.tensors.update({"999999999.0.linear.weight": torch.ones(32, 32)}),
+        "numbered as of 1000000000 heads of 1 layers, but it holds 4",
+    ),
     "a kind of its own": (
         speculators.early_exit,
         lambda d: d.config.update(speculator="late_exit"),
