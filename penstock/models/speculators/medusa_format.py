@@ -27,6 +27,10 @@ BLOCK: Final = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
 """vLLM's names, which the modules here have too."""
 
 
+MOST_BLOCKS: Final = 10_000
+"""Far more than any Medusa has: names in a file may hold any number."""
+
+
 def is_medusa(tensors: Mapping[str, Stored]) -> bool:
     return any(BLOCK.fullmatch(name) for name in _renamed(tensors))
 
@@ -38,10 +42,8 @@ def parse_medusa(
     tensors = _renamed(tensors)
     found = [match.groups() for match in map(BLOCK.fullmatch, tensors) if match]
     heads, layers = (1 + max(int(pair[i]) for pair in found) for i in (0, 1))
-    if heads * layers > len(found):
-        raise refusal(
-            path, f"its tensors are numbered as of {heads} heads of {layers} layers, but it holds {len(found)}"
-        )
+    if heads * layers > MOST_BLOCKS:
+        raise refusal(path, f"its tensors are numbered as of {heads} heads of {layers} layers; it holds {len(found)}")
     check_equal(path, "hidden_size", config.get("hidden_size"), target.hidden_size, "the target's")
     check_equal(path, "vocab_size", config.get("vocab_size"), target.vocab_size, "the target's")
     width = target.hidden_size

@@ -254,7 +254,7 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "a million heads": (
         speculators.medusa,
         lambda d: d.tensors.update({"999999999.0.linear.weight": torch.ones(32, 32)}),
-        "numbered as of 1000000000 heads of 1 layers, but it holds 4",
+        "numbered as of 1000000000 heads of 1 layers; it holds 4",
     ),
     "a kind of its own": (
         speculators.early_exit,
