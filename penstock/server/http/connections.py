@@ -6,6 +6,7 @@ uvicorn itself closes connections that idle for 5 s between two requests.
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -130,6 +131,6 @@ def too_many() -> ApiError:
 def on_the_wire(error: ApiError) -> bytes:
     """A reply where there is no request to reply to."""
     response = error.response
-    head = [f"HTTP/1.1 {error.status_code} Refused".encode()]
+    head = [f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}".encode()]
     head += [b"%s: %s" % header for header in response.raw_headers if header[0] != b"connection"]
     return b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)])
