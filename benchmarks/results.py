@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from benchmarks.sections import comparisons, engine, flowspec, pipedec, pipedec_processes, serving, spd, vllm
 from benchmarks.sections.base import Section, block, page_part
 from benchmarks.shared.commands import command_line
-from benchmarks.shared.measured import path_of, store, stored
+from benchmarks.shared.measured import folder_of_script, path_of, store, stored
 from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import SAMPLINGS, recording_arguments
 from penstock.config import nearest
 from penstock.core import ConfigError
 
-PAGE, SCRIPTS = ROOT / "docs" / "results.md", ROOT / "benchmarks"
+PAGE = ROOT / "docs" / "results.md"
 ORDER = (
     *("exactness", "overhead", "decisions", "demo"),
     *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "same_texts"),
@@ -109,8 +109,7 @@ def measure(names: Sequence[str]) -> None:
 
 def script_of(name: str) -> str:
     """The command of the script that measures a section part by part."""
-    found = next(path for path in sorted(SCRIPTS.glob(f"*/{name}.py")) if path.parent.name != "sections")
-    return f"python -m benchmarks.{found.parent.name}.{name}"
+    return f"python -m benchmarks.{folder_of_script(name)}.{name}"
 
 
 def main(arguments: list[str]) -> None:

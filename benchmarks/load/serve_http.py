@@ -9,7 +9,7 @@ Ratios over plain continuous batching are paired by round, with the 95% bounds o
 stages' passes whose real computation took longer than the modelled device would have: above 5% the figures are not
 valid, and a larger --time-scale, which stretches all modelled times, is the remedy.
 
-Each cluster is written to benchmarks/measured/serve_http.json as it finishes.
+Each cluster is written to benchmarks/measured/load/serve_http.json as it finishes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ is what lies between the moment at which every request of the first wave has bee
 filling nor draining. Each of SETS sets of requests is served by every strategy; ratios over plain continuous batching
 are paired by set, with the 95% bounds of `penstock bench`.
 
-Each cluster is written to benchmarks/measured/serving.json as it finishes, and one that is there is not run again.
+Each cluster is written to benchmarks/measured/load/serving.json as it finishes, and one that is there is not run again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ of every kind. Every answer is compared, token ids and text, with what the reque
 stage. After the first tenth, which is the warm-up, and in the end the server is left idle, and what it holds is
 compared: requests, slots, memory, processes, threads, descriptors. In the end it is told to stop.
 
-What was seen is written to benchmarks/measured/soak.json. The exit code is 1 if anything was wrong.
+What was seen is written to benchmarks/measured/load/soak.json. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The demo target on held-out code, in virtual time, on the presets flowspec-7b and flowspec-13b; the page has the
 strategies' ratios over naive PP beside those with the demo pair. Each cluster is written to
-benchmarks/measured/flowspec_eagle.json as it finishes, and is not run again if it is there.
+benchmarks/measured/papers/flowspec_eagle.json as it finishes, and is not run again if it is there.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ beside it `auto`. T = 0 (Table 1). The GPUs are those of the preset two-servers,
 
 Real tokens of the demo target in virtual time, one request at a time: the report has a thousand at once for its
 throughput and four for its latency. It does not say how long its chains are; its AR and AL fit five.
-Each row is written to benchmarks/measured/pp_eagle_table.json as it finishes, and is not run again if it is there.
+Each row is written to benchmarks/measured/papers/pp_eagle_table.json as it finishes. What is there is not run again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.papers.spd_correction --spd DIR [--prompts 10] [--tokens 64]
 
 The presets spd-4, spd-8 and spd-16, T = 0 and T = 1, the demo target on held-out code, in virtual time. Each cluster is
-written to benchmarks/measured/spd_correction.json as it finishes, and is not run again if it is there.
+written to benchmarks/measured/papers/spd_correction.json as it finishes, and is not run again if it is there.
 """
 
 from __future__ import annotations

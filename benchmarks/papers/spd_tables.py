@@ -9,8 +9,8 @@ with as many layers as each folder's module has, from its input states and, wher
 L' and the theoretical speed-up are taken in ideal lockstep, as the paper's are (``virtual.in_lockstep``); beside them
 the speed-up on the presets spd-4, spd-8 and spd-16 with their modelled times. All in virtual time.
 
-Each row is written to benchmarks/measured/spd_tables.json as it finishes. What is there with as many prompts and tokens
-is not run again; remove the file after a change of the engine or of a drafter.
+Each row is written to benchmarks/measured/papers/spd_tables.json as it finishes. What is there with as many prompts and
+tokens is not run again; remove the file after a change of the engine or of a drafter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a section's figures are stored: benchmarks/measured/NAME.json."""
+"""How a section's figures are stored: benchmarks/measured/FOLDER/NAME.json."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def store(name: str, how: str, taken: Taken) -> None:
     commands, figures = taken
     measured = Measured(how=how, commands=commands, date=date.today().isoformat(), versions=versions(), figures=figures)
     path = path_of(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(measured), indent=1) + "\n", encoding="utf-8")
     part.replace(path)  # whoever stops us finds the old file or the new one
@@ -69,7 +70,14 @@ def kept_figures(name: str) -> dict[str, Any]:
 
 
 def path_of(name: str) -> Path:
-    return MEASURED / f"{name}.json"
+    """Figures lie in a folder named like their script's, or in ``commands`` where Penstock's own commands give them."""
+    return MEASURED / (folder_of_script(name) or "commands") / f"{name}.json"
+
+
+def folder_of_script(name: str) -> str | None:
+    """The folder of the script that measures a section; None where there is none of its name."""
+    folders = sorted(path.parent.name for path in (ROOT / "benchmarks").glob(f"*/{name}.py"))
+    return next((folder for folder in folders if folder != "sections"), None)
 
 
 def remedy(name: str) -> str:

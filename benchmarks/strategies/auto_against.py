@@ -7,10 +7,10 @@ setting is the one with the highest speed on the same requests (which favours it
 is paired per request, with the 95% bounds of `penstock bench`. Acceptance is the profile below; a fresh engine
 simulates each setting, so that what `auto` learns on the way counts.
 
-Each cluster is written to benchmarks/measured/auto_against.json as it finishes. A cluster that is there with as many
-requests is not run again, so that a run can be stopped and go on; remove the file after a change of the engine. After
-a change of `continuous` and `auto` alone ``--again`` is enough, which runs them once more and, of the papers' settings,
-only the one that the last sweep found best: simulations of the others would come out as they did.
+Each cluster is written to benchmarks/measured/strategies/auto_against.json as it finishes. A cluster that is there with
+as many requests is not run again, so that a run can be stopped and go on; remove the file after a change of the engine.
+After a change of `continuous` and `auto` alone ``--again`` is enough. It runs them once more and, of the papers'
+settings, only the one that the last sweep found best: simulations of the others would come out as they did.
 """
 
 from __future__ import annotations

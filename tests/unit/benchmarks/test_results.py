@@ -61,7 +61,8 @@ def test_what_is_stored_is_read_again(empty: Path) -> None:
     [(None, "cannot be read"), ("{", "is not JSON"), (json.dumps({"how": "", "commands": []}), "date is missing")],
 )
 def test_missing_or_damaged_figures_are_named_with_the_remedy(empty: Path, content: str | None, problem: str) -> None:
-    path = empty / "overhead.json"
+    path = empty / "costs" / "overhead.json"
+    path.parent.mkdir()
     if content is not None:
         path.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
