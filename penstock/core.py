@@ -20,7 +20,10 @@ class ConfigError(PenstockError, ValueError):
 
 
 class RequestError(PenstockError, ValueError):
-    """A request that is refused before it starts: its parameters are wrong, or it is too long. Names the field."""
+    """A request that is refused before it starts: its parameters are wrong, or it is too long. Names the field.
+
+    Or one that could not go on: its grammar was exhausted, or led where no token is possible.
+    """
 
 
 class QueueFull(RequestError):
@@ -47,7 +50,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     """The caller ended it."""
     ERROR = "error"
-    """A stage or the drafter was lost."""
+    """A structured output could not go on, or a stage or the drafter was lost."""
 
 
 NUMBERS: Final = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -57,7 +60,7 @@ BIGGEST: Final = 2**31 - 1
 """Above every token id."""
 STRUCTURES: Final = ("json", "json_object", "regex", "choice", "grammar")
 LONGEST_STRUCTURE: Final = 65_536
-"""Characters. The last stage compiles a grammar between two batches, and everybody waits: a second for one as long."""
+"""Characters. One as long takes up to a tenth of a second to compile, beside whatever else goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,13 +165,18 @@ class Features(msgspec.Struct, tag="features", kw_only=True):
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
-    """The target's next token after one row. ``top`` holds (token, logprob) pairs when logprobs were asked for."""
+    """The target's next token after one row. ``top`` holds (token, logprob) pairs when logprobs were asked for.
+
+    ``error``, where it is not empty, says why there is none: ``token`` then means nothing, and the request ends with
+    the error if the row becomes its last token.
+    """
 
     node: int
     token: int
     logprob: float = 0.0
     rank: int = 0
     top: list[tuple[int, float]] = []
+    error: str = ""
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True):
@@ -216,6 +221,25 @@ class DeviceReserved(msgspec.Struct, tag="device_reserved", kw_only=True):
     stage: int
     start: float
     end: float
+
+
+class PrepareGrammar(msgspec.Struct, tag="prepare_grammar", kw_only=True):
+    """To the last stage: compile a request's grammar beside the batches. Sent before the request's first row enters."""
+
+    request: int
+    grammar: str
+
+
+class GrammarPrepared(msgspec.Struct, tag="grammar_prepared", kw_only=True):
+    """To the engine: the request's grammar has been compiled, or cannot be, which the picks of its rows then say."""
+
+    request: int
+
+
+class ForgetGrammar(msgspec.Struct, tag="forget_grammar", kw_only=True):
+    """To the last stage: no row of the request needs its grammar any more."""
+
+    request: int
 
 
 class Started(msgspec.Struct, tag="started", kw_only=True):
@@ -264,6 +288,9 @@ Message = (
     | Ready
     | ReserveDevice
     | DeviceReserved
+    | PrepareGrammar
+    | GrammarPrepared
+    | ForgetGrammar
     | Started
     | ConnectNeighbours
     | Heartbeat

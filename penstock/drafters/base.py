@@ -62,6 +62,14 @@ class Drafter(Protocol):
         """The moment at which ``poll`` has something without any further message."""
         ...
 
+    def prepare_grammar(self, request: Request) -> None:
+        """The request, which has a grammar, has been admitted: get ready for it, and go on meanwhile."""
+        ...
+
+    def has_grammar(self, request: Request) -> bool:
+        """Whether the drafter is ready for the request's grammar: now it can be asked without others waiting for it."""
+        ...
+
     def forget(self, request: Request) -> None:
         """The request has ended."""
         ...

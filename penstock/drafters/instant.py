@@ -29,6 +29,12 @@ class InstantDrafter:
     def due(self) -> float | None:
         return 0.0 if self._answers else None
 
+    def prepare_grammar(self, request: Request) -> None:
+        """Nothing: the drafter knows of no grammar."""
+
+    def has_grammar(self, request: Request) -> bool:
+        return True
+
     def forget(self, request: Request) -> None:
         pass
 

@@ -94,10 +94,18 @@ class SmallModelDrafter:
     def due(self) -> float | None:
         return 0.0 if self._drafts else self.pipeline.due
 
+    def prepare_grammar(self, request: Request) -> None:
+        self.pipeline.prepare_grammar(request.number, request.sampling.grammar)
+
+    def has_grammar(self, request: Request) -> bool:
+        return self.pipeline.has_grammar(request.number)
+
     def forget(self, request: Request) -> None:
         left = [([e for e in entries if e[0] is not request], count) for entries, count in self._queue]
         self._queue = [(entries, count) for entries, count in left if entries]
         self._builder.close(request.number)
+        if request.sampling.grammar:
+            self.pipeline.forget_grammar(request.number)
 
     def _rows(self, ask: DraftRequest) -> list[Node]:
         """What has to enter so that the nodes can be answered for, parents first."""

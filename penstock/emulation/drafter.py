@@ -95,6 +95,12 @@ class EmulatedDrafter:
         due = self.inner.due if self.inner.busy else self._until
         return due if due != math.inf else None
 
+    def prepare_grammar(self, request: Request) -> None:
+        self.inner.prepare_grammar(request)
+
+    def has_grammar(self, request: Request) -> bool:
+        return self.inner.has_grammar(request)
+
     def forget(self, request: Request) -> None:
         self.inner.forget(request)
 

@@ -166,7 +166,8 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Iterate over a request: each output has all that has come so far. Leaving the iteration aborts the request.
 
-        Raises what ``submit`` raises, and PipelineError if the engine is lost meanwhile.
+        Raises what ``submit`` raises, RequestError if a structured output cannot go on, and PipelineError if the engine
+        is lost meanwhile.
         """
         if sampling_params is not None:
             await self.prepare(sampling_params)

@@ -22,18 +22,23 @@ class Advance:
     dead: list[Node] = field(default_factory=list)
     verdicts: list[Node] = field(default_factory=list)
     finished: FinishReason | None = None
+    error: str = ""
+    """Why there is no token, where ``finished`` is ERROR."""
     needs_slot: bool = False
     """Whether the walk goes on once a slot has been reserved for the next token."""
 
 
 def advance(request: Request, nodes: Nodes, pool: SlotPool, at: float) -> Advance:
-    """Commit token by token while the root's successor is known; EOS, a stop or max_tokens ends the walk.
+    """Commit token by token while the root's successor is known; EOS, a stop, max_tokens or an error ends the walk.
 
     A drafted child that carries the target's token keeps its slot, its subtree and whatever the stages have already
     computed for them. Without one the tree starts anew from a node that has yet to enter.
     """
     done = Advance()
-    while request.tree.root.picked is not None and done.finished is None:
+    while done.finished is None and (pick := request.picks.get(request.tree.root.id)) is not None:
+        if pick.error:
+            done.finished, done.error = FinishReason.ERROR, pick.error
+            break
         if not request.has_slot:
             done.needs_slot = True
             break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.core import FinishReason, RequestError, RequestOutput, whole
+from penstock.core import FinishReason, PipelineError, RequestError, RequestOutput, SamplingParams, whole
 from penstock.engine.completion import Completion
 from penstock.requests.request import Request
 
@@ -16,9 +16,10 @@ Prompt = str | Mapping[str, Any]
 class Job:
     """One prompt with its ``n`` completions."""
 
-    def __init__(self, prompt: str | None, ids: list[int]) -> None:
+    def __init__(self, prompt: str | None, ids: list[int], params: SamplingParams) -> None:
         self.prompt = prompt
         self.ids = ids
+        self.params = params
         self.requests: list[Request] = []
         self.completions: list[Completion] = []
 
@@ -26,10 +27,23 @@ class Job:
     def ended(self) -> bool:
         return all(request.finished is not None for request in self.requests)
 
-    @property
-    def lost(self) -> bool:
-        """Whether the engine ended before the job did."""
-        return any(request.finished is FinishReason.ERROR for request in self.requests)
+    def raise_if_failed(self, ended: str | None) -> None:
+        """Raise RequestError where a completion could not go on, PipelineError where the engine ended before it did.
+
+        ``ended`` says why the engine did.
+        """
+        for request in self.requests:
+            if request.error:
+                raise RequestError(self._named(request.error))
+            if request.finished is FinishReason.ERROR:
+                raise PipelineError(f"the request was lost ({ended})")
+
+    def _named(self, error: str) -> str:
+        """The error with the field's whole name: a stage does not know what a grammar was made of."""
+        structure = self.params.structured_outputs
+        if structure is None:
+            return error
+        return error.replace("structured_outputs:", f"structured_outputs.{structure.kind}:", 1)
 
     def output(self) -> RequestOutput:
         outputs = [completion.output for completion in self.completions]

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock.core import FinishReason, PipelineError, RequestError, RequestOutput, SamplingParams
+from penstock.core import FinishReason, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
 from penstock.engine.answers import learn_answers
 from penstock.engine.build import make_loop, start_drafter, start_pipeline
@@ -102,7 +102,8 @@ class LLM:
 
         A prompt is a text, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``. ``sampling_params`` is one for all
         prompts or a list with one for each; None takes the checkpoint's generation_config. Raises RequestError before
-        anything starts if a prompt or its parameters cannot work, and PipelineError if a stage is lost.
+        anything starts if a prompt or its parameters cannot work, or in the end if a structured output could not go on,
+        and PipelineError if a stage is lost.
         """
         many = prompts_of(prompts)
         params = self._params(sampling_params, len(many))
@@ -211,7 +212,7 @@ class LLM:
         seed, ends = one.seed, ends_of(one, self._setup.checkpoint)
         if seed is None:
             seed = fresh_seed() if one.temperature > 0 else 0
-        job, started = Job(text, ids), self._host.now()
+        job, started = Job(text, ids, one), self._host.now()
         for index in range(one.n):
             completion = Completion(index, one, self._detokenizer(ids, one), started)
             sampling = sampling_of(one, seed, index, ends, len(ids))
@@ -226,13 +227,17 @@ class LLM:
         return job
 
     def complete(self, jobs: Sequence[Job]) -> list[RequestOutput]:
-        """Queue jobs together and step until the last one has ended. Raises PipelineError if a stage is lost."""
+        """Queue jobs together and step until the last one has ended.
+
+        Raises RequestError if one could not go on, once all have ended, and PipelineError if a stage is lost.
+        """
         try:
             for job in jobs:
                 self.start(job)
             while not all(job.ended for job in jobs):
                 self._loop.step()
-            self._raise_if_lost(jobs)
+            for job in jobs:
+                job.raise_if_failed(self._loop.ended)
         finally:
             self._abort_all(jobs)
         self._loop.audit()
@@ -269,7 +274,7 @@ class LLM:
                 self._loop.step()
                 yield from text_of(completion)
             yield from text_of(completion)  # where another call's steps have ended it
-            self._raise_if_lost([job])
+            job.raise_if_failed(self._loop.ended)
         finally:
             self.abort(job)
 
@@ -310,10 +315,6 @@ class LLM:
     def _abort_all(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self.abort(job)
-
-    def _raise_if_lost(self, jobs: Sequence[Job]) -> None:
-        if any(job.lost for job in jobs):
-            raise PipelineError(f"the request was lost ({self._loop.ended})")
 
 
 def text_of(completion: Completion) -> Iterator[str]:

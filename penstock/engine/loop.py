@@ -85,6 +85,7 @@ class EngineLoop:
         """When the drafter is expected to answer; infinite while it has not been asked."""
         self.requests: dict[int, Request] = {}
         self.ended: str | None = None
+        self._awaiting_grammars: dict[int, Request] = {}
         self._owner: dict[int, Request] = {}
         self._asked: dict[int, tuple[Request, bool]] = {}
         """Whose the nodes are that the drafter has been asked about, and whether they had entered by then; it may come
@@ -144,6 +145,7 @@ class EngineLoop:
         try:
             self._take_results()
             self._take_drafts()
+            self._take_grammars()
             free = self._free
             if self._changed or free != self._free_at_last or self.clock.now() >= self._wake_at:
                 self._changed = False
@@ -235,7 +237,7 @@ class EngineLoop:
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
                 if node.alive and request.finished is None:
-                    node.picked = pick.token
+                    node.picked = None if pick.error else pick.token
                     request.picks[node.id] = pick
                     touched[request.number] = request
             for node_id in out:
@@ -261,6 +263,7 @@ class EngineLoop:
         for observer in self.observers:
             observer.advanced(request, done, now)
         if done.finished is not None:
+            request.error = done.error
             self._finish(request, done.finished)
         return done.needs_slot
 
@@ -327,8 +330,28 @@ class EngineLoop:
 
     def _start_requests(self) -> None:
         for request in self.scheduler.admit():
+            if request.sampling.grammar:
+                self._prepare_grammar(request)
             for observer in self.observers:
                 observer.admitted(request, self.clock.now())
+        self._take_grammars()
+
+    def _prepare_grammar(self, request: Request) -> None:
+        """Have the request's grammar compiled. Until then none of its rows enters: whole stages would wait."""
+        self.pipeline.prepare_grammar(request.number, request.sampling.grammar)
+        if self.drafter is not None:
+            self.drafter.prepare_grammar(request)
+        request.awaits_grammar = True
+        self._awaiting_grammars[request.number] = request
+
+    def _take_grammars(self) -> None:
+        """Let those go on whose grammars have been compiled."""
+        for request in list(self._awaiting_grammars.values()):
+            drafter_ready = self.drafter is None or self.drafter.has_grammar(request)
+            if drafter_ready and self.pipeline.has_grammar(request.number):
+                request.awaits_grammar = False
+                del self._awaiting_grammars[request.number]
+                self._changed = True
 
     def _submit(self) -> None:
         while self.pipeline.ready and not self._full:
@@ -403,6 +426,9 @@ class EngineLoop:
         self.pool.cache.let_go(request.blocks)
         self.pool.unreserve(request.reserved)
         self.builder.close(request.number)
+        if request.sampling.grammar:
+            self._awaiting_grammars.pop(request.number, None)
+            self.pipeline.forget_grammar(request.number)
         if self.drafter is not None:
             self.drafter.forget(request)
 

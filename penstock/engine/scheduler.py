@@ -202,6 +202,8 @@ class Composition:
 
     def is_ready(self, request: Request) -> bool:
         """Whether a request has rows to enter. Where its strategy waits for a moment, that is noted."""
+        if request.awaits_grammar:
+            return False
         if request.prefilling:
             return True
         if self.held and request.strategy.rate_limited and request.tree.root.entered:

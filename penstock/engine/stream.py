@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from penstock.core import FinishReason, PipelineError, RequestOutput
+from penstock.core import FinishReason, RequestOutput
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.job import Job
 
@@ -34,8 +34,8 @@ class StreamUpdate:
 class RequestStream:
     """A request under way: an async iterator over ``RequestDelta``, for the event loop's thread.
 
-    A slow reader loses nothing: what has come since it last looked is one delta. The iteration raises PipelineError if
-    the engine is lost.
+    A slow reader loses nothing: what has come since it last looked is one delta. Once it has all of them, the iteration
+    raises RequestError if the request could not go on, and PipelineError if the engine is lost.
     """
 
     def __init__(self, request_id: str, job: Job, abort: Callable[[RequestStream], None]) -> None:
@@ -68,9 +68,9 @@ class RequestStream:
         return all(output.finish_reason is not None for output in self._outputs)
 
     async def ended(self) -> None:
-        """Return when it has ended, whether or not anybody reads it. Raises PipelineError if the engine was lost."""
+        """Return when it has ended, whether or not anybody reads it. Raises as reading does."""
         await self._end.wait()
-        self._raise_if_lost()
+        self.job.raise_if_failed(self._ended)
 
     @property
     def numbers(self) -> list[int]:
@@ -87,20 +87,21 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestDelta:
-        """Wait for what is new. The last one has ``finished``. Raises PipelineError if the engine was lost."""
+        """Wait for what is new. The last one has ``finished``, unless an error follows."""
         if self._told and not self._deltas:
             raise StopAsyncIteration
         if not self.finished:
             await self._updates.wait()
         self._updates.clear()
-        self._raise_if_lost()
         deltas, self._deltas = list(self._deltas.values()), {}
-        self._told = self.finished
-        return RequestDelta(deltas, self.finished)
+        if self._failed and not (deltas and any(output.token_ids for output in self._outputs)):
+            self.job.raise_if_failed(self._ended)
+        self._told = self.finished and not self._failed
+        return RequestDelta(deltas, self._told)
 
-    def _raise_if_lost(self) -> None:
-        if any(output.finish_reason is FinishReason.ERROR for output in self._outputs):
-            raise PipelineError(f"the request was lost ({self._ended})")
+    @property
+    def _failed(self) -> bool:
+        return any(output.finish_reason is FinishReason.ERROR for output in self._outputs)
 
     def take(self, update: StreamUpdate) -> None:
         """On the event loop's thread: what the engine's thread has published."""

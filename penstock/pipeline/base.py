@@ -31,6 +31,18 @@ class Pipeline(Protocol):
 
     def cancel(self, message: Cancel) -> None: ...
 
+    def prepare_grammar(self, request: int, grammar: str) -> None:
+        """Have the last stage compile a request's grammar while it goes on with its batches."""
+        ...
+
+    def has_grammar(self, request: int) -> bool:
+        """Whether the last stage has the grammar that it was told to prepare: now the request's rows delay nobody."""
+        ...
+
+    def forget_grammar(self, request: int) -> None:
+        """The request needs it no more, or not for now."""
+        ...
+
     def poll(self) -> list[Result]:
         """Results that have arrived, in stream order. Never blocks. Raises PipelineError if a stage was lost."""
         ...

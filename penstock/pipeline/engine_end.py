@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from penstock.messages import Batch, Cancel, Message, Ready, Result
+from penstock.messages import Batch, Cancel, GrammarPrepared, Message, Ready, Result
 from penstock.pipeline.base import Clock
 from penstock.stage.device import Link
 from penstock.stage.visibility import ProtocolError
@@ -20,6 +20,8 @@ class EngineEnd:
 
     def __init__(self, clock: Clock, link: Link) -> None:
         self.listener: Callable[[Message], bool] | None = None
+        self.unprepared: set[int] = set()
+        """Requests whose grammars the last stage has yet to compile."""
         self._clock = clock
         self._link = link
         self._free_at: float | None = 0.0
@@ -45,6 +47,8 @@ class EngineEnd:
         """
         if isinstance(message, Ready):
             self._free_at = arrives
+        elif isinstance(message, GrammarPrepared):
+            self.unprepared.discard(message.request)
         elif isinstance(message, Result):
             self._check(message)
             self._results.append((message, arrives))

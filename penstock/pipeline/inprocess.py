@@ -55,6 +55,15 @@ class InProcessPipeline:
         for index in range(self.stages):
             self.tell(index, message, arrives)  # a batch that waits for features may now wait for less
 
+    def prepare_grammar(self, request: int, grammar: str) -> None:
+        """Nothing: there is no other process to go on meanwhile. The last stage compiles what it needs."""
+
+    def has_grammar(self, request: int) -> bool:
+        return True
+
+    def forget_grammar(self, request: int) -> None:
+        pass
+
     def poll(self) -> list[Result]:
         self._work()
         return self._end.arrived()

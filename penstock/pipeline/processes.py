@@ -20,10 +20,12 @@ from penstock.messages import (
     Delivery,
     Failed,
     ForeignFrame,
+    ForgetGrammar,
     Heartbeat,
     HeartbeatAck,
     MalformedMessage,
     Message,
+    PrepareGrammar,
     Ready,
     Result,
     Started,
@@ -215,6 +217,17 @@ class ProcessPipeline:
 
     def tell(self, stage: int, message: Message, arrives: float = 0.0) -> None:
         self._inboxes[stage].send(encode(message, self._session, arrives))
+
+    def prepare_grammar(self, request: int, grammar: str) -> None:
+        self._end.unprepared.add(request)
+        self.tell(self.stages - 1, PrepareGrammar(request=request, grammar=grammar))
+
+    def has_grammar(self, request: int) -> bool:
+        return request not in self._end.unprepared
+
+    def forget_grammar(self, request: int) -> None:
+        self._end.unprepared.discard(request)
+        self.tell(self.stages - 1, ForgetGrammar(request=request))
 
     def listen(self, listener: Callable[[Message], bool]) -> None:
         self._end.listener = listener

@@ -23,6 +23,7 @@ from penstock.messages import (
     encode,
 )
 from penstock.pipeline.assembly import load_layers, make_core, make_driver
+from penstock.pipeline.grammars import GrammarDesk
 from penstock.pipeline.inbox import Inbox, Outbox, sleep_until, slept_until
 from penstock.pipeline.plan import StageSpec
 from penstock.pipeline.sockets import Sockets
@@ -77,6 +78,7 @@ class Worker:
         self._driver = make_driver(spec.plan, spec.index, core, time.monotonic)
         if spec.plan.tap is not None:
             self._outboxes["drafter"] = sockets.connect(spec.plan.tap.address)
+        self._grammars = GrammarDesk(layers.grammars, inbox, self._tell_engine)
         started = Started(
             stage=spec.index, address=inbox.address, kv_bytes=layers.kv_bytes, weight_bytes=layers.weight_bytes
         )
@@ -154,7 +156,7 @@ class Worker:
             self._acknowledged = True
         elif isinstance(message, Features):
             self._driver.on_message(message, frames[1] if message.nodes else None, delivery.arrives)
-        else:
+        elif not self._grammars.on_message(message):
             self._driver.on_message(message, None, delivery.arrives)
 
     def _hidden_states(self, batch: Batch, frames: list[bytes]) -> bytes | None:

@@ -97,6 +97,10 @@ class Request:
         self.produced = 0
         self.picks: dict[int, SampledToken] = {}
         self.finished: FinishReason | None = None
+        self.error = ""
+        """Why it ended without having come to its end, beginning with the field at fault."""
+        self.awaits_grammar = False
+        """Whether nothing of it can enter because the stages still compile its grammar."""
         self._postponed: list[tuple[Node, bool]] = []
         """Nodes, and whether they had entered when they were asked about."""
         self._postponed_under: Node | None = None

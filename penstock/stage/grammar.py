@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,53 +14,89 @@ import numpy as np
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-log = logging.getLogger(__name__)
+FOLLOWED: Final = 256
+"""Requests whose matchers are kept. One more costs that the least recently asked one's grammar is compiled again."""
+RETRIES: Final = 4
+"""How often a request's exhausted grammar is compiled anew: it was exhausted below a drafted token, perhaps."""
+DEAD: Final = "the text so far is not what the grammar allows"
 
-FOLLOWED: Final = 64
-"""Requests whose matchers are kept. One more costs that the least recently asked one's path is read again."""
-COMPILED: Final = 32
-"""Grammars that are kept compiled."""
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a grammar allows after a row: ``mask_V``, bool [V]; or nothing, and why."""
+
+    mask_V: np.ndarray
+    problem: str = ""
 
 
 class Grammars:
     """The grammars of a stage's requests, over the tokenizer in ``folder``, which is read when one is needed.
 
-    ``vocab_size`` is the model's; ``eos_token_ids`` end a text. What is kept between calls is a cache: an answer
-    depends on grammar and path alone. So a request may end unsaid, and begin anew under its number.
+    ``vocab_size`` is the model's; ``eos_token_ids`` end a text. Each request has a matcher of its own: what one has
+    cost, and whether it was exhausted, is nothing to another. What is kept between calls is a cache: an answer depends
+    on grammar and path alone. So a request may end unsaid, and begin anew under its number.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
         self._ends = list(eos_token_ids)
-        self._compiled = lru_cache(COMPILED)(self._compile)
-        self._followers: OrderedDict[tuple[int, str], _Follower] = OrderedDict()
+        self._followers: OrderedDict[int, _Follower] = OrderedDict()
+        self._compiling: dict[int, tuple[str, Future[LLMatcher]]] = {}
+        self._thread: ThreadPoolExecutor | None = None
 
-    def allowed(self, request: int, grammar: str, output: np.ndarray) -> np.ndarray:
-        """bool [V]: what may come after ``output``, the token ids of a request's output up to a row.
+    def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
+        """Compile a request's grammar on a thread beside this one, which calls ``done`` when ``allowed`` need not wait.
 
-        None of them where the grammar does not allow ``output`` itself: such a row is dead, the target has picked
-        another token above it. EOS alone where the text is complete, and where llguidance gives up because a step
-        exceeds its limits, which it logs.
+        The matcher is the request's until ``forget``.
+        """
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "penstock-grammars")
+        self.forget(request)
+        future = self._thread.submit(self._compile, grammar)
+        self._compiling[request] = grammar, future
+        future.add_done_callback(lambda _: done())
+
+    def forget(self, request: int) -> None:
+        """The request's matcher is needed no more."""
+        self._followers.pop(request, None)
+        if request in self._compiling:
+            self._compiling.pop(request)[1].cancel()
+
+    def allowed(self, request: int, grammar: str, output: np.ndarray) -> Allowed:
+        """What may come after ``output``, the token ids of a request's output up to a row.
+
+        EOS alone where the text is complete. Nothing where the grammar does not allow ``output`` itself: such a row is
+        dead, the target has picked another token above it. Nothing, either, where no token is possible, and where the
+        next step costs more than a grammar's may (``text.grammar.LIMITS``).
         """
         if np.isin(output, self._ends).any():
-            return self._only(self._ends)
-        key = (request, grammar)
-        follower = self._followers.pop(key, None) or self._begin(grammar)
+            return Allowed(self._only(self._ends))
+        follower = self._follower(request, grammar)
         allowed = follower.after(output, self._vocab_size)
-        if follower.failed:  # over another path, perhaps: what counts is this one, read from the beginning
-            follower = self._begin(grammar)
-            allowed = follower.after(output, self._vocab_size)
-        if follower.failed:
-            log.warning("request %d: its grammar was given up, its text ends: %s", request, follower.failed)
-            return self._only(self._ends)
-        self._followers[key] = follower
+        if not follower.failed:
+            return allowed
+        if follower.lexer_broken:
+            if follower.retries == RETRIES:
+                return allowed
+            follower.recompiled(self._compile(grammar))
+        else:
+            follower.rewind()
+        # It has failed over another path, perhaps: what counts is this one, read from the beginning.
+        return follower.after(output, self._vocab_size)
+
+    def _follower(self, request: int, grammar: str) -> _Follower:
+        follower = self._followers.pop(request, None)
+        if follower is None or follower.grammar != grammar:
+            follower = _Follower(grammar, self._matcher(request, grammar))
+        self._followers[request] = follower
         if len(self._followers) > FOLLOWED:
             self._followers.popitem(last=False)
-        return allowed
+        return follower
 
-    def _begin(self, grammar: str) -> _Follower:
-        return _Follower(self._compiled(grammar).deep_copy())
+    def _matcher(self, request: int, grammar: str) -> LLMatcher:
+        prepared, future = self._compiling.pop(request, ("", None))
+        return self._compile(grammar) if future is None or prepared != grammar else future.result()
 
     def _compile(self, grammar: str) -> LLMatcher:
         from penstock.text.grammar import compile_grammar, load_grammar_tokenizer
@@ -68,9 +104,9 @@ class Grammars:
         return compile_grammar(grammar, load_grammar_tokenizer(self._folder, self._vocab_size, tuple(self._ends)))
 
     def _only(self, tokens: list[int]) -> np.ndarray:
-        mask = np.zeros(self._vocab_size, dtype=bool)
-        mask[tokens] = True
-        return mask
+        mask_V = np.zeros(self._vocab_size, dtype=bool)
+        mask_V[tokens] = True
+        return mask_V
 
 
 class _Follower:
@@ -80,21 +116,48 @@ class _Follower:
     path          a b c x y         take back d e, read x y
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, grammar: str, matcher: LLMatcher) -> None:
+        self.grammar = grammar
+        self.retries = 0
+        """How often it has been given another lexer."""
+        self._origin = matcher
+        """Has read nothing."""
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Forget what has been read, and what has failed but for the lexer, which copies share."""
+        self._matcher = self._origin.deep_copy()
         self._read = np.empty(0, dtype=np.int64)
+        self._error = ""
+        """llguidance's: the matcher can say nothing more, of any path."""
+
+    def recompiled(self, matcher: LLMatcher) -> None:
+        """Begin anew with this matcher and its lexer."""
+        self.retries += 1
+        self._origin = matcher
+        self.rewind()
 
     @property
-    def failed(self) -> str:
-        """Why the matcher can say nothing more, without its dump of parser and grammar; nothing while it can."""
-        return self._matcher.get_error().partition("\n")[0]
+    def failed(self) -> bool:
+        return bool(self._error)
 
-    def after(self, path: np.ndarray, vocab_size: int) -> np.ndarray:
-        """bool [V]: what may come after ``path``; nothing where the grammar does not allow the path itself."""
-        if not self._follow(path):
-            return np.zeros(vocab_size, dtype=bool)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        return np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
+    @property
+    def lexer_broken(self) -> bool:
+        from penstock.text.grammar import is_lexer_error
+
+        return is_lexer_error(self._error)
+
+    def after(self, path: np.ndarray, vocab_size: int) -> Allowed:
+        """What may come after ``path``; nothing, and why the matcher failed, where it has."""
+        from penstock.text.grammar import error_of, explained, next_tokens
+
+        nothing = np.zeros(vocab_size, dtype=bool)
+        if not self._error and not self._follow(path):
+            self._error = error_of(self._matcher, int(path[len(self._read)]))
+            return Allowed(nothing, explained(self._error) or DEAD)
+        if not self._error:
+            mask_V, self._error = next_tokens(self._matcher, vocab_size)
+        return Allowed(nothing, explained(self._error)) if self._error else Allowed(mask_V)
 
     def _follow(self, path: np.ndarray) -> bool:
         """Whether the grammar allows ``path``. The matcher reads as far as it does."""

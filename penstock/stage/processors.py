@@ -23,11 +23,12 @@ class Context:
     """What the processors have to know of a row beside its logits.
 
     ``path`` are the token ids up to the row, prompt included; ``allowed_V`` what the grammar allows next, None
-    without a grammar.
+    without a grammar. ``problem`` says why that is nothing.
     """
 
     path: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     allowed_V: np.ndarray | None = None
+    problem: str = ""
 
 
 NO_CONTEXT: Final = Context()
@@ -48,7 +49,9 @@ def context_of(view: BatchView, row: int, sampling: Sampling, grammars: Grammars
         return Context(path)
     assert grammars is not None, "this stage was made without a tokenizer"
     request, output = int(view.requests[row]), path[sampling.prompt_length :]
-    return Context(path, grammars.allowed(request, sampling.grammar, output))
+    allowed = grammars.allowed(request, sampling.grammar, output)
+    problem = f"structured_outputs: after {len(output)} tokens {allowed.problem}" if allowed.problem else ""
+    return Context(path, allowed.mask_V, problem)
 
 
 def is_processing(sampling: Sampling, position: int) -> bool:
@@ -67,18 +70,17 @@ def is_penalizing(sampling: Sampling) -> bool:
 
 
 def processed(logits_V: np.ndarray, sampling: Sampling, position: int, context: Context) -> np.ndarray:
-    """The logits with everything applied, in a copy. A mask that would leave no token is left out.
+    """The logits with everything applied, in a copy. Barred tokens give way where no other is left.
 
-    So barred tokens give way to a grammar that allows nothing else, and a row whose path no grammar allows, whose
-    token nobody will use, has one all the same.
+    So min_tokens cannot keep a text going that its grammar ends. What is masked by a grammar or by
+    ``allowed_token_ids`` stays out, come what may: ``refusal`` tells the rows that have nothing left.
     """
     scores_V = logits_V.copy()
     allowed_V = allowed_tokens(sampling, context, len(scores_V))
     if allowed_V is not None:
-        scores_V = masked(scores_V, ~allowed_V)
+        scores_V[~allowed_V] = -np.inf
     if is_barring(sampling, position):
-        # A stop token may be any number that a client sent.
-        scores_V = masked(scores_V, [token for token in sampling.barred if token < len(scores_V)])
+        scores_V = without_barred(scores_V, sampling.barred)
     for token, bias in sampling.logit_bias:
         scores_V[token] += bias
     if is_penalizing(sampling):
@@ -95,16 +97,22 @@ def allowed_tokens(sampling: Sampling, context: Context, vocabulary: int) -> np.
     return allowed_V
 
 
-def is_hopeless(logits_V: np.ndarray, sampling: Sampling, context: Context) -> bool:
-    """Whether nothing that can be picked has a chance: a dead row's, or a drafter's that knows none of these tokens."""
+def refusal(logits_V: np.ndarray, sampling: Sampling, context: Context) -> str:
+    """Why no token can be picked, beginning with the field at fault; nothing if one can.
+
+    The row is dead, its grammar can say nothing more, or the model, as a drafter may, gives no allowed token a chance.
+    """
     allowed_V = allowed_tokens(sampling, context, len(logits_V))
-    return allowed_V is not None and not np.isfinite(logits_V[allowed_V]).any()
+    if allowed_V is None or np.isfinite(logits_V[allowed_V]).any():
+        return ""
+    field = "structured_outputs" if sampling.grammar else "allowed_token_ids"
+    return context.problem or f"{field}: the model gives no allowed token a chance"
 
 
-def masked(scores_V: np.ndarray, out: np.ndarray | Sequence[int]) -> np.ndarray:
-    """The scores with those of ``out`` (a mask, or ids) at -inf, or as they are if no other is left."""
+def without_barred(scores_V: np.ndarray, barred: Sequence[int]) -> np.ndarray:
+    """The scores with these token ids at -inf, or as they are if no other is left."""
     left_V = scores_V.copy()
-    left_V[out] = -np.inf
+    left_V[[token for token in barred if token < len(scores_V)]] = -np.inf  # it may be any number that a client sent
     return left_V if np.isfinite(left_V.max()) else scores_V
 
 

@@ -22,7 +22,7 @@ import torch
 from penstock.core import PipelineError
 from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.noise import gumbel
-from penstock.stage.processors import NO_CONTEXT, Context, is_hopeless, is_processing, processed
+from penstock.stage.processors import NO_CONTEXT, Context, is_processing, processed, refusal
 
 OUTSIDE_PENALTY: Final = 3.0
 """What a drafter's ranking takes off tokens that its own filters exclude, since the target's filters may not.
@@ -47,7 +47,8 @@ def pick_tokens(
     """The target's next token after each row.
 
     ``logits`` [n, V], any float type and device; ``positions`` are those of the tokens to be picked. ``contexts`` are
-    needed where a sampling penalizes or has a grammar. Greedy rows that ask for nothing else stay on the device.
+    needed where a sampling penalizes or has a grammar. Greedy rows that ask for nothing else stay on the device. A row
+    that leaves nothing to pick has no token but an ``error``.
     Raises PipelineError when a row has a NaN or no finite maximum: no token picked from it would mean anything.
     """
     best, tokens = logits.max(dim=-1)  # [n], [n]; the lowest id on ties
@@ -109,6 +110,8 @@ def to_float64(logits: torch.Tensor) -> np.ndarray:
 def pick_one(
     logits_V: np.ndarray, sampling: Sampling, position: int, node: int, context: Context = NO_CONTEXT
 ) -> SampledToken:
+    if problem := refusal(logits_V, sampling, context):
+        return SampledToken(node, 0, error=problem)
     scores_V = scaled_scores(logits_V, sampling, position, context)
     if sampling.temperature == 0:
         token = int(scores_V.argmax())
@@ -217,7 +220,7 @@ def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> Sa
 def rank_one(
     logits_V: np.ndarray, sampling: Sampling, position: int, node: int, count: int, context: Context = NO_CONTEXT
 ) -> Candidates:
-    if is_hopeless(logits_V, sampling, context):
+    if refusal(logits_V, sampling, context):
         return Candidates(node, [], [])
     scores_V = scaled_scores(logits_V, sampling, position, context)
     if sampling.temperature > 0:

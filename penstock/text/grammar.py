@@ -7,7 +7,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from llguidance import LLMatcher, LLTokenizer, grammar_from
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from penstock.core import RequestError, StructuredOutputsParams
 from penstock.text.tokenizer import load_tokenizer, usable_tokenizer
@@ -15,6 +16,14 @@ from penstock.text.tokenizer import load_tokenizer, usable_tokenizer
 CHECKED: Final = 256
 """Grammars of which it is remembered whether they can be used."""
 ANY_OBJECT: Final = '{"type": "object"}'
+LIMITS: Final = LLParserLimits(initial_lexer_fuel=200_000, step_lexer_fuel=100_000, verbose_errors=False)
+"""What a grammar may cost when it is compiled and at each token; the rest is llguidance's defaults.
+
+A unit of fuel is an expression that the lexer builds. Nested repetitions take most, a quarter of a microsecond: 60 ms
+to prepare and 30 ms at a token, where llguidance allows itself up to a second. JSON schemas of 60,000 characters fit.
+"""
+BLIND_ALLEY: Final = "NoExtensionBias"
+"""What llguidance calls a text after which no token is possible."""
 JSON_DEFAULTS: Final[Any] = {"whitespace_pattern": r"( |\n {0,32})?"}
 """Between JSON's tokens stands at most a blank or an indented new line: a weak model would go on with blanks."""
 
@@ -43,22 +52,52 @@ def check_grammar(params: StructuredOutputsParams, tokenizer: LLTokenizer) -> No
 @lru_cache(CHECKED)
 def problem_of(grammar: str, tokenizer: LLTokenizer) -> str:
     """What keeps the grammar from being used; nothing if it can be."""
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
-    if failed:
-        return messages[0].strip()
     matcher = compile_grammar(grammar, tokenizer)
-    matcher.compute_bitmask()
-    return f"it allows no text ({error_of(matcher)})" if matcher.is_error() else ""
+    if matcher.is_error():
+        return matcher.get_error().strip()
+    _, error = next_tokens(matcher, tokenizer.vocab_size)
+    return f"it allows no text ({error})" if error.startswith(BLIND_ALLEY) else explained(error)
 
 
-def error_of(matcher: LLMatcher) -> str:
-    """What a matcher in an error state says of it, without its dump of parser and grammar."""
-    return matcher.get_error().partition("\n")[0]
+def next_tokens(matcher: LLMatcher, vocab_size: int) -> tuple[np.ndarray, str]:
+    """bool [V]: what may come next; and llguidance's error, after which the mask means nothing."""
+    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    mask_V = np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
+    return mask_V, error_of(matcher, int(mask_V.argmax()))
+
+
+def error_of(matcher: LLMatcher, token: int) -> str:
+    """Why a matcher can say nothing more, without its dump of parser and grammar; nothing while it can.
+
+    A lexer that runs out of fuel while it looks for forced bytes, or validates tokens, is broken but does not say so:
+    to it, everything is forbidden. Consuming a token asks it, which a copy does here; ``token`` may be any one.
+    """
+    error = matcher.get_error()
+    if not error:
+        asked = matcher.deep_copy()
+        asked.consume_token(token)
+        error = asked.get_error() if is_lexer_error(asked.get_error()) else ""
+    return error.partition("\n")[0]
+
+
+def is_lexer_error(error: str) -> bool:
+    """Whether a lexer has run out of fuel, for good: that of all copies of a matcher."""
+    return error.startswith("lexer error")
+
+
+def explained(error: str) -> str:
+    """An error of llguidance as part of a sentence."""
+    if error.startswith(BLIND_ALLEY):
+        return f"no token is possible here ({error})"
+    return f"it is exhausted, its next step costs more than a grammar's may ({error})" if error else ""
 
 
 def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """A matcher at the beginning of the text. It never raises: one that fails stays in an error state."""
-    return LLMatcher(tokenizer, grammar, log_level=0)
+    """A matcher at the beginning of the text, with a lexer of its own: copies of a matcher share one, and its errors.
+
+    It never raises: one that fails stays in an error state. Other threads go on meanwhile.
+    """
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
 
 
 @cache

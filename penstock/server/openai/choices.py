@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.core import FinishReason, Logprob
 from penstock.engine.completion import CompletionDelta
@@ -11,6 +12,12 @@ from penstock.server.openai.logprobs import TokenText
 from penstock.server.openai.protocol import FinishWord
 from penstock.server.openai.tools.choice import ToolPlan
 from penstock.server.openai.tools.stream import ToolCallDelta, ToolStream
+
+REST: Final[dict[FinishReason, FinishWord]] = {
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+    FinishReason.ERROR: "error",
+}
 
 
 @dataclass(frozen=True)
@@ -76,4 +83,4 @@ class Choice:
             return None
         if reason is FinishReason.STOP:
             return "tool_calls" if self._tools.calls else "stop"
-        return "length" if reason is FinishReason.LENGTH else "abort"
+        return REST[reason]

@@ -130,7 +130,7 @@ class Metrics(BaseModel):
     num_accepted_tokens: int
 
 
-FinishWord = Literal["stop", "length", "tool_calls", "abort"]
+FinishWord = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 def generation_responses(chunk: str) -> Responses:

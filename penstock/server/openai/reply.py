@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from fastapi import Request
@@ -15,6 +15,7 @@ from penstock.server.http.errors import api_error
 from penstock.server.http.records import record_of
 from penstock.server.http.sse import DONE, EventStream, event
 from penstock.server.openai.choices import Choice, ChoiceDelta
+from penstock.server.openai.field_errors import api_errors
 from penstock.server.openai.generation import Generation
 from penstock.server.openai.protocol import GenerationFields
 from penstock.server.openai.usage import Summary
@@ -39,13 +40,19 @@ class Writer(Protocol):
 
 
 async def reply_of(
-    request: Request, body: GenerationFields, generation: Generation, choices: Sequence[Choice], writer: Writer
+    request: Request,
+    body: GenerationFields,
+    generation: Generation,
+    choices: Sequence[Choice],
+    writer: Writer,
+    names: Mapping[str, str],
 ) -> Response:
     """Wait for the first token, so that what fails before it has a status of its own; then stream or collect.
 
-    Closes the generation: here, or when the stream has been sent. Raises as ``Generation.deltas`` does.
+    Closes the generation: here, or when the stream has been sent. ``names`` are those that the request has for fields
+    of ours. Raises ApiError where the generation fails.
     """
-    deltas = generation.deltas()
+    deltas = named_errors(generation.deltas(), body, names)
     try:
         first = await anext(deltas)
         if body.stream:
@@ -60,6 +67,15 @@ async def reply_of(
         raise
     generation.close()
     return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+async def named_errors(
+    deltas: AsyncIterator[CompletionDelta], body: GenerationFields, names: Mapping[str, str]
+) -> AsyncGenerator[CompletionDelta, None]:
+    """Every delta. Errors name fields as the request does."""
+    with api_errors(body, names):
+        async for delta in deltas:
+            yield delta
 
 
 async def pushed(

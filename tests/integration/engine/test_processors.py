@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from penstock.bench.measure.decode import decode
 from penstock.drafters.base import Drafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.engine.answers import PLAIN
 from penstock.engine.options import DEMO
 from penstock.engine.resolve import DEMO_DRAFTERS
 from penstock.engine.sampling import sampling_of
@@ -178,6 +180,38 @@ def test_an_output_is_json_that_fits_its_schema(llm: LLM, temperature: float) ->
         assert isinstance(found["done"], bool)
         assert completion.finish_reason == "stop"
         assert completion.metrics.accepted > 0
+
+
+EXHAUSTED: Final = StructuredOutputsParams(regex="[a-z ]{20}(a{1000}){1000}")
+"""Its first tokens are cheap."""
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_an_exhausted_grammar_ends_its_request_with_an_error_and_no_other(llm: LLM, temperature: float) -> None:
+    """The same error whatever came before, with speculation and without."""
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=64, structured_outputs=EXHAUSTED)
+    good = SamplingParams(temperature=temperature, seed=1, max_tokens=64, structured_outputs=GRAMMARS["json"])
+    (expected,) = llm.generate("row = ", good)[0].outputs
+    errors = set()
+    for speculation in (None, PLAIN, None):
+        jobs = [llm.job("row = ", one, speculation=speculation) for one in (params, good)]
+        with pytest.raises(RequestError) as raised:
+            llm.complete(jobs)
+        errors.add(str(raised.value))
+        (failed,), (went_on,) = (job.completions for job in jobs)
+        assert failed.output.finish_reason == "error"
+        assert went_on.output.token_ids == expected.token_ids
+    (error,) = errors
+    assert re.match(r"structured_outputs\.regex: after \d+ tokens it is exhausted, .*lexer error", error)
+    llm.loop.drain()
+    llm.loop.audit()
+
+
+def test_a_grammar_that_is_too_dear_is_refused_before_it_starts(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, structured_outputs=StructuredOutputsParams(regex="(a{1000}){1000}"))
+    for _ in range(2):
+        with pytest.raises(RequestError, match=r"^structured_outputs\.regex: it is exhausted"):
+            llm.generate("x", params)
 
 
 def test_a_complete_text_ends_before_min_tokens(llm: LLM) -> None:

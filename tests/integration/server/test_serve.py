@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -270,6 +271,35 @@ def test_guided(client: openai.OpenAI, field: str, value: Any, texts: set[str]) 
     reply = client.completions.create(model="demo", prompt=CODE, max_tokens=20, extra_body={field: value})
     assert reply.choices[0].text in texts
     assert reply.choices[0].finish_reason == "stop"
+
+
+def test_a_grammar_that_is_too_dear_is_refused_in_the_same_words_each_time(client: openai.OpenAI) -> None:
+    said, regex = set(), {"guided_regex": "(a{1000}){1000}"}
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError, match="guided_regex: it is exhausted") as refused:
+            client.completions.create(model="demo", prompt="a", max_tokens=12, temperature=0, extra_body=regex)
+        assert refused.value.param == "guided_regex"
+        said.add(str(refused.value.message))
+    assert len(said) == 1
+
+
+def test_a_grammar_that_is_exhausted_on_its_way_ends_the_request_with_an_error(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": "a", "max_tokens": 64, "temperature": 0}
+    asked["extra_body"] = {"guided_regex": "[a-z ]{20}(a{1000}){1000}"}
+    said = set()
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(**asked)
+        assert refused.value.param == "guided_regex"
+        said.add(refused.value.body["message"])  # type: ignore[index]
+    choices: list[Any] = []
+    with pytest.raises(openai.APIError) as ended:
+        choices.extend(chunk.choices[0] for chunk in client.completions.create(**asked, stream=True))
+    said.add(ended.value.body["message"])  # type: ignore[index]
+    (message,) = said
+    assert re.match(r"guided_regex: after \d+ tokens it is exhausted, ", message)
+    assert re.fullmatch("[a-z ]{20,}", "".join(choice.text for choice in choices))
+    assert choices[-1].finish_reason == "error"
 
 
 # ------------------------------------------------------------------------------------------------------------- tools

@@ -28,7 +28,7 @@ class FakeLLM:
     def job(self, prompt: Any, params: SamplingParams, *, speculation: SpeculativeConfig | None = None) -> Job:
         assert speculation is PLAIN
         assert not params.stop
-        job, ids = Job(None, prompt["prompt_token_ids"]), prompt["prompt_token_ids"]
+        job, ids = Job(None, prompt["prompt_token_ids"], params), prompt["prompt_token_ids"]
         job.requests.append(a_request(ids, params))
         job.completions.append(SimpleNamespace(output=CompletionOutput(0, ids[::-1])))  # type: ignore[arg-type]
         return job

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import random
+from typing import Final
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +57,7 @@ def test_walks_over_trees_of_several_requests_agree_with_reading_from_the_start(
     for _ in range(30):
         request = rng.randrange(3)
         path = rng.choice(trees[request])
-        allowed = grammars.allowed(request, GRAMMARS[request], np.array(path, dtype=np.int64))
+        allowed = grammars.allowed(request, GRAMMARS[request], np.array(path, dtype=np.int64)).mask_V
         assert np.array_equal(allowed, from_the_start(GRAMMARS[request], path))
         good = np.flatnonzero(allowed).tolist() or [5]
         trees[request] += [[*path, rng.choice(good)], [*path, rng.choice([*good, rng.randrange(VOCABULARY)])]]
@@ -65,7 +66,7 @@ def test_walks_over_trees_of_several_requests_agree_with_reading_from_the_start(
 
 
 def after(grammars: Grammars, output: list[int], grammar: str = GRAMMARS[2]) -> set[int]:
-    return set(np.flatnonzero(grammars.allowed(0, grammar, np.array(output, dtype=np.int64))).tolist())
+    return set(np.flatnonzero(grammars.allowed(0, grammar, np.array(output, dtype=np.int64)).mask_V).tolist())
 
 
 def test_the_end_of_a_text() -> None:
@@ -86,14 +87,82 @@ def test_a_path_that_is_not_allowed_is_dead_and_harms_no_other() -> None:
 def test_forgotten_matchers_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FOLLOWED", 2)
     grammars, yes = make(), np.array(ids("yes"))
-    expected = grammars.allowed(0, GRAMMARS[2], yes)
+    expected = grammars.allowed(0, GRAMMARS[2], yes).mask_V
     for request in (1, 2, 3, 0, 2):
-        assert np.array_equal(grammars.allowed(request, GRAMMARS[2], yes), expected)
+        assert np.array_equal(grammars.allowed(request, GRAMMARS[2], yes).mask_V, expected)
         assert len(grammars._followers) <= 2
 
 
-def test_where_llguidance_gives_up_the_text_ends_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+# ------------------------------------------------------------------------------------------------ grammars that give up
+
+
+def of_regex(text: str) -> str:
+    return grammar_of(StructuredOutputsParams(regex=text))
+
+
+def ask(grammars: Grammars, request: int, grammar: str, output: list[int]) -> tuple[str, set[int]]:
+    allowed = grammars.allowed(request, grammar, np.array(output, dtype=np.int64))
+    return allowed.problem, set(np.flatnonzero(allowed.mask_V).tolist())
+
+
+DEAR: Final = of_regex("(b{3}|x(a{1000}){1000})")
+"""Exhausted after an x, whose step is too dear; not after a b."""
+X, B = ids("x"), ids("b")
+
+
+def test_an_exhausted_grammar_says_so_and_allows_nothing() -> None:
+    problem, allowed = ask(make(), 0, DEAR, [*X, *ids("a")])
+    assert problem.startswith("it is exhausted, its next step costs more than a grammar's may (lexer error")
+    assert allowed == set()
+
+
+def test_where_no_token_is_possible_the_grammar_says_so() -> None:
     blind_alley = grammar_of(StructuredOutputsParams(grammar='start: "b" x\nx: x x'))
-    with caplog.at_level(logging.WARNING):
-        assert after(make(), ids("b"), blind_alley) == {EOS}
-    assert "request 0: its grammar was given up, its text ends: NoExtensionBias" in caplog.text
+    assert ask(make(), 0, blind_alley, B) == ("no token is possible here (NoExtensionBias)", set())
+
+
+def test_a_dead_row_is_told_from_an_exhausted_grammar() -> None:
+    assert ask(make(), 0, DEAR, ids("!")) == (module.DEAD, set())
+
+
+def test_exhaustion_is_one_requests_own_and_one_paths() -> None:
+    grammars = make()
+    exhausted, other = ask(grammars, 0, DEAR, [*X, *ids("a")]), ask(make(), 0, DEAR, B)
+    assert other[0] == ""
+    for request in (1, 0, 1):
+        assert ask(grammars, request, DEAR, B) == other
+        assert ask(grammars, request, DEAR, [*X, *ids("a")]) == exhausted
+
+
+def test_an_exhausted_grammar_is_compiled_anew_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(
+        "penstock.text.grammar.compile_grammar", lambda *given: compiled.append(1) or compile_grammar(*given)
+    )
+    grammars = make()
+    answers = {ask(grammars, 0, DEAR, [*X, *ids("a")])[0] for _ in range(3 * module.RETRIES)}
+    assert len(answers) == 1
+    assert len(compiled) == 1 + module.RETRIES
+
+
+PIECES: Final = st.sampled_from(["a", "[a-c]", "x?", "(ab|a)", "b{2,5}", "[a-z]{1,20}", "(a{3}){4}", "(a{1000}){1000}"])
+REGEXES: Final = st.lists(PIECES, min_size=1, max_size=4).map("".join)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(REGEXES, min_size=2, max_size=3), st.randoms(use_true_random=False))
+def test_any_grammar_gives_the_same_answer_after_any_history(texts: list[str], rng: random.Random) -> None:
+    """And never a token that it does not allow, nor nothing without a reason."""
+    grammars, known = make(), load_grammar_tokenizer(DEMO / "target", VOCABULARY, (EOS,))
+    written = [of_regex(text) for text in texts]
+    paths: list[list[list[int]]] = [[[]] for _ in written]
+    for _ in range(8):
+        request = rng.randrange(len(written))
+        path = rng.choice(paths[request])
+        problem, allowed = ask(grammars, request, written[request], path)
+        assert bool(problem) == (not allowed)
+        assert (problem, allowed) == ask(make(), 9, written[request], path)
+        for token in rng.sample(sorted(allowed - {EOS}), min(2, len(allowed - {EOS}))):
+            spelt = known.decode_str([*path, token])
+            assert regex.fullmatch(texts[request], spelt, partial=True)
+            paths[request].append([*path, token])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
+from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, SampledToken, Sampling
 from penstock.noise import gumbel
 from penstock.stage.processors import Context, context_of, processed
 from penstock.stage.sampler import pick_tokens, rank_candidates
@@ -121,12 +123,26 @@ def test_barred_tokens_give_way_to_a_grammar_that_allows_nothing_else() -> None:
     assert pick_tokens(values, [sampling], [3], [0], [only(1, 2)])[0].token == 1
 
 
-def test_a_dead_row_has_a_pick_that_nobody_uses_and_no_candidates() -> None:
+def test_an_empty_mask_gives_an_error_and_no_candidates() -> None:
     values = torch.arange(VOCABULARY, dtype=torch.float32)[None]
     for temperature in (0.0, 1.0):
-        sampling = Sampling(grammar="x", temperature=temperature, top_p=0.9, top_k=3, min_p=0.1)
-        assert pick_tokens(values, [sampling], [3], [0], [only()])[0].token >= 0
-        assert rank_candidates(values, [sampling], [3], [0], 5, [only()])[0].tokens == []
+        sampling = Sampling(grammar="x", temperature=temperature, top_p=0.9, top_k=3, min_p=0.1, logprobs=2)
+        context = replace(only(), problem="structured_outputs: it is exhausted")
+        assert pick_tokens(values, [sampling], [3], [0], [context]) == [
+            SampledToken(0, 0, error="structured_outputs: it is exhausted")
+        ]
+        assert rank_candidates(values, [sampling], [3], [0], 5, [context])[0].tokens == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_masks_that_leave_the_model_no_token_give_an_error(temperature: float) -> None:
+    values = torch.zeros(1, VOCABULARY)
+    values[0, 4:] = -torch.inf
+    allowed = Sampling(temperature=temperature, allowed_token_ids=(7, 8))
+    [pick] = pick_tokens(values, [allowed], [3], [0])
+    assert pick.error == "allowed_token_ids: the model gives no allowed token a chance"
+    [pick] = pick_tokens(values, [Sampling(temperature=temperature, grammar="x")], [3], [0], [only(7, 8)])
+    assert pick.error == "structured_outputs: the model gives no allowed token a chance"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

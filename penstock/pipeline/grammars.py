@@ -1,0 +1,47 @@
+"""The grammars of a stage's process: compiled on a thread beside its loop."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from penstock.messages import ForgetGrammar, GrammarPrepared, Message, PrepareGrammar
+from penstock.pipeline.inbox import Inbox
+from penstock.stage.grammar import Grammars
+
+
+class GrammarDesk:
+    """Takes what the engine says of grammars, and tells it of each that is there. The stage's inbox wakes for that."""
+
+    def __init__(self, grammars: Grammars, inbox: Inbox, tell_engine: Callable[[Message], None]) -> None:
+        self._grammars = grammars
+        self._tell_engine = tell_engine
+        self._done: deque[int] = deque()
+        """Requests, from the thread."""
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        inbox.watch(self._woken.fileno(), self._report)
+
+    def on_message(self, message: Message) -> bool:
+        """Take in a message. Returns whether it was about a grammar."""
+        if isinstance(message, PrepareGrammar):
+            number = message.request
+            self._grammars.prepare(number, message.grammar, lambda: self._wake(number))
+        elif isinstance(message, ForgetGrammar):
+            self._grammars.forget(message.request)
+        else:
+            return False
+        return True
+
+    def _wake(self, request: int) -> None:
+        self._done.append(request)
+        with contextlib.suppress(BlockingIOError):  # full: enough to wake it
+            self._waker.send(b"!")
+
+    def _report(self) -> None:
+        self._woken.recv(4096)
+        while self._done:
+            self._tell_engine(GrammarPrepared(request=self._done.popleft()))
