@@ -99,10 +99,11 @@ def read_until(connection: socket.socket, end: bytes) -> None:
 
 
 def test_half_heads_keep_nobody_out(server: Running) -> None:
-    halves = [server.connect(b"GET /health HT") for _ in range(MOST * 20)]
+    silent = server.connect()  # a reply to what has not been read yet may be lost with it
+    halves = [silent, *(server.connect(b"GET /health HT") for _ in range(MOST * 20))]
     assert server.reply_to(get("/health")).endswith(b"/health")
     assert server.reply_to(get("/v1/models")).endswith(b"/v1/models")
-    assert b"too_many_connections" in halves[0].recv(65536)
+    assert b"too_many_connections" in read_all(silent)
     for half in halves:
         half.close()
 
