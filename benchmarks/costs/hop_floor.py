@@ -29,6 +29,7 @@ PRESETS = ("spd-4", "spd-8", "spd-16")
 TRANSPORTS = ("ipc", "tcp")
 """Unix-domain sockets, and ZeroMQ over loopback."""
 FRAME = bytes(1024)
+SESSION = "hop floor"
 SECONDS = 6.0
 """For which each ring turns."""
 
@@ -53,10 +54,11 @@ def added(stages: int, seconds: float, transport: str) -> float:
         children = [fork(place, seconds) for place in places[1:]]
         try:
             with sockets.inbox(places[0]) as inbox, keeping_time(ENGINE):
+                inbox.admit(SESSION)
                 addresses = [*(pipe.recv_bytes().decode() for _, pipe in children), inbox.address]
                 for (_, pipe), following in zip(children, addresses[1:], strict=True):
                     pipe.send_bytes(following.encode())
-                return turn(inbox, sockets.connect(addresses[0]), stages) / stages - seconds
+                return turn(inbox, sockets.connect(addresses[0], SESSION), stages) / stages - seconds
         finally:
             for pid, _ in children:
                 os.kill(pid, signal.SIGKILL)
@@ -72,8 +74,9 @@ def fork(place: str, seconds: float) -> tuple[int, Connection]:
     try:
         keep_time(STAGE)
         with Sockets() as sockets, sockets.inbox(place) as inbox:
+            inbox.admit(SESSION)
             its.send_bytes(inbox.address.encode())
-            following = sockets.connect(its.recv_bytes().decode())
+            following = sockets.connect(its.recv_bytes().decode(), SESSION)
             while True:
                 inbox.wait(None)
                 for frames in inbox.take():

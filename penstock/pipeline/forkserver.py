@@ -17,7 +17,7 @@ import gc
 import importlib
 import json
 import os
-import select
+import selectors
 import shutil
 import signal
 import subprocess
@@ -161,8 +161,11 @@ def serve(lifeline: int, folder: str) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: dict[int, tuple[str, int]] = {}
     unread = b""
+    selector = selectors.DefaultSelector()
+    for fd in (0, lifeline, woken):
+        selector.register(fd, selectors.EVENT_READ)
     while True:
-        readable, _, _ = select.select([0, lifeline, woken], [], [])
+        readable = [key.fd for key, _ in selector.select()]
         if lifeline in readable:
             break
         if woken in readable:

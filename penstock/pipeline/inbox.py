@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from penstock.messages import MAX_HEADER_BYTES
+from penstock.pipeline.readable import Readable
 
 OVERSLEEP: Final = 60e-6
 """Seconds by which a sleep ends late all the same, roughly: a processor that has slept takes its time to wake."""
@@ -35,13 +36,25 @@ class Inbox(ABC):
 
     def __init__(self) -> None:
         self._watched: dict[int, Callable[[], None]] = {}
+        self._readable = Readable()
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Also wake for a file descriptor; ``on_readable`` is called from ``take``."""
         self._watched[fd] = on_readable
+        self._readable.add(fd)
 
     def unwatch(self, fd: int) -> None:
+        """To be called before the descriptor is closed."""
+        self._readable.remove(fd)
         del self._watched[fd]
+
+    @abstractmethod
+    def admit(self, session: str) -> None:
+        """Let in whoever knows the secret of this session, beside those of the sessions before."""
+
+    @abstractmethod
+    def dismiss(self, session: str) -> None:
+        """Let in nobody else of this session. Safe to call twice."""
 
     @abstractmethod
     def wait(self, until: float | None) -> bool:

@@ -4,15 +4,18 @@ A message leaves with one call of the system, by the thread that sends it, and w
 ZeroMQ hands it to a thread of its own, whose counterpart hands it on at the other end: two more wake-ups, which take
 about as long as the rest of a hop (`benchmarks/costs/hop_floor.py`, docs/results.md).
 
-On the wire a frame is its length, whether another one of the same message follows, and its bytes.
+A connection begins with a token that only who knows the session's secret can make, and nothing more is read of one that
+does not. On the wire a frame is its length, whether another one of the same message follows, and its bytes. A message
+has one frame or two.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import logging
 import os
-import select
 import socket
 import struct
 import threading
@@ -27,10 +30,15 @@ log = logging.getLogger(__name__)
 
 SCHEME: Final = "ipc://"
 FRAME: Final = struct.Struct("<I?")
+FRAMES: Final = 2
+"""The most frames of a message: a header and a tensor."""
+TOKEN_BYTES: Final = 32
 CHUNK: Final = 1 << 18
 """Bytes that are read at once, about what the system holds for a receiver."""
 WAITING: Final = 128
 """Connections that may wait to be accepted."""
+STRANGERS: Final = 64
+"""Connections that are kept open before they have shown a session's token. Who has one sends it at once."""
 ON_ITS_WAY: Final = 1 << 22
 """Bytes that the system is asked to hold for a receiver that is busy; it may grant fewer."""
 GONE: Final = (ConnectionError, FileNotFoundError)
@@ -41,8 +49,18 @@ class FramingError(PenstockError):
     """What comes over a connection is no frame."""
 
 
+def token_of(session: str) -> bytes:
+    """What a connection of the session begins with: as long for every session, so that no size is ever announced."""
+    return hashlib.sha256(session.encode()).digest()
+
+
 class LocalInbox(Inbox):
-    """Listens at ``path``, which must not exist. Raises OSError if it does. Whoever may reach the file can connect."""
+    """Listens at ``path``, which must not exist. Raises OSError if it does.
+
+    Whoever may reach the file can connect. Of one who does not begin with the token of an admitted session no more than
+    a token's length is read. There are at most STRANGERS connections that have not shown it yet; for one more, the one
+    that has been silent longest is closed.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -54,43 +72,79 @@ class LocalInbox(Inbox):
             self._listener.bind(path)
             self._listener.listen(WAITING)
         except BaseException:
+            self._readable.close()
             self._listener.close()
             raise
+        self._readable.add(self._listener.fileno())
         self._chunk = memoryview(bytearray(CHUNK))
+        self._tokens: dict[str, bytes] = {}
+        """By session."""
+        self._strangers: dict[int, Stranger] = {}
+        """By descriptor, the one that came first first."""
         self._streams: dict[int, Stream] = {}
         self._woken: list[int] = []
         """The descriptors that ended the latest wait, until they have been seen to."""
 
+    def admit(self, session: str) -> None:
+        self._tokens[session] = token_of(session)
+
+    def dismiss(self, session: str) -> None:
+        self._tokens.pop(session, None)
+
     def wait(self, until: float | None) -> bool:
-        self._woken = self._look(None if until is None else left_until(until))
+        self._woken = self._readable.wait(None if until is None else left_until(until))
         while not self._woken and until is not None and time.monotonic() < until:
-            self._woken = self._look(0.0)
+            self._woken = self._readable.wait(0.0)
         return not self._watched.keys().isdisjoint(self._woken)
 
     def take(self) -> list[list[bytes]]:
-        woken, self._woken = self._woken or self._look(0.0), []
+        woken, self._woken = self._woken or self._readable.wait(0.0), []
         messages: list[list[bytes]] = []
         for fd in woken:
             if fd in self._streams:
                 messages += self._read(self._streams[fd])
             elif fd in self._watched:
                 self._watched[fd]()
+            elif fd in self._strangers:
+                messages += self._recognise(self._strangers[fd])
             else:
                 messages += self._accept()
         return messages
 
-    def _look(self, seconds: float | None) -> list[int]:
-        return select.select([self._listener.fileno(), *self._streams, *self._watched], [], [], seconds)[0]
-
     def _accept(self) -> list[list[bytes]]:
         messages: list[list[bytes]] = []
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            while True:
+            for _ in range(WAITING):
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
-                stream = self._streams[connection.fileno()] = Stream(connection)
-                messages += self._read(stream)
+                stranger = self._strangers[connection.fileno()] = Stranger(connection)
+                self._readable.add(connection.fileno())
+                messages += self._recognise(stranger)
+                if len(self._strangers) > STRANGERS:
+                    self._turn_away(next(iter(self._strangers.values())), "too many that have not shown a session's")
         return messages
+
+    def _recognise(self, stranger: Stranger) -> list[list[bytes]]:
+        """Read the stranger's token. One who has shown it is none any more, and may have sent messages already."""
+        token = stranger.read()
+        if token is None:
+            return []
+        if not any(hmac.compare_digest(token, known) for known in self._tokens.values()):
+            self._turn_away(stranger, "it does not begin with a session's")
+            return []
+        fd = stranger.connection.fileno()
+        del self._strangers[fd]
+        stream = self._streams[fd] = Stream(stranger.connection)
+        return self._read(stream)
+
+    def _turn_away(self, stranger: Stranger, reason: str) -> None:
+        log.warning("refused a connection: %s token", reason)
+        del self._strangers[stranger.connection.fileno()]
+        self._close(stranger.connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        self._readable.remove(connection.fileno())
+        connection.close()
 
     def _read(self, stream: Stream) -> list[list[bytes]]:
         try:
@@ -100,18 +154,41 @@ class LocalInbox(Inbox):
             stream.ended, messages = True, []
         if stream.ended:
             del self._streams[stream.connection.fileno()]
-            stream.connection.close()
+            self._close(stream.connection)
         return messages
 
     def close(self) -> None:
         if self._listener.fileno() < 0:
             return
+        self._readable.close()
+        for stranger in self._strangers.values():
+            stranger.connection.close()
         for stream in self._streams.values():
             stream.connection.close()
+        self._strangers.clear()
         self._streams.clear()
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
+
+
+class Stranger:
+    """A connection that has not shown a session's token yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._came = b""
+
+    def read(self) -> bytes | None:
+        """What it begins with, TOKEN_BYTES of it or, if it has ended before, fewer; None while more may come."""
+        try:
+            came = self.connection.recv(TOKEN_BYTES - len(self._came))
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            came = b""
+        self._came += came
+        return self._came if len(self._came) == TOKEN_BYTES or not came else None
 
 
 class Stream:
@@ -163,9 +240,11 @@ def messages_in(held: memoryview) -> tuple[list[list[bytes]], int]:
 
 def message_at(held: memoryview, start: int) -> tuple[list[bytes], int] | None:
     """The frames of the message that begins there, and its end; None while it is not whole. Raises FramingError."""
-    bounds = []
+    bounds: list[tuple[int, int]] = []
     more = True
     while more:
+        if len(bounds) == FRAMES:
+            raise FramingError(f"a message of more than {FRAMES} frames")
         if len(held) < start + FRAME.size:
             return None
         if held[start + FRAME.size - 1] > 1:
@@ -184,7 +263,7 @@ def message_at(held: memoryview, start: int) -> tuple[list[bytes], int] | None:
 class LocalOutbox:
     """Sends to the inbox at ``path``. What the system does not take at once, a thread brings after."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, session: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._lock = threading.Lock()
         self._rest: deque[memoryview] = deque()
@@ -194,6 +273,7 @@ class LocalOutbox:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ON_ITS_WAY)
             self._socket.connect(path)
+            self._socket.sendall(token_of(session))
         except GONE:
             self._gone = True
 

@@ -145,10 +145,12 @@ class ProcessHost:
         """Have ``owner`` given the session's messages, and ``on_exit`` (stage, cause) told when a stage has ended."""
         self._owners[session] = owner
         self._on_exit[session] = on_exit
+        self.inbox.admit(session)
         self.server.listen(session, self._report_pipe)
 
     def unregister(self, session: str) -> None:
         self.server.forget(session)
+        self.inbox.dismiss(session)
         self._owners.pop(session, None)
         self._on_exit.pop(session, None)
 
@@ -275,7 +277,7 @@ class ProcessPipeline:
             if time.monotonic() > deadline:
                 raise PipelineError(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
         addresses = [self.started[index].address for index in range(self.stages)]
-        self._inboxes = [self._host.sockets.connect(address) for address in addresses]
+        self._inboxes = [self._host.sockets.connect(address, self._session) for address in addresses]
         for index, inbox in enumerate(self._inboxes):
             upstream, downstream = self._neighbours(index)
             inbox.send(encode(ConnectNeighbours(upstream=upstream, downstream=downstream), self._session))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import time
 from typing import Any
 
@@ -16,30 +15,36 @@ class RemoteInbox(Inbox):
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         super().__init__()
-        self._readable: list[int] = []
+        self._woken: list[int] = []
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.bind(address)
+        self._readable.add(self._socket.fileno())
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def admit(self, session: str) -> None:
+        """Nothing to do: over tcp the messages alone show to whom they belong."""
+
+    def dismiss(self, session: str) -> None:
+        """Nothing to do."""
 
     def wait(self, until: float | None) -> bool:
         # zmq's own poll counts whole milliseconds. Its descriptor wakes on time, though for its own affairs too, and
         # once only for all that has come since: the socket has the word on whether a message waits.
-        self._readable = []
-        while not self._readable and not self._has_some:
-            left = None if until is None else left_until(until)
-            woken = select.select([self._socket.fileno(), *self._watched], [], [], left)[0]
-            self._readable = [fd for fd in woken if fd in self._watched]
+        self._woken = []
+        while not self._woken and not self._has_some:
+            woken = self._readable.wait(None if until is None else left_until(until))
+            self._woken = [fd for fd in woken if fd in self._watched]
             if not woken and until is not None and time.monotonic() >= until:
                 break
-        return bool(self._readable)
+        return bool(self._woken)
 
     def take(self) -> list[list[bytes]]:
-        for fd in self._readable:
+        for fd in self._woken:
             self._watched[fd]()
-        self._readable = []
+        self._woken = []
         messages: list[list[bytes]] = []
         while self._has_some:
             # Copied: a zmq.Frame looks for signals while it is freed, where a KeyboardInterrupt is lost.
@@ -51,6 +56,7 @@ class RemoteInbox(Inbox):
         return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
 
     def close(self) -> None:
+        self._readable.close()
         self._socket.close()
 
 

@@ -25,11 +25,11 @@ class Sockets:
             return LocalInbox(address.removeprefix(SCHEME))
         return RemoteInbox(self._zeromq(), address)
 
-    def connect(self, address: str) -> Outbox:
-        """An outbox for somebody's inbox, by its ``address``."""
+    def connect(self, address: str, session: str) -> Outbox:
+        """An outbox for somebody's inbox, by its ``address``, which admits those of the session."""
         outbox: Outbox
         if address.startswith(SCHEME):
-            outbox = LocalOutbox(address.removeprefix(SCHEME))
+            outbox = LocalOutbox(address.removeprefix(SCHEME), session)
         else:
             outbox = RemoteOutbox(self._zeromq(), address)
         self._outboxes.append(outbox)

@@ -45,7 +45,8 @@ Frames = tuple[bytes] | tuple[bytes, memoryview]
 def run(spec: StageSpec) -> None:
     """Serve until told to stop. Any error is reported to the engine before the process ends with it."""
     with Sockets() as sockets, sockets.inbox(spec.bind) as inbox:
-        engine = sockets.connect(spec.engine)
+        inbox.admit(spec.session)
+        engine = sockets.connect(spec.engine, spec.session)
         linger = 0.0
         try:
             Worker(spec, sockets, inbox, engine).serve()
@@ -77,7 +78,7 @@ class Worker:
         core = self._framed(make_core(spec.plan, spec.index, spec.stages, layers))
         self._driver = make_driver(spec.plan, spec.index, core, time.monotonic)
         if spec.plan.tap is not None:
-            self._outboxes["drafter"] = sockets.connect(spec.plan.tap.address)
+            self._outboxes["drafter"] = sockets.connect(spec.plan.tap.address, spec.plan.tap.session)
         self._grammars = GrammarDesk(layers.grammars, inbox, self._tell_engine)
         started = Started(
             stage=spec.index, address=inbox.address, kv_bytes=layers.kv_bytes, weight_bytes=layers.weight_bytes
@@ -149,8 +150,8 @@ class Worker:
         elif isinstance(message, Stop):
             self._stopped = True
         elif isinstance(message, ConnectNeighbours):
-            self._outboxes["upstream"] = self._sockets.connect(message.upstream)
-            self._outboxes["downstream"] = self._sockets.connect(message.downstream)
+            self._outboxes["upstream"] = self._sockets.connect(message.upstream, self._spec.session)
+            self._outboxes["downstream"] = self._sockets.connect(message.downstream, self._spec.session)
             self._wired = self._acknowledged = True
         elif isinstance(message, HeartbeatAck):
             self._acknowledged = True

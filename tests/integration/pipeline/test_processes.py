@@ -188,7 +188,7 @@ def test_two_engines_side_by_side(target: Path) -> None:
 
 
 def strange_frames(session: str) -> list[list[bytes]]:
-    """What somebody who finds the socket may send; the last three even know the secret."""
+    """What a connection that is let in may send and no session takes; the last three carry the secret."""
     nobody = "0" * 32
     return [
         [b""],
@@ -200,7 +200,7 @@ def strange_frames(session: str) -> list[list[bytes]]:
         [b"\x93\x01\xa2\xff\xfe\xc0"],
         [encode(Stop(), nobody)],
         [encode(Failed(stage=0, cause="nothing"), nobody), b"tail"],
-        [b""] * 500,
+        [b"", b""],
         [msgspec.msgpack.encode((PROTOCOL, session))],
         [msgspec.msgpack.encode((PROTOCOL + 1, session, Stop()))],
         [encode(Failed(stage=0, cause="x" * (MAX_HEADER_BYTES + 1)), session)],
@@ -220,7 +220,7 @@ def test_strangers_are_refused_and_change_nothing(target: Path, transport: str) 
         frames = strange_frames(pipeline._session)
         with Sockets() as sockets:
             for address in (host.inbox.address, *[started.address for started in pipeline.started.values()]):  # type: ignore[attr-defined]
-                outbox = sockets.connect(address)
+                outbox = sockets.connect(address, pipeline._session)
                 for frame in frames:
                     outbox.send(*frame)
             assert llm.generate(PROMPT, ENDLESS)[0].outputs[0].token_ids[:16] == expected
@@ -314,7 +314,7 @@ def test_what_does_not_decode_ends_the_pipeline(target: Path) -> None:
 
 def tell_engine(llm: LLM, frame: bytes) -> None:
     with Sockets() as sockets:
-        sockets.connect(llm.loop.clock.inbox.address).send(frame)  # type: ignore[attr-defined]
+        sockets.connect(llm.loop.clock.inbox.address, pipeline_of(llm)._session).send(frame)  # type: ignore[attr-defined]
         sockets.close(linger=5.0)
 
 

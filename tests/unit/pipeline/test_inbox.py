@@ -15,6 +15,7 @@ from penstock.pipeline.inbox import MAX_FRAME_BYTES, Inbox
 from penstock.pipeline.remote import RemoteInbox
 from penstock.pipeline.sockets import Sockets
 
+SESSION = "5" * 32
 SOON = 10.0
 """Seconds: a deadline for what should come at once."""
 
@@ -30,6 +31,12 @@ def sockets() -> Iterator[Sockets]:
         yield made
 
 
+def listening(sockets: Sockets, bind: str) -> Inbox:
+    inbox = sockets.inbox(bind)
+    inbox.admit(SESSION)
+    return inbox
+
+
 def receive(inbox: Inbox, count: int) -> list[list[bytes]]:
     deadline = time.monotonic() + SOON
     found: list[list[bytes]] = []
@@ -41,9 +48,9 @@ def receive(inbox: Inbox, count: int) -> list[list[bytes]]:
 
 
 def test_messages_arrive_whole_and_in_order(sockets: Sockets, bind: str) -> None:
-    with sockets.inbox(bind) as inbox:
-        sender = sockets.connect(inbox.address)
-        messages = [[b"%d" % i, bytes(i)] for i in range(200)] + [[b""], [b"a", b"b", b"c"]]
+    with listening(sockets, bind) as inbox:
+        sender = sockets.connect(inbox.address, SESSION)
+        messages = [[b"%d" % i, bytes(i)] for i in range(200)] + [[b""], [b"a", b"b"]]
         for frames in messages:
             sender.send(*frames)
         assert receive(inbox, len(messages)) == messages
@@ -57,7 +64,7 @@ def test_two_inboxes_may_ask_for_any_port(sockets: Sockets) -> None:
 
 
 def test_waiting_ends_at_the_moment_and_not_before(sockets: Sockets, bind: str) -> None:
-    with sockets.inbox(bind) as inbox:
+    with listening(sockets, bind) as inbox:
         for delay in (-1.0, 0.0, 0.0003, 0.0017, 0.02):
             until = time.monotonic() + delay
             inbox.wait(until)
@@ -66,8 +73,8 @@ def test_waiting_ends_at_the_moment_and_not_before(sockets: Sockets, bind: str) 
 
 
 def test_a_message_ends_the_wait(sockets: Sockets, bind: str) -> None:
-    with sockets.inbox(bind) as inbox:
-        sender = sockets.connect(inbox.address)
+    with listening(sockets, bind) as inbox:
+        sender = sockets.connect(inbox.address, SESSION)
         sender.send(b"x")
         inbox.wait(None)
         assert [[bytes(frame) for frame in frames] for frames in inbox.take()] == [[b"x"]]
@@ -76,7 +83,7 @@ def test_a_message_ends_the_wait(sockets: Sockets, bind: str) -> None:
 def test_a_watched_descriptor_ends_the_wait(sockets: Sockets, bind: str) -> None:
     reading, writing = os.pipe()
     heard: list[bytes] = []
-    with sockets.inbox(bind) as inbox:
+    with listening(sockets, bind) as inbox:
         inbox.watch(reading, lambda: heard.append(os.read(reading, 100)))
         os.write(writing, b"news")
         inbox.wait(None)
@@ -112,8 +119,8 @@ def test_what_a_busy_receiver_cannot_hold_arrives_all_the_same_and_keeps_nobody_
 ) -> None:
     """Megabytes while nobody takes anything in: a prompt's hidden states, on their way to a stage that computes."""
     large = [[b"states %d" % i, bytes([i]) * 3_000_000] for i in range(8)]
-    with sockets.inbox(bind) as inbox:
-        sender = sockets.connect(inbox.address)
+    with listening(sockets, bind) as inbox:
+        sender = sockets.connect(inbox.address, SESSION)
         for frames in large:
             sender.send(*frames)
             sender.send(b"cancel")
@@ -125,8 +132,8 @@ def test_what_a_busy_receiver_cannot_hold_arrives_all_the_same_and_keeps_nobody_
 
 
 def test_every_sender_is_heard_and_each_in_order(sockets: Sockets, bind: str) -> None:
-    with sockets.inbox(bind) as inbox:
-        senders = [sockets.connect(inbox.address) for _ in range(5)]
+    with listening(sockets, bind) as inbox:
+        senders = [sockets.connect(inbox.address, SESSION) for _ in range(5)]
         for i in range(40):
             for number, sender in enumerate(senders):
                 sender.send(b"%d" % number, b"%d" % i)
@@ -136,20 +143,20 @@ def test_every_sender_is_heard_and_each_in_order(sockets: Sockets, bind: str) ->
 
 
 def test_what_is_sent_before_the_sender_closes_arrives(sockets: Sockets, bind: str) -> None:
-    with sockets.inbox(bind) as inbox:
-        sender = sockets.connect(inbox.address)
+    with listening(sockets, bind) as inbox:
+        sender = sockets.connect(inbox.address, SESSION)
         sender.send(b"last words")
         sender.close(linger=SOON)
         assert receive(inbox, 1) == [[b"last words"]]
 
 
 def test_a_receiver_that_has_left_is_no_error(sockets: Sockets, bind: str) -> None:
-    inbox = sockets.inbox(bind)
-    before = sockets.connect(inbox.address)
+    inbox = listening(sockets, bind)
+    before = sockets.connect(inbox.address, SESSION)
     before.send(b"x")
     receive(inbox, 1)
     inbox.close()
-    after = sockets.connect(inbox.address)
+    after = sockets.connect(inbox.address, SESSION)
     for sender in (before, after):
         for _ in range(3):
             sender.send(b"x", bytes(1_000_000))
@@ -172,8 +179,8 @@ def test_no_interrupt_is_lost_while_messages_are_taken(bind: str, sockets: Socke
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with sockets.inbox(bind) as inbox:
-            sender = sockets.connect(inbox.address)
+        with listening(sockets, bind) as inbox:
+            sender = sockets.connect(inbox.address, SESSION)
             for press in range(300):
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 0.0005 + 1e-6 * press)

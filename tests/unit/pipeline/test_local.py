@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -12,11 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.inbox import MAX_FRAME_BYTES
-from penstock.pipeline.local import FRAME, FramingError, LocalInbox, LocalOutbox, message_at
+from penstock.pipeline.local import (
+    FRAME,
+    FRAMES,
+    STRANGERS,
+    TOKEN_BYTES,
+    FramingError,
+    LocalInbox,
+    LocalOutbox,
+    message_at,
+    token_of,
+)
 
+SESSION = "5" * 32
 SOON = 10.0
 
-MESSAGES = st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=4), max_size=12)
+MESSAGES = st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=FRAMES), max_size=12)
 
 
 def on_the_wire(frames: list[bytes]) -> bytes:
@@ -28,9 +40,16 @@ def take(inbox: LocalInbox) -> list[list[bytes]]:
     return inbox.take()
 
 
-def connected(inbox: LocalInbox) -> socket.socket:
+def listening(folder: Path) -> LocalInbox:
+    inbox = LocalInbox(str(folder / "inbox"))
+    inbox.admit(SESSION)
+    return inbox
+
+
+def connected(inbox: LocalInbox, begins: bytes = token_of(SESSION)) -> socket.socket:
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.connect(inbox.address.removeprefix("ipc://"))
+    client.sendall(begins)
     return client
 
 
@@ -65,26 +84,29 @@ def test_what_an_outbox_writes_is_what_is_said_here(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "inbox"))
         listener.listen()
-        outbox = LocalOutbox(str(tmp_path / "inbox"))
+        outbox = LocalOutbox(str(tmp_path / "inbox"), SESSION)
         connection, _ = listener.accept()
         outbox.send(b"header", memoryview(bytes(range(9))))
         outbox.send(b"")
         outbox.close()
         with connection:
-            assert connection.makefile("rb").read() == on_the_wire([b"header", bytes(range(9))]) + on_the_wire([b""])
+            assert connection.makefile("rb").read() == token_of(SESSION) + on_the_wire(
+                [b"header", bytes(range(9))]
+            ) + on_the_wire([b""])
 
 
 @pytest.mark.parametrize(
     ("garbage", "complaint"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "neither 0 nor 1"),
+        (FRAME.pack(0, True) * 2 + b"x", "more than 2 frames"),
         (FRAME.pack(MAX_FRAME_BYTES + 1, False), f"a frame of {MAX_FRAME_BYTES + 1} bytes"),
     ],
 )
 def test_a_garbled_connection_is_closed_and_the_others_go_on(
     tmp_path: Path, garbage: bytes, complaint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LocalInbox(str(tmp_path / "inbox")) as inbox, caplog.at_level(logging.WARNING):
+    with listening(tmp_path) as inbox, caplog.at_level(logging.WARNING):
         good, bad = connected(inbox), connected(inbox)
         good.sendall(on_the_wire([b"one"])[:3])
         bad.sendall(garbage)
@@ -99,7 +121,7 @@ def test_a_garbled_connection_is_closed_and_the_others_go_on(
 
 
 def test_half_a_message_of_somebody_who_left_is_dropped(tmp_path: Path) -> None:
-    with LocalInbox(str(tmp_path / "inbox")) as inbox:
+    with listening(tmp_path) as inbox:
         for wire in (on_the_wire([b"whole"]) + on_the_wire([b"half"])[:-1], b"", on_the_wire([b"next"])):
             with connected(inbox) as client:
                 client.sendall(wire)
@@ -118,3 +140,74 @@ def test_the_socket_is_gone_with_its_inbox(tmp_path: Path) -> None:
     inbox = LocalInbox(str(tmp_path / "inbox"))
     inbox.close()
     inbox.close()
+
+
+def turned_away(client: socket.socket) -> bool:
+    """Whether the inbox has closed the connection."""
+    try:
+        return client.recv(1, socket.MSG_DONTWAIT) == b""
+    except ConnectionError:  # with bytes unread
+        return True
+    except BlockingIOError:
+        return False
+
+
+@pytest.mark.parametrize("begins", [FRAME.pack(MAX_FRAME_BYTES, False) + bytes(1000), token_of("another"), b"short"])
+def test_of_a_stranger_a_tokens_length_is_read_and_no_size_counts(
+    tmp_path: Path, begins: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening(tmp_path) as inbox, connected(inbox, begins) as stranger, connected(inbox) as ours:
+        if len(begins) < TOKEN_BYTES:
+            stranger.shutdown(socket.SHUT_WR)
+        ours.sendall(on_the_wire([b"one"]))
+        found: list[list[bytes]] = []
+        while not (found and turned_away(stranger)):
+            found += take(inbox)
+        assert found == [[b"one"]]
+        assert not inbox._strangers
+        assert "does not begin with a session's token" in caplog.text
+
+
+def test_a_token_may_come_in_pieces(tmp_path: Path) -> None:
+    with listening(tmp_path) as inbox, connected(inbox, b"") as client:
+        wire = token_of(SESSION) + on_the_wire([b"one"])
+        for piece in (wire[:5], wire[5:31], wire[31:]):
+            assert take(inbox) == []
+            client.sendall(piece)
+        found = take(inbox)
+        assert found == [[b"one"]]
+
+
+def test_a_dismissed_session_is_let_in_no_more(tmp_path: Path) -> None:
+    with listening(tmp_path) as inbox, connected(inbox) as before:
+        assert take(inbox) == []
+        inbox.dismiss(SESSION)
+        inbox.dismiss(SESSION)
+        with connected(inbox) as after:
+            while not turned_away(after):
+                assert take(inbox) == []
+        before.sendall(on_the_wire([b"one"]))
+        assert take(inbox) == [[b"one"]]
+
+
+def test_silent_strangers_are_few_and_keep_nobody_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with listening(tmp_path) as inbox, contextlib.ExitStack() as clients:
+        strangers = []
+        for _ in range(STRANGERS + 40):
+            strangers.append(clients.enter_context(connected(inbox, b"")))
+            assert take(inbox) == []
+        ours = clients.enter_context(connected(inbox))
+        ours.sendall(on_the_wire([b"one"]))
+        assert take(inbox) == [[b"one"]]
+        assert [turned_away(stranger) for stranger in strangers] == [True] * 40 + [False] * STRANGERS
+        assert len(inbox._strangers) == STRANGERS
+        assert caplog.text.count("refused a connection: too many") == 40
+
+
+def test_a_message_of_endless_empty_frames_is_refused_at_the_third(tmp_path: Path) -> None:
+    with listening(tmp_path) as inbox, connected(inbox) as client:
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            client.sendall(FRAME.pack(0, True) * 100_000)
+        while not turned_away(client):
+            assert take(inbox) == []
