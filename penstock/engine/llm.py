@@ -68,7 +68,9 @@ class LLM:
         if not self._setup.options.skip_tokenizer_init:
             self._tokenizer = load_tokenizer(self._setup.checkpoint.path)
         self._numbers = itertools.count()
-        self._host: Host = ProcessHost(self._setup.options.transport) if host is None else host
+        self._host: Host = (
+            ProcessHost(self._setup.options.transport, self._setup.options.stage_timeout) if host is None else host
+        )
         self._drafter: Drafter | None = None
         try:
             if self._setup.speculation is not None and self._setup.speculation.drafts:

@@ -15,6 +15,8 @@ from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Opti
 from penstock.speculation import SpeculativeConfig, parse_speculative
 
 DEVICES: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+SHORTEST_STAGE_TIMEOUT: Final = 5.0
+"""Seconds: some heartbeats, of which a busy host delays one or two."""
 DEMO: Final = Path(__file__).parent.parent / "demo"
 
 MODEL_NAME: Final = Option("Checkpoint folder or hub id; 'demo' is the pair that is shipped.", MODEL)
@@ -67,6 +69,11 @@ class PipelineOptions:
         str | None, Option("Layers of each stage.", PIPELINE, metavar="N,N,...", default="an even split")
     ] = None
     cluster: Annotated[str | Cluster | None, CLUSTER] = None
+    stage_timeout: Annotated[
+        float | None,
+        Option("Seconds without a sign of life after which a stage is lost; one batch must take less.", PIPELINE),
+    ] = 300.0
+    """None has no limit: for a debugger in a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +128,13 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
             check(value is None or (isinstance(value, int) and value >= 1), name, value, "a whole number, at least 1")
         stretch = self.prefill_stretch
         check(isinstance(stretch, int | float) and stretch >= 1, "prefill_stretch", stretch, "a number, at least 1")
+        timeout = self.stage_timeout
+        check(
+            timeout is None or (isinstance(timeout, int | float) and timeout >= SHORTEST_STAGE_TIMEOUT),
+            "stage_timeout",
+            timeout,
+            f"a number of seconds, at least {SHORTEST_STAGE_TIMEOUT:.0f}, or None",
+        )
         slots = self.speculative_slots
         whole = slots is None or (isinstance(slots, int) and slots >= 0)
         check(whole, "speculative_slots", slots, "a whole number, 0 or above")

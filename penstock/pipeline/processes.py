@@ -40,6 +40,7 @@ from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Outbox
 from penstock.pipeline.local import SCHEME
 from penstock.pipeline.plan import StagePlan, StageSpec, TapSpec
+from penstock.pipeline.silence import Listening, Silence
 from penstock.pipeline.sockets import Sockets
 from penstock.stage.visibility import ProtocolError
 
@@ -60,10 +61,11 @@ Owner = Callable[[Delivery, Sequence[bytes]], bool]
 class ProcessHost:
     """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
 
-    ``transport`` is "ipc" or "tcp" (loopback). A frame that names no session of ours is refused and counted.
+    ``transport`` is "ipc" or "tcp" (loopback). A frame that names no session of ours is refused and counted. A stage
+    that has said nothing for ``stage_timeout`` seconds of listening is lost; None: it may be silent for ever.
     """
 
-    def __init__(self, transport: str = "ipc") -> None:
+    def __init__(self, transport: str = "ipc", stage_timeout: float | None = None) -> None:
         self.sockets = Sockets()
         self.server: ForkServer = shared_fork_server()
         self.transport = transport
@@ -79,6 +81,9 @@ class ProcessHost:
         self.inbox.watch(self._woken.fileno(), self._read_wakes)
         self._owners: dict[str, Owner] = {}
         self._on_exit: dict[str, Callable[[int, str], None]] = {}
+        self._on_listened: dict[str, Callable[[float], bool]] = {}
+        self.stage_timeout = math.inf if stage_timeout is None else stage_timeout
+        self._listening = Listening(self.now())
 
     def bind_address(self, who: str) -> str:
         if self.transport == "tcp":
@@ -93,11 +98,17 @@ class ProcessHost:
 
         What gives the engine nothing to do, a heartbeat for one, is taken in on the way and does not end the wait.
         """
-        while not self._wait_once(until):
-            pass
+        end = math.inf if until is None else until
+        ended = False
+        while not ended:
+            ended = self._wait_once(min(end, self._listening.next_look)) or self.now() >= end
+            if self.now() >= self._listening.next_look:
+                seconds = self._listening.look(self.now())
+                for on_listened in self._on_listened.values():
+                    ended |= on_listened(seconds)
 
-    def _wait_once(self, until: float | None) -> bool:
-        """Whether the engine may have something to do now, or the moment has come."""
+    def _wait_once(self, until: float) -> bool:
+        """Whether the engine may have something to do now."""
         told = self.inbox.wait(until)
         try:
             news = [self._deliver(frames) for frames in self.inbox.take()]
@@ -106,9 +117,7 @@ class ProcessHost:
                 interrupted = Failed(stage=-1, cause="the engine was interrupted while it took messages in")
                 owner(Delivery(message=interrupted), [])
             raise
-        if told or news:
-            return told or any(news)
-        return until is not None and self.now() >= until  # else it was a new connection, or a part of a message
+        return told or any(news)  # else it was a heartbeat, a new connection, a part of a message, or the moment
 
     def wake(self) -> None:
         """Have a ``wait`` under way, or else the next one, return at once. May be called from any thread."""
@@ -141,9 +150,20 @@ class ProcessHost:
             if told["session"] in self._on_exit:
                 self._on_exit[told["session"]](told["stage"], told["cause"])
 
-    def register(self, session: str, owner: Owner, on_exit: Callable[[int, str], None]) -> None:
-        """Have ``owner`` given the session's messages, and ``on_exit`` (stage, cause) told when a stage has ended."""
+    def register(
+        self,
+        session: str,
+        owner: Owner,
+        on_exit: Callable[[int, str], None],
+        on_listened: Callable[[float], bool],
+    ) -> None:
+        """Have ``owner`` given the session's messages, and ``on_exit`` (stage, cause) told when a stage has ended.
+
+        ``on_listened`` is told now and then for how many seconds more the engine has listened, and says whether that
+        gives it something to do.
+        """
         self._owners[session] = owner
+        self._on_listened[session] = on_listened
         self._on_exit[session] = on_exit
         self.inbox.admit(session)
         self.server.listen(session, self._report_pipe)
@@ -153,6 +173,7 @@ class ProcessHost:
         self.inbox.dismiss(session)
         self._owners.pop(session, None)
         self._on_exit.pop(session, None)
+        self._on_listened.pop(session, None)
 
     def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
         return ProcessPipeline(plans, self, name)
@@ -194,7 +215,8 @@ class ProcessPipeline:
         self._closing = False
         self._end = EngineEnd(host, entrance(plans[0]))
         self._last_heartbeat = [host.now()] * self.stages
-        host.register(self._session, self._on_message, self._on_exit)
+        self._silence = Silence(self.stages)
+        host.register(self._session, self._on_message, self._on_exit, self._on_listened)
         try:
             self._start()
         except BaseException:
@@ -328,6 +350,17 @@ class ProcessPipeline:
     def _hear(self, stage: int) -> None:
         if 0 <= stage < self.stages:
             self._last_heartbeat[stage] = self._host.now()
+            self._silence.heard(stage)
+
+    def _on_listened(self, seconds: float) -> bool:
+        """Whether a stage has been silent for too long. One that loads its layers or is to leave says nothing."""
+        if not self._inboxes or self._closing or self._lost is not None:
+            return False
+        self._silence.listened(seconds)
+        silent = self._silence.longer_than(self._host.stage_timeout)
+        if silent is not None:
+            self._lose(silent, f"no sign of life for {self._host.stage_timeout:.0f} s")
+        return silent is not None
 
     def _on_exit(self, stage: int, cause: str) -> None:
         self._gone.add(stage)

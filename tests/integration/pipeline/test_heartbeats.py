@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, PipelineError, SamplingParams
 from penstock.cluster import load_cluster, stage_timings
 from penstock.cluster.uniform import uniform_cluster
 from penstock.messages import Delivery, Heartbeat, HeartbeatAck, encode
@@ -24,10 +24,12 @@ from tests.integration.pipeline.test_processes import (
     GREEDY,
     PROMPT,
     KillAfter,
+    alive,
     lost_by_now,
     pipeline_of,
     stage_processes,
     start,
+    until,
 )
 
 pytestmark = pytest.mark.processes
@@ -161,3 +163,13 @@ def test_a_heartbeat_of_nobody_ends_the_pipeline(target: Path, message: Heartbea
         pipeline = pipeline_of(llm)
         assert pipeline._on_message(Delivery(message=message), [])
         assert lost_by_now(pipeline)
+
+
+def test_a_stage_that_stays_stopped_ends_the_requests_with_its_name(target: Path) -> None:
+    with LLM(str(target), pipeline_parallel_size=2, skip_tokenizer_init=True, stage_timeout=5.0) as llm:
+        llm.generate(PROMPT, GREEDY)
+        stage = stage_processes()[1]
+        stage.suspend()
+        with pytest.raises(PipelineError, match=r"stage 1 \(layers .*no sign of life for 5 s"):
+            llm.generate(PROMPT, GREEDY)
+    until(lambda: not alive(stage))
