@@ -9,9 +9,10 @@ does not have the announced size is malformed, and ends the session's pipeline.
 from __future__ import annotations
 
 import hmac
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -22,6 +23,18 @@ PROTOCOL: Final = 1
 MAX_HEADER_BYTES: Final = 16 << 20
 NO_SLOT: Final = -1
 """The parent slot of a request's very first row."""
+
+
+Word = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number of a request, node, stream or sample, or a seed."""
+Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+"""A slot, position, token id or count. What of them there is, a stage's own capacity and vocabulary say."""
+Parent = Annotated[int, msgspec.Meta(ge=NO_SLOT, lt=2**31)]
+SeedWord = Annotated[int, msgspec.Meta(ge=0)]
+"""Up to 2**64 - 1, the largest that msgpack holds."""
+LARGEST: Final = sys.float_info.max
+Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class ForeignFrame(PenstockError):
@@ -42,47 +55,47 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     also where the request was interrupted and went on with part of its output as its prompt.
     """
 
-    seed: int = 0
-    sample: int = 0
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    logprobs: int = -1
-    barred: tuple[int, ...] = ()
-    barred_before: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
+    seed: SeedWord = 0
+    sample: SeedWord = 0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=LARGEST)] = 0.0
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Index = 0
+    min_p: Probability = 0.0
+    logprobs: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
+    barred: tuple[Index, ...] = ()
+    barred_before: Index = 0
+    presence_penalty: Finite = 0.0
+    frequency_penalty: Finite = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=LARGEST)] = 1.0
+    logit_bias: tuple[tuple[Index, Finite], ...] = ()
+    allowed_token_ids: tuple[Index, ...] = ()
     grammar: str = ""
-    prompt_length: int = 0
+    prompt_length: Index = 0
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):
     """A request whose rows appear from this batch on."""
 
-    request: int
+    request: Word
     sampling: Sampling
 
 
 class CommittedSlots(msgspec.Struct, frozen=True, array_like=True):
     """Slots of one request that have been committed since the last batch, in position order, no position left out."""
 
-    request: int
-    slots: list[int]
+    request: Word
+    slots: list[Index]
 
 
 class Rows(msgspec.Struct, array_like=True):
     """The rows of a batch, column by column; all six lists have one entry per row."""
 
-    requests: list[int] = []
-    nodes: list[int] = []
-    slots: list[int] = []
-    parents: list[int] = []
-    positions: list[int] = []
-    tokens: list[int] = []
+    requests: list[Word] = []
+    nodes: list[Word] = []
+    slots: list[Index] = []
+    parents: list[Parent] = []
+    positions: list[Index] = []
+    tokens: list[Index] = []
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -135,15 +148,15 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True, rename=SHORT_NAMES):
     counts them; empty where it reads the same of every row.
     """
 
-    stream: int
+    stream: Word
     opened: list[Opened] = []
     committed: list[CommittedSlots] = []
-    closed: list[int] = []
+    closed: list[Word] = []
     rows: Rows
     wanted: list[int] = []
-    candidates: int = 0
-    feature_nodes: list[int] = []
-    feature_levels: list[int] = []
+    candidates: Index = 0
+    feature_nodes: list[Word] = []
+    feature_levels: list[Index] = []
     alive: list[int] = []
     dtype: str = ""
     width: int = 0
@@ -157,9 +170,9 @@ class Features(msgspec.Struct, tag="features", kw_only=True):
     final-normed. The tensor frame has one line per row: its states side by side, ``width`` values in all.
     """
 
-    layers: list[int]
-    nodes: list[int]
-    slots: list[int]
+    layers: list[Index]
+    nodes: list[Word]
+    slots: list[Index]
     dtype: str = ""
     width: int = 0
 
@@ -199,8 +212,8 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
 class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
     """These nodes are dead: drop their rows from batches numbered below ``before``. Late, early or twice: no harm."""
 
-    before: int
-    nodes: list[int]
+    before: Word
+    nodes: list[Word]
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):

@@ -173,12 +173,13 @@ def pick_above_floor(scores_V: np.ndarray, noise_V: np.ndarray, sampling: Sampli
         return token
     mass_V = np.exp(scores_V)
     limit = sampling.top_p * mass_V.sum()
-    while True:
+    while noisy_V[token] > -np.inf:  # every turn takes one token out at least
         above_V = standing_above(scores_V, token)
         if (mass_V * above_V).sum() < limit:
             return token
         noisy_V[~above_V] = -np.inf
         token = int(noisy_V.argmax())
+    return int(scores_V.argmax())
 
 
 def standing_above(scores_V: np.ndarray, token: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.dtypes import DTYPE_BYTES
 from penstock.messages import (
     MAX_HEADER_BYTES,
+    NO_SLOT,
     PROTOCOL,
     Batch,
     Cancel,
@@ -44,26 +45,32 @@ from penstock.messages import (
 SESSION = "5" * 32
 
 whole = st.integers(-(2**63), 2**64 - 1)
+word = st.integers(0, 2**63 - 1)
+index = st.integers(0, 2**31 - 1)
 number = st.floats(allow_nan=False)
 text = st.text(max_size=8)
+
+
+samplings = st.builds(Sampling, st.integers(0, 2**64 - 1), word, st.floats(0, 1e308), st.floats(0, 1, exclude_min=True))
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Batch, list[bytes]]:
     """A consistent batch and its tensor frame, if it has one."""
     count = draw(st.integers(0, 5))
-    columns = [draw(st.lists(whole, min_size=count, max_size=count)) for _ in range(6)]
+    kinds = (word, word, index, st.integers(NO_SLOT, 2**31 - 1), index, index)
+    columns = [draw(st.lists(kind, min_size=count, max_size=count)) for kind in kinds]
     indices = st.lists(st.integers(0, count - 1), unique=True, max_size=count) if count else st.just([])
     batch = Batch(
-        stream=draw(whole),
-        opened=draw(st.lists(st.builds(Opened, whole, st.builds(Sampling, whole, whole, number)), max_size=2)),
-        committed=draw(st.lists(st.builds(CommittedSlots, whole, st.lists(whole, max_size=4)), max_size=2)),
-        closed=draw(st.lists(whole, max_size=3)),
+        stream=draw(word),
+        opened=draw(st.lists(st.builds(Opened, word, samplings), max_size=2)),
+        committed=draw(st.lists(st.builds(CommittedSlots, word, st.lists(index, max_size=4)), max_size=2)),
+        closed=draw(st.lists(word, max_size=3)),
         rows=Rows(*columns),
         wanted=draw(indices),
         alive=sorted(draw(indices)),
-        candidates=draw(whole),
-        feature_nodes=draw(st.lists(whole, min_size=count, max_size=count) | st.just([])),
+        candidates=draw(index),
+        feature_nodes=draw(st.lists(word, min_size=count, max_size=count) | st.just([])),
         dtype=draw(st.sampled_from(["", *DTYPE_BYTES])),
         width=draw(st.integers(0, 9)),
         spans=draw(st.lists(st.builds(Span, whole, number, number, number, number, number, whole), max_size=2)),
@@ -75,8 +82,8 @@ def batches(draw: st.DrawFn) -> tuple[Batch, list[bytes]]:
 @st.composite
 def features(draw: st.DrawFn) -> tuple[Features, list[bytes]]:
     """Consistent features and their tensor frame, if it has one."""
-    count, layers = draw(st.integers(0, 4)), draw(st.lists(whole, min_size=1, max_size=3))
-    nodes, slots = (draw(st.lists(whole, min_size=count, max_size=count)) for _ in range(2))
+    count, layers = draw(st.integers(0, 4)), draw(st.lists(index, min_size=1, max_size=3))
+    nodes, slots = (draw(st.lists(kind, min_size=count, max_size=count)) for kind in (word, index))
     dtype, width = draw(st.sampled_from([*DTYPE_BYTES])), len(layers) * draw(st.integers(0, 4))
     sent = Features(layers=layers, nodes=nodes, slots=slots, dtype=dtype, width=width)
     size = count * width * DTYPE_BYTES[dtype]
@@ -87,7 +94,7 @@ picks = st.builds(SampledToken, whole, whole, number, whole, st.lists(st.tuples(
 candidates = st.builds(Candidates, whole, st.lists(whole, max_size=2), st.lists(number, max_size=2))
 others: st.SearchStrategy[Message] = st.one_of(
     st.builds(Result, stream=whole, picks=st.lists(picks, max_size=3), candidates=st.lists(candidates, max_size=3)),
-    st.builds(Cancel, before=whole, nodes=st.lists(whole)),
+    st.builds(Cancel, before=word, nodes=st.lists(word)),
     st.builds(Ready, stage=whole),
     st.builds(ReserveDevice, seconds=number),
     st.builds(DeviceReserved, stage=whole, start=number, end=number),
@@ -221,3 +228,45 @@ def test_content_that_nests_too_deeply_is_malformed() -> None:
     frame = msgspec.msgpack.encode((PROTOCOL, SESSION, msgspec.Raw(b"\x91" * 500 + b"\xc0")))
     with pytest.raises(MalformedMessage):
         decode([frame], SESSION)
+
+
+bad_index = st.integers(-(2**63), -2) | st.integers(2**31, 2**64 - 1)
+bad_number = st.sampled_from([float("nan"), float("inf"), -float("inf")])
+
+
+@given(
+    st.fixed_dictionaries({"seed": st.integers(-(2**63), -1)})
+    | st.fixed_dictionaries({"sample": st.integers(-(2**63), -1)})
+    | st.sampled_from(["temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"]).flatmap(
+        lambda name: st.fixed_dictionaries({name: bad_number})
+    )
+    | st.fixed_dictionaries({"top_p": bad_number | st.floats(max_value=0.0) | st.floats(1.0, exclude_min=True)})
+    | st.fixed_dictionaries({"min_p": bad_number | st.floats(1.0, exclude_min=True)})
+    | st.sampled_from(["top_k", "logprobs", "barred_before", "prompt_length"]).flatmap(
+        lambda name: st.fixed_dictionaries({name: bad_index})
+    )
+    | st.sampled_from(["barred", "allowed_token_ids"]).flatmap(
+        lambda name: st.fixed_dictionaries({name: st.tuples(bad_index)})
+    )
+    | st.fixed_dictionaries({"logit_bias": st.tuples(st.tuples(bad_index, st.just(1.0)))})
+)
+def test_sampling_out_of_range_is_malformed(fields: dict[str, Any]) -> None:
+    frame = encode(simple(opened=[Opened(1, Sampling(**fields))]), SESSION)
+    with pytest.raises(MalformedMessage, match=r"opened\[0\]"):
+        decode([frame], SESSION)
+
+
+@given(st.sampled_from(["requests", "nodes", "slots", "parents", "positions", "tokens"]), st.integers(-(2**63), -2))
+def test_row_numbers_below_zero_are_malformed(column: str, value: int) -> None:
+    batch = simple()
+    getattr(batch.rows, column)[1] = value
+    with pytest.raises(MalformedMessage, match="Expected `int`"):
+        decode([encode(batch, SESSION)], SESSION)
+
+
+@given(st.sampled_from(["slots", "parents", "positions", "tokens"]), st.integers(2**31, 2**64 - 1))
+def test_row_numbers_that_no_stage_has_are_malformed(column: str, value: int) -> None:
+    batch = simple()
+    getattr(batch.rows, column)[0] = value
+    with pytest.raises(MalformedMessage, match="Expected `int`"):
+        decode([encode(batch, SESSION)], SESSION)

@@ -16,7 +16,7 @@ from penstock.core import PipelineError
 from penstock.messages import Sampling
 from penstock.noise import gumbel
 from penstock.stage import sampler
-from penstock.stage.sampler import pick_tokens, rank_candidates
+from penstock.stage.sampler import pick_above_floor, pick_tokens, rank_candidates
 from tests.statistics import chi_square_p_value
 
 # --- The plain reference: Hugging Face's own filters, or a full sort, and then an argmax ---
@@ -381,3 +381,10 @@ def test_top_p_of_a_mass_that_is_not_renormalised_is_caught(monkeypatch):
     assert first_p_value(right) > 0.01
     monkeypatch.setattr(sampler, "pick_noisy", wrong)
     assert first_p_value(right) < 1e-9
+
+
+@pytest.mark.parametrize("fields", [{"min_p": 2.0}, {"top_p": 0.0}, {"top_p": float("nan")}])
+def test_filters_that_nothing_passes_end_with_the_best_token(fields: dict[str, float]) -> None:
+    sampling = Sampling(**{"temperature": 1.0, "top_p": 0.5, **fields})  # type: ignore[arg-type]
+    scores_V = np.array([-1.0, 0.0, -2.0])
+    assert pick_above_floor(scores_V, np.zeros(3), sampling) == 1
