@@ -1,0 +1,1 @@
+"""What benchmarks/load/attack.py tries: a file for each kind of attack."""

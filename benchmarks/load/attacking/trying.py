@@ -1,0 +1,108 @@
+"""How attacks are tried: again and again with fresh randomness, each for its share of the time."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import psutil
+
+ROUND: Final = 200
+"""Attempts after which what is attacked is started anew, so that what it leaves behind is seen."""
+LEFT: Final = 10.0
+"""Seconds that processes have to leave and descriptors to be closed after an attack's end."""
+
+
+class Fault(Exception):
+    """Something that must not happen has happened."""
+
+
+class Attack(Protocol):
+    """Something that is attacked while it lives."""
+
+    def attempt(self, rng: random.Random) -> str:
+        """Attack once, and say in a word what became of it. ``rng`` decides all that is left to chance.
+
+        Raises Fault; any other exception is a fault too. What is attacked is started anew after either.
+        """
+        ...
+
+
+Start = Callable[[], AbstractContextManager[Attack]]
+
+
+@dataclass
+class Tried:
+    """What was tried of one kind, by what became of it, and what failed, with the number of its attempt."""
+
+    kind: str
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Trial:
+    """Attempts of one kind. Attempt ``index`` is the same for a seed, whatever was tried before it."""
+
+    def __init__(self, kind: str, start: Start, seed: int, first: int = 0) -> None:
+        self.tried = Tried(kind)
+        self._start = start
+        self._seed = seed
+        self._index = first
+        self._baseline: tuple[int, frozenset[int]] | None = None
+
+    def run(self, seconds: float, attempts: int | None = None) -> Tried:
+        """Until the time is over, or so many have been made."""
+        began = time.monotonic()
+        last = None if attempts is None else self._index + attempts
+        while time.monotonic() - began < seconds and self._index != last:
+            first = self._index
+            self._round(began + seconds, last)
+            self._check_what_is_left(first)
+        self.tried.seconds = time.monotonic() - began
+        return self.tried
+
+    def _round(self, until: float, last: int | None) -> None:
+        try:
+            with self._start() as attack:
+                for _ in range(ROUND):
+                    self._index += 1
+                    rng = random.Random(f"{self.tried.kind} {self._seed} {self._index - 1}")
+                    self.tried.outcomes[attack.attempt(rng)] += 1
+                    if time.monotonic() > until or self._index == last:
+                        return
+        except Fault as fault:
+            self._fail(f"attempt {self._index - 1}", str(fault))
+        except Exception:
+            self._fail(f"attempt {self._index - 1}", traceback.format_exc())
+
+    def _check_what_is_left(self, first: int) -> None:
+        """Against what there was after the first round, which starts what stays for good."""
+        deadline = time.monotonic() + LEFT
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if left:
+            self._fail(f"attempts {first} to {self._index - 1}", left)
+            self._baseline = None
+
+    def _left(self) -> str:
+        own = psutil.Process()
+        descriptors, children = own.num_fds(), {child.pid: child for child in own.children(recursive=True)}
+        if self._baseline is None:
+            self._baseline = descriptors, frozenset(children)
+        before, known = self._baseline
+        strays = [str(child) for pid, child in children.items() if pid not in known]
+        if descriptors > before:
+            strays.append(f"{descriptors} descriptors, {before} after the first round")
+        return f"left behind: {strays}" if strays else ""
+
+    def _fail(self, which: str, what: str) -> None:
+        self.tried.outcomes["FAILED"] += 1
+        self.tried.faults.append((which, what))
+        print(f"{self.tried.kind} --seed {self._seed}, {which}: {what}", flush=True)

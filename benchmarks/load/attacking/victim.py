@@ -1,0 +1,152 @@
+"""A server under attack: what may come back from it, and whether it still gives others their answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.load.attacking.trying import Fault
+from benchmarks.shared.served import ServedProcess, served
+
+KEY: Final = "attack"
+HUNG: Final = 60.0
+"""Seconds after which a reply counts as one that never comes."""
+SLOW: Final = 20.0
+"""Seconds that a short answer may take beside an attack."""
+FLAGS: Final = (
+    *("demo", "-pp", "2", "--api-key", KEY, "--max-model-len", "512", "--max-num-seqs", "4", "--max-queue", "16"),
+    *("--max-body-size", "200000", "--body-timeout", "1", "--drain-timeout", "10"),
+)
+CANARY: Final = {"prompt": "def add(a, b):\n", "max_tokens": 12, "temperature": 0.0, "return_token_ids": True}
+MARKS: Final = ("Traceback (most recent call last)", "Exception in ASGI")
+"""Words that no reply and no line of the log has."""
+PIECES: Final = (b"\0", b"\r\n", b"\n", b"\xff", b'"', b"{", b"[", b"\\u", b"\xed\xa0\x80", b"9" * 40)
+"""What is put in where bytes are scrambled."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply; status 0 where the connection was closed without one."""
+
+    status: int
+    body: bytes = b""
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Victim:
+    """A server, and the one right answer of a request that others make meanwhile."""
+
+    def __init__(self, server: ServedProcess) -> None:
+        self.server = server
+        self._seen = 0
+        self._right = self._canary()
+
+    def exchange(self, data: bytes, *, half: bool = False) -> Answer:
+        """What comes back for these bytes; ``half``: nothing more will follow them. Raises Fault if nothing does."""
+        try:
+            with socket.create_connection(self.server.address, timeout=HUNG) as connection:
+                connection.sendall(data)
+                if half:
+                    connection.shutdown(socket.SHUT_WR)
+                return read(connection)
+        except TimeoutError:
+            raise Fault(f"no reply after {HUNG:.0f} s to {shortened(data)}") from None
+        except OSError:
+            return Answer(0)
+
+    def post(self, path: str, body: bytes, half: bool = False) -> Answer:
+        return self.exchange(request(path, body), half=half)
+
+    def check(self, answer: Answer, sent: bytes) -> None:
+        """A reply that is a typed error, or an answer. Raises Fault otherwise."""
+        text = answer.body.decode(errors="replace")
+        if answer.status >= 500 and answer.status != 503:
+            raise Fault(f"{answer.status} {text[:2000]} to {shortened(sent)}")
+        if any(mark in text for mark in MARKS):
+            raise Fault(f"a raw error {text[:2000]} to {shortened(sent)}")
+        if answer.status >= 400:
+            try:
+                error = answer.json()["error"]
+                message = error["message"]
+            except (ValueError, KeyError, TypeError):
+                raise Fault(f"{answer.status} with an untyped error {text[:2000]} to {shortened(sent)}") from None
+            if not message or not isinstance(message, str):
+                raise Fault(f"an error without a message: {text} to {shortened(sent)}")
+
+    def check_others(self) -> None:
+        """That others get their answers, and soon, and that nothing went wrong inside. Raises Fault."""
+        began = time.monotonic()
+        if (found := self._canary()) != self._right:
+            raise Fault(f"another request's answer is {found}, it was {self._right}")
+        if (seconds := time.monotonic() - began) > SLOW:
+            raise Fault(f"another request's answer took {seconds:.1f} s")
+        lines, self._seen = self.server.lines[self._seen :], len(self.server.lines)
+        for line in lines:
+            if not line.startswith("{") or any(mark in line for mark in MARKS) or '"level": "error"' in line:
+                raise Fault(f"logged: {line}")
+
+    def _canary(self) -> Any:
+        answer = self.post("/v1/completions", json.dumps(CANARY).encode())
+        if answer.status != 200:
+            raise Fault(f"another request is answered {answer}")
+        return answer.json()["choices"]
+
+
+@contextmanager
+def victim() -> Iterator[Victim]:
+    with served(*FLAGS) as server:
+        yield Victim(server)
+        if (code := server.end()) != 0:
+            raise Fault(f"the server ended with {code}: {server.lines[-5:]}")
+
+
+def request(path: str, body: bytes) -> bytes:
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: attack\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def read(connection: socket.socket) -> Answer:
+    try:
+        response = http.client.HTTPResponse(connection)
+        with response:
+            response.begin()
+            return Answer(response.status, response.read())
+    except (http.client.HTTPException, ConnectionError) as error:
+        if isinstance(error, http.client.RemoteDisconnected | ConnectionError):
+            return Answer(0)
+        raise Fault(f"no HTTP: {error!r}") from error
+
+
+def scrambled(data: bytes, rng: random.Random) -> bytes:
+    """A few bytes changed, doubled, put in or left out."""
+    found = bytearray(data)
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randrange(len(found) + 1)
+        kind = rng.randrange(4)
+        if kind == 0:
+            found[at : at + 1] = bytes([rng.randrange(256)])
+        elif kind == 1:
+            found[at:at] = rng.choice(
+                (b"\0", b"\r\n", b"\n", b"\xff", b'"', b"{", b"[", b"\\u", b"\xed\xa0\x80", b"9" * 40)
+            )
+        elif kind == 2:
+            del found[at : at + rng.randint(1, 20)]
+        else:
+            found[at:at] = found[at : at + rng.randint(1, 200)]
+    return bytes(found)
+
+
+def shortened(data: bytes) -> str:
+    return repr(data if len(data) < 3000 else data[:1500] + b"..." + data[-1500:])
