@@ -19,6 +19,7 @@ import sys
 from typing import Any
 
 from benchmarks.load.soaking.cases import drawn_cases
+from benchmarks.load.soaking.clients import KEY
 from benchmarks.load.soaking.resources import PROCESSES, slopes
 from benchmarks.load.soaking.run import FLAGS, Soak, Soaked
 from benchmarks.shared.measured import store
@@ -80,7 +81,7 @@ def main(requests: int, rate: float) -> int:
     check(rate > 0, "RATE", rate, "above 0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     cases = drawn_cases(CASES, seed=0)
-    with served(*FLAGS) as server:
+    with served(*FLAGS, api_key=KEY) as server:
         found = Soak(server, cases, requests, rate, warm=requests // 10).run()
     figures = figures_of(found, requests, rate)
     print(*lines(figures), *found.problems, sep="\n")

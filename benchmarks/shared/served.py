@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -72,10 +73,11 @@ class ServedProcess:
 
 
 @contextmanager
-def served(*flags: str) -> Iterator[ServedProcess]:
-    """``penstock serve FLAGS`` until the block ends."""
+def served(*flags: str, api_key: str | None = None) -> Iterator[ServedProcess]:
+    """``penstock serve FLAGS`` until the block ends. ``api_key`` is in its environment, where no other user sees it."""
     command = [PENSTOCK, "serve", *flags, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = None if api_key is None else {**os.environ, "PENSTOCK_API_KEY": api_key}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         server = ServedProcess(process)
         yield server

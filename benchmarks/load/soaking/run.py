@@ -23,7 +23,7 @@ from penstock.bench.serving.load import arrival_times, run_load
 DRAIN = 10
 """Seconds that the server has to end."""
 FLAGS = (
-    *("demo", "-pp", "2", "--api-key", KEY, "--max-num-seqs", "6", "--max-queue", "24", "--max-model-len", "512"),
+    *("demo", "-pp", "2", "--max-num-seqs", "6", "--max-queue", "24", "--max-model-len", "512"),
     *("--kv-slots", "400", "--max-body-size", "20000", "--body-timeout", "3", "--drain-timeout", str(DRAIN)),
 )
 """Few slots: what is long has to give them up, and the prefix cache has to forget."""
