@@ -33,7 +33,7 @@ class Load:
 
 
 @dataclass
-class Flying:
+class BatchInFlight:
     """A batch on its way."""
 
     entered: float
@@ -48,27 +48,27 @@ class Boards:
 
     def __init__(self, delays: Sequence[float]) -> None:
         self._delays = list(delays)
-        self._flying: dict[int, Flying] = {}
+        self._in_flight: dict[int, BatchInFlight] = {}
         self._dead: set[int] = set()
 
     def submitted(self, batch: Batch, at: float) -> None:
-        self._flying[batch.stream] = Flying(at, batch.rows)
+        self._in_flight[batch.stream] = BatchInFlight(at, batch.rows)
 
     def arrived(self, result: Result) -> None:
-        self._flying.pop(result.stream, None)
+        self._in_flight.pop(result.stream, None)
 
     def died(self, nodes: Collection[int]) -> None:
         self._dead.update(nodes)
 
     def clear(self) -> None:
-        self._flying.clear()
+        self._in_flight.clear()
         self._dead.clear()
 
     def loads(self, now: float) -> list[Load]:
         """What is on each board. Called from the drawing thread: works on copies."""
         found = [Load()] * len(self._delays)
         ahead = len(self._delays)
-        for batch in list(self._flying.values()):
+        for batch in list(self._in_flight.values()):
             ahead = min(ahead - 1, bisect.bisect_right(self._delays, now - batch.entered) - 1)
             if ahead < 0:
                 break

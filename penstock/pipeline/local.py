@@ -37,7 +37,7 @@ CHUNK: Final = 1 << 18
 """Bytes that are read at once, about what the system holds for a receiver."""
 WAITING: Final = 128
 """Connections that may wait to be accepted."""
-STRANGERS: Final = 64
+MOST_UNAUTHENTICATED: Final = 64
 """Connections that are kept open before they have shown a session's token. Who has one sends it at once."""
 ON_ITS_WAY: Final = 1 << 22
 """Bytes that the system is asked to hold for a receiver that is busy; it may grant fewer."""
@@ -58,8 +58,8 @@ class LocalInbox(Inbox):
     """Listens at ``path``, which must not exist. Raises OSError if it does.
 
     Whoever may reach the file can connect. Of one who does not begin with the token of an admitted session no more than
-    a token's length is read. There are at most STRANGERS connections that have not shown it yet; for one more, the one
-    that has been silent longest is closed.
+    a token's length is read. At most MOST_UNAUTHENTICATED connections may have shown no token yet. For one more,
+    the one that has been silent longest is closed.
     """
 
     def __init__(self, path: str) -> None:
@@ -79,7 +79,7 @@ class LocalInbox(Inbox):
         self._chunk = memoryview(bytearray(CHUNK))
         self._tokens: dict[str, bytes] = {}
         """By session."""
-        self._strangers: dict[int, Stranger] = {}
+        self._unauthenticated: dict[int, UnauthenticatedConnection] = {}
         """By descriptor, the one that came first first."""
         self._streams: dict[int, Stream] = {}
         self._woken: list[int] = []
@@ -105,8 +105,8 @@ class LocalInbox(Inbox):
                 messages += self._read(self._streams[fd])
             elif fd in self._watched:
                 self._watched[fd]()
-            elif fd in self._strangers:
-                messages += self._recognise(self._strangers[fd])
+            elif fd in self._unauthenticated:
+                messages += self._authenticate(self._unauthenticated[fd])
             else:
                 messages += self._accept()
         return messages
@@ -117,30 +117,30 @@ class LocalInbox(Inbox):
             for _ in range(WAITING):
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
-                stranger = self._strangers[connection.fileno()] = Stranger(connection)
+                newcomer = self._unauthenticated[connection.fileno()] = UnauthenticatedConnection(connection)
                 self._readable.add(connection.fileno())
-                messages += self._recognise(stranger)
-                if len(self._strangers) > STRANGERS:
-                    self._turn_away(next(iter(self._strangers.values())), "too many that have not shown a session's")
+                messages += self._authenticate(newcomer)
+                if len(self._unauthenticated) > MOST_UNAUTHENTICATED:
+                    self._refuse(next(iter(self._unauthenticated.values())), "too many that have not shown a session's")
         return messages
 
-    def _recognise(self, stranger: Stranger) -> list[list[bytes]]:
-        """Read the stranger's token. One who has shown it is none any more, and may have sent messages already."""
-        token = stranger.read()
+    def _authenticate(self, newcomer: UnauthenticatedConnection) -> list[list[bytes]]:
+        """Read its token. Messages may already follow it."""
+        token = newcomer.read()
         if token is None:
             return []
         if not any(hmac.compare_digest(token, known) for known in self._tokens.values()):
-            self._turn_away(stranger, "it does not begin with a session's")
+            self._refuse(newcomer, "it does not begin with a session's")
             return []
-        fd = stranger.connection.fileno()
-        del self._strangers[fd]
-        stream = self._streams[fd] = Stream(stranger.connection)
+        fd = newcomer.connection.fileno()
+        del self._unauthenticated[fd]
+        stream = self._streams[fd] = Stream(newcomer.connection)
         return self._read(stream)
 
-    def _turn_away(self, stranger: Stranger, reason: str) -> None:
+    def _refuse(self, newcomer: UnauthenticatedConnection, reason: str) -> None:
         log.warning("refused a connection: %s token", reason)
-        del self._strangers[stranger.connection.fileno()]
-        self._close(stranger.connection)
+        del self._unauthenticated[newcomer.connection.fileno()]
+        self._close(newcomer.connection)
 
     def _close(self, connection: socket.socket) -> None:
         self._readable.remove(connection.fileno())
@@ -161,18 +161,18 @@ class LocalInbox(Inbox):
         if self._listener.fileno() < 0:
             return
         self._readable.close()
-        for stranger in self._strangers.values():
-            stranger.connection.close()
+        for newcomer in self._unauthenticated.values():
+            newcomer.connection.close()
         for stream in self._streams.values():
             stream.connection.close()
-        self._strangers.clear()
+        self._unauthenticated.clear()
         self._streams.clear()
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
 
-class Stranger:
+class UnauthenticatedConnection:
     """A connection that has not shown a session's token yet."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -16,7 +16,7 @@ from penstock.pipeline.inbox import MAX_FRAME_BYTES
 from penstock.pipeline.local import (
     FRAME,
     FRAMES,
-    STRANGERS,
+    MOST_UNAUTHENTICATED,
     TOKEN_BYTES,
     FramingError,
     LocalInbox,
@@ -164,7 +164,7 @@ def test_of_a_stranger_a_tokens_length_is_read_and_no_size_counts(
         while not (found and turned_away(stranger)):
             found += take(inbox)
         assert found == [[b"one"]]
-        assert not inbox._strangers
+        assert not inbox._unauthenticated
         assert "does not begin with a session's token" in caplog.text
 
 
@@ -193,14 +193,14 @@ def test_a_dismissed_session_is_let_in_no_more(tmp_path: Path) -> None:
 def test_silent_strangers_are_few_and_keep_nobody_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with listening(tmp_path) as inbox, contextlib.ExitStack() as clients:
         strangers = []
-        for _ in range(STRANGERS + 40):
+        for _ in range(MOST_UNAUTHENTICATED + 40):
             strangers.append(clients.enter_context(connected(inbox, b"")))
             assert take(inbox) == []
         ours = clients.enter_context(connected(inbox))
         ours.sendall(on_the_wire([b"one"]))
         assert take(inbox) == [[b"one"]]
-        assert [turned_away(stranger) for stranger in strangers] == [True] * 40 + [False] * STRANGERS
-        assert len(inbox._strangers) == STRANGERS
+        assert [turned_away(stranger) for stranger in strangers] == [True] * 40 + [False] * MOST_UNAUTHENTICATED
+        assert len(inbox._unauthenticated) == MOST_UNAUTHENTICATED
         assert caplog.text.count("refused a connection: too many") == 40
 
 
