@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from typing import Any, Final
 
 Choose = Callable[[Sequence[Any], str], Any]
@@ -33,7 +34,7 @@ def mutate(content: Any, fields: Sequence[str], choose: Choose) -> Any:
 
     ``fields`` are names that somebody does something with, wherever they stand.
     """
-    value = choose(HOSTILE, "value")
+    value = deepcopy(choose(HOSTILE, "value"))  # it may be changed next
     kind = choose(KINDS, "kind")
     found = list(tables(content))
     if kind == "whole" or not found:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -23,18 +25,38 @@ class Fault(Exception):
     """Something that must not happen has happened."""
 
 
+class Ended(Exception):
+    """What is attacked has ended, as it may: it is started anew. Says in a word what became of the attempt."""
+
+
 class Attack(Protocol):
     """Something that is attacked while it lives."""
 
     def attempt(self, rng: random.Random) -> str:
         """Attack once, and say in a word what became of it. ``rng`` decides all that is left to chance.
 
-        Raises Fault; any other exception is a fault too. What is attacked is started anew after either.
+        Raises Ended, and Fault; any other exception is a fault too. What is attacked is started anew after each.
         """
         ...
 
 
 Start = Callable[[], AbstractContextManager[Attack]]
+
+
+@contextmanager
+def deadline(seconds: float, what: str) -> Iterator[None]:
+    """Raise Fault in the block, which the main thread runs, if it has not ended by then."""
+
+    def late(*_: object) -> None:
+        raise Fault(f"{what}: no end after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass
@@ -64,6 +86,8 @@ class Trial:
         while time.monotonic() - began < seconds and self._index != last:
             first = self._index
             self._round(began + seconds, last)
+            if self._index == first:  # it cannot even be started
+                break
             self._check_what_is_left(first)
         self.tried.seconds = time.monotonic() - began
         return self.tried
@@ -77,6 +101,8 @@ class Trial:
                     self.tried.outcomes[attack.attempt(rng)] += 1
                     if time.monotonic() > until or self._index == last:
                         return
+        except Ended as ended:
+            self.tried.outcomes[str(ended)] += 1
         except Fault as fault:
             self._fail(f"attempt {self._index - 1}", str(fault))
         except Exception:
@@ -92,6 +118,7 @@ class Trial:
             self._baseline = None
 
     def _left(self) -> str:
+        gc.collect()  # what exceptions hold
         own = psutil.Process()
         descriptors, children = own.num_fds(), {child.pid: child for child in own.children(recursive=True)}
         if self._baseline is None:

@@ -122,7 +122,10 @@ def read(connection: socket.socket) -> Answer:
         response = http.client.HTTPResponse(connection)
         with response:
             response.begin()
-            return Answer(response.status, response.read())
+            try:
+                return Answer(response.status, response.read())
+            except http.client.IncompleteRead as rest:  # HEAD, or we have left by half
+                return Answer(response.status, rest.partial)
     except (http.client.HTTPException, ConnectionError) as error:
         if isinstance(error, http.client.RemoteDisconnected | ConnectionError):
             return Answer(0)

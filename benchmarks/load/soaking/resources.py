@@ -12,6 +12,8 @@ import psutil
 MIB = 1 << 20
 PROCESSES = ("server", "fork server", "drafter", "stage 0", "stage 1")
 """In the order in which they are started."""
+PIPES = 2
+"""Descriptors of the server to each process that renders chat templates."""
 INTERVAL = 2.0
 """Seconds between two samples."""
 
@@ -19,7 +21,8 @@ INTERVAL = 2.0
 @dataclass(frozen=True)
 class Held:
     """At one moment, after so many requests. ``resident`` is in MiB by process, in the order of ``PROCESSES``;
-    ``threads`` and ``descriptors`` are of all of them together."""
+    ``threads`` and ``descriptors`` are of all of them together. Those that render chat templates start when there are
+    conversations enough: neither they nor the server's ends of their pipes are counted."""
 
     requests: int
     resident: tuple[float, ...]
@@ -32,14 +35,21 @@ class Held:
 
 
 def held(pid: int, requests: int) -> Held:
-    server = psutil.Process(pid)
-    family = [server, *sorted(server.children(recursive=True), key=lambda child: child.pid)]
+    family, renderers = family_of(pid)
     return Held(
         requests,
         tuple(one.memory_info().rss / MIB for one in family),
         sum(one.num_threads() for one in family),
-        sum(one.num_fds() for one in family),
+        sum(one.num_fds() for one in family) - PIPES * renderers,
     )
+
+
+def family_of(pid: int) -> tuple[list[psutil.Process], int]:
+    """A server and its children in the order of ``PROCESSES``, and how many others render chat templates."""
+    server = psutil.Process(pid)
+    children = sorted(server.children(recursive=True), key=lambda child: (child.create_time(), child.pid))
+    others = [child for child in children if not any("template_process" in word for word in child.cmdline())]
+    return [server, *others], len(children) - len(others)
 
 
 @dataclass
