@@ -33,7 +33,7 @@ ORDER = (
     *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "hop_floor", "spd_correction"),
     *("drafter_time", "pp_eagle_table"),
     *("auto_against", "parts", "always_wrong", "simulator", "two_processes", "centralised"),
-    *("serving", "serve_http", "interference", "soak"),
+    *("serving", "serve_http", "interference", "soak", "attack"),
 )
 AWAITED = (
     "flowspec_eagle",
@@ -42,7 +42,7 @@ AWAITED = (
     "spd_correction",
     "drafter_time",
     "pp_eagle_table",
-    *("serving", "serve_http"),
+    *("serving", "serve_http", "attack"),
 )
 """Left out of the page until they are measured: their drafters have to be trained first, or they take long."""
 MODULES = (engine, comparisons, pipedec, pipedec_processes, flowspec, spd, vllm, serving)

@@ -6,6 +6,8 @@ Every kind has its share of the time. An attempt fails where something hangs, a 
 untyped, a checkpoint's code runs, or processes or descriptors are left behind. Each failure is printed with the kind
 and the attempt, which ``--only KIND --first I --attempts 1`` repeats. The exit code is 1 if anything has failed.
 
+A run of all kinds is written to benchmarks/measured/load/attack.json.
+
 ``--only memory --attempts 10`` makes ten thousand requests of one server, and prints what its processes hold.
 """
 
@@ -15,14 +17,16 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.load.attacking import bodies, checkpoints, frames, grammars, heads, kills, memory
 from benchmarks.load.attacking.trying import Start, Trial, Tried
+from benchmarks.shared.measured import store
 
 NAME: Final = "attack"
+HOW: Final = "Measured, with the demo pair"
 ATTACKS: Final[Mapping[str, Start]] = {
     "bodies": bodies.attacked,
     "heads": heads.attacked,
@@ -37,13 +41,24 @@ ATTACKS: Final[Mapping[str, Start]] = {
 }
 
 
-def lines(found: list[Tried]) -> list[str]:
+def figures_of(found: Sequence[Tried], seed: int, minutes: float) -> dict[str, Any]:
+    kinds = {
+        one.kind: {
+            "tried": one.outcomes.total(),
+            "seconds": one.seconds,
+            "outcomes": dict(sorted(one.outcomes.items())),
+            "faults": [f"{which}: {what.strip().splitlines()[-1][:300]}" for which, what in one.faults],
+        }
+        for one in found
+    }
+    return {"seed": seed, "minutes": minutes, "kinds": kinds}
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
     rows = []
-    for one in found:
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(one.outcomes.items()))
-        rows.append(
-            f"{one.kind:14} {one.outcomes.total():7} in {one.seconds:5.0f} s, {len(one.faults)} failed: {outcomes}"
-        )
+    for kind, one in figures["kinds"].items():
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in one["outcomes"].items())
+        rows.append(f"{kind:14} {one['tried']:7} in {one['seconds']:5.0f} s, {len(one['faults'])} failed: {outcomes}")
     return rows
 
 
@@ -60,7 +75,11 @@ def main() -> int:
     print(f"seed {given.seed}", flush=True)
     share = 60 * given.minutes / len(kinds)
     found = [Trial(kind, ATTACKS[kind], given.seed, given.first).run(share, given.attempts) for kind in kinds]
-    print(*lines(found), sep="\n")
+    figures = figures_of(found, given.seed, given.minutes)
+    print(*lines(figures), sep="\n")
+    if kinds == list(ATTACKS):
+        command = f"python -m benchmarks.load.attack --minutes {given.minutes:g} --seed {given.seed}"
+        store(NAME, HOW, ([command], figures))
     return 1 if any(one.faults for one in found) else 0
 
 

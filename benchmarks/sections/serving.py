@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.load import interference, serve_http, serving, soak
+from benchmarks.load import attack, interference, serve_http, serving, soak
 from benchmarks.sections.base import Section, paragraphs
 from penstock.bench.entries import PLAIN
 from penstock.bench.formats import markdown
@@ -121,6 +121,29 @@ def render_soak(figures: Any) -> str:
     )
 
 
+def render_attack(figures: Any) -> str:
+    kinds = figures["kinds"]
+    rows = [
+        [
+            f"`{name}`",
+            f"{found['tried']:,}",
+            f"{found['seconds']:.0f}",
+            ", ".join(f"{count:,} {outcome}" for outcome, count in found["outcomes"].items()),
+            "; ".join(found["faults"]) or "nothing",
+        ]
+        for name, found in kinds.items()
+    ]
+    return paragraphs(
+        f"{sum(found['tried'] for found in kinds.values()):,} attacks with seed {figures['seed']}: changed bodies and "
+        "heads, grammars, changed checkpoints and drafters, up to 400 frames an attempt from those who know the "
+        "session's secret and those who do not, processes killed and stopped beside running requests, and a thousand "
+        "requests an attempt of which a third is left. An attempt fails where something hangs, another request's "
+        "token changes, an error is raw or untyped, a checkpoint's code runs, memory grows, or processes, descriptors "
+        "or folders stay behind.",
+        markdown(["kind", "tried", "s", "what became of it", "what failed"], rows),
+    )
+
+
 def render_http(figures: Any) -> str:
     rows = [
         [str(found["boards"]), concurrency, f"`{row['strategy']}`", *speed_cells(row, 2), late(found, row)]
@@ -150,6 +173,7 @@ def late(found: dict[str, Any], row: dict[str, Any]) -> str:
 SECTIONS = (
     Section(name=serve_http.NAME, title="Many requests over HTTP", how=serve_http.HOW, take=None, render=render_http),
     Section(name=soak.NAME, title="Ten thousand requests", how=soak.HOW, take=None, render=render_soak),
+    Section(name=attack.NAME, title="Under attack", how=attack.HOW, take=None, render=render_attack),
     Section(name=serving.NAME, title="Many requests at once", how=serving.HOW, take=None, render=render_serving),
     Section(
         name=interference.NAME,

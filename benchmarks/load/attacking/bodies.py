@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, Final
 
 from benchmarks.load.attacking.mutations import mutate
@@ -80,7 +81,7 @@ def sound(path: str, rng: random.Random) -> dict[str, Any]:
         return {"tokens": [rng.randrange(2000) for _ in range(rng.randrange(20))]}
     if path == "/tokenize":
         return rng.choice(({"prompt": "a text"}, {"messages": [{"role": "user", "content": "a text"}]}))
-    body = drawn_body(rng)[1]
+    body = deepcopy(drawn_body(rng)[1])  # parts of it are others' too
     body["max_tokens"] = rng.randint(1, 8)
     body["stream"] = rng.random() < 0.5
     asked = body.pop("messages", None) or [{"role": "user", "content": body.pop("prompt", "a")}]

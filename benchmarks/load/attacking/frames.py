@@ -7,7 +7,6 @@ are: their own have numbers that the engine never gives.
 from __future__ import annotations
 
 import random
-import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -157,7 +156,7 @@ class Frames:
             raw(target, rng)
         elif target.address.startswith(SCHEME):  # who is wrong is closed: a connection for each
             with Sockets() as own:
-                stranger = own.connect(target.address, rng.choice((target.session, secrets.token_hex(16))))
+                stranger = own.connect(target.address, rng.choice((target.session, rng.randbytes(16).hex())))
                 stranger.send(*strange(target.session, self._stream, rng))
         else:
             outbox.send(*strange(target.session, self._stream, rng))
@@ -179,7 +178,7 @@ def attacked(who: Who, transport: str) -> Iterator[Frames]:
 
 def strange(session: str, stream: int, rng: random.Random) -> list[bytes]:
     """Frames without the secret, or with all of it but its end."""
-    nobody = secrets.token_hex(16) if rng.random() < 0.5 else session[:-1] + "x"
+    nobody = rng.randbytes(16).hex() if rng.random() < 0.5 else session[:-1] + "x"
     header = encode(any_message(stream, rng), nobody)
     kind = rng.randrange(6)
     if kind == 0:
