@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Final
@@ -36,6 +36,46 @@ FIELDS: Final = (
     *("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents"),
     *("tool_calls", "tool_call_id", "tokens", "add_special_tokens", "return_token_ids", "priority", "prompt_logprobs"),
 )
+EDGES: Final[Mapping[str, Sequence[Any]]] = {
+    "max_tokens": (1, 2, 24, 512, 10**9),
+    "temperature": (0, 1e-300, 1e-9, 2, 1e9, -0.0),
+    "top_p": (1e-300, 1e-9, 0.5, 1, 0),
+    "top_k": (-1, 0, 1, 4096, 10**9),
+    "min_p": (1e-300, 1, 0),
+    "seed": (0, -1, 2**63 - 1, 2**64 - 1, 2**64, -(2**63)),
+    "presence_penalty": (-2, 2, 1e300),
+    "frequency_penalty": (-2, 2, -1e300),
+    "repetition_penalty": (1e-300, 1e-9, 1, 1e300),
+    "logit_bias": ({"0": 100}, {"4095": -100}, {"4096": 1}, {str(token): -100 for token in range(4096)}, {"1": 1e300}),
+    "allowed_token_ids": ([0], [4095], [4096], [0, 0], list(range(4096))),
+    "stop": ("a", ["a", "b", "\n", " "], "\0", "x" * 10_000, ["\ud800"], ["é", "日本"]),
+    "stop_token_ids": ([0], [4095], [4096], list(range(4096))),
+    "min_tokens": (0, 8, 512),
+    "ignore_eos": (True, False),
+    "n": (1, 2, 4, 129),
+    "logprobs": (0, 1, 5, 20, True, False),
+    "top_logprobs": (0, 1, 20),
+    "echo": (True,),
+    "stream_options": ({"include_usage": True}, {"include_usage": False, "continuous_usage_stats": True}),
+    "prompt": (
+        "",
+        "</s>",
+        [0],
+        [[0], [4095]],
+        ["a"] * 16,
+        ["a"] * 65,
+        "a" * 5000,
+        "\0",
+        "日本" * 100,
+        list(range(500)),
+        [4096],
+    ),
+    "messages": ([{"role": "user", "content": "</s><s>" * 20}], [{"role": "assistant", "content": "a"}], []),
+    "add_generation_prompt": (True, False),
+    "continue_final_message": (True, False),
+    "response_format": ({"type": "json_object"}, {"type": "text"}),
+}
+"""Values at the edge of what a field may be, and just beyond."""
 DEEP: Final = (b"[" * 100_000, b'{"prompt":' * 20_000, b'{"messages":' + b'[{"content":' * 10_000)
 EVERY: Final = 10
 """Attempts between two looks at how others fare."""
@@ -69,11 +109,14 @@ def hostile(rng: random.Random) -> tuple[str, bytes]:
     path = rng.choice(PATHS)
     if rng.random() < 0.02:
         return path, rng.choice(DEEP)
-    content: Any = sound(path, rng)
-    for _ in range(rng.randint(1, 3)):
+    content: Any = deepcopy(sound(path, rng))  # parts of it are others' too
+    for field in rng.choices(list(EDGES), k=rng.randint(0, 4)):
+        if field not in ("prompt", "messages") or field in content:
+            content[field] = deepcopy(rng.choice(EDGES[field]))
+    for _ in range(rng.choice((0, 0, 1, 2))):
         content = mutate(content, FIELDS, lambda options, _: rng.choice(options))
     body = json.dumps(content).encode()
-    return path, scrambled(body, rng) if rng.random() < 0.2 else body
+    return path, scrambled(body, rng) if rng.random() < 0.1 else body
 
 
 def sound(path: str, rng: random.Random) -> dict[str, Any]:
@@ -81,7 +124,7 @@ def sound(path: str, rng: random.Random) -> dict[str, Any]:
         return {"tokens": [rng.randrange(2000) for _ in range(rng.randrange(20))]}
     if path == "/tokenize":
         return rng.choice(({"prompt": "a text"}, {"messages": [{"role": "user", "content": "a text"}]}))
-    body = deepcopy(drawn_body(rng)[1])  # parts of it are others' too
+    body = drawn_body(rng)[1]
     body["max_tokens"] = rng.randint(1, 8)
     body["stream"] = rng.random() < 0.5
     asked = body.pop("messages", None) or [{"role": "user", "content": body.pop("prompt", "a")}]

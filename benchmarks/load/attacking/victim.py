@@ -71,7 +71,7 @@ class Victim:
         text = answer.body.decode(errors="replace")
         if answer.status >= 500 and answer.status != 503:
             raise Fault(f"{answer.status} {text[:2000]} to {shortened(sent)}")
-        if any(mark in text for mark in MARKS):
+        if any(mark in text for mark in MARKS) or '"internal_error"' in text:
             raise Fault(f"a raw error {text[:2000]} to {shortened(sent)}")
         if answer.status >= 400:
             try:
