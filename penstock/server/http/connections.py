@@ -9,6 +9,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, Final
 
+import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -61,7 +62,13 @@ class LimitedProtocol(H11Protocol):
             self._head = self.loop.call_later(self._header_timeout, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        if self._heads.head_too_large:
+        """Refuse what is no HTTP. An answer to the request whose body it stands in goes nowhere from then on."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # that answer has begun
+            self.transport.close()
+        elif self._heads.head_too_large:
             self._refuse(ApiError(431, f"the head is larger than {MOST_HEAD} bytes", code="head_too_large"))
         else:
             super().send_400_response(msg)

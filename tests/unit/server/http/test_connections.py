@@ -147,3 +147,21 @@ def test_a_head_of_just_the_limit_passes(server: Running) -> None:
     for extra, status in ((0, b"200"), (1, b"431")):
         reply = server.reply_to(get("/fits", close + b"X: " + b"a" * (MOST_HEAD - len(empty) + extra) + b"\r\n"))
         assert reply.startswith(b"HTTP/1.1 " + status)
+
+
+POST = b"POST %s HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_body_that_is_no_http_has_one_reply(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """Its request may be waiting for it, may be under way, or may have been answered."""
+    assert server.reply_to(POST % b"/at-once" + b"zz\r\n").startswith(b"HTTP/1.1 400")
+    with server.connect(POST % b"/slow") as under_way:
+        assert server.app.under_way.acquire(timeout=PATIENCE)
+        under_way.sendall(b"zz\r\n")
+        assert read_all(under_way).startswith(b"HTTP/1.1 400")
+    with server.connect(POST % b"/answered") as answered:
+        assert answered.recv(65536).startswith(b"HTTP/1.1 200")
+        answered.sendall(b"zz\r\n")
+        read_all(answered)
+    assert server.reply_to(get("/goes-on")).startswith(b"HTTP/1.1 200")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
