@@ -51,7 +51,8 @@ class Kills:
             if (kind, name) != ("stop", "fork server"):  # which nobody misses before the end
                 self._check_lost(f"{kind} {name}")
             self._check_end(f"{kind} {name}")
-        raise Ended(f"{kind} {name}: {sum(b'[DONE]' in answer.body for answer in answers)} answered")
+        whole = sum(b"[DONE]" in one.body and b"error" not in one.body for one in answers)
+        raise Ended(f"{kind} {name}: {whole} answered")
 
     def _ask(self) -> Answer:
         return self._victim.post("/v1/completions", json.dumps(LONG).encode())
