@@ -16,8 +16,8 @@ from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, folded_kernel, plain_kernel
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.loader import load_module, refusing
-from penstock.models.packing import pack_linears, weight_bytes
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
+from penstock.models.quantization.floats import pack_linears, weight_bytes
 from penstock.models.rope import pin_rope
 from penstock.stage.grammar import Grammars
 from penstock.stage.processors import contexts_of

@@ -15,7 +15,7 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
-from penstock.models.packing import pack_linears
+from penstock.models.quantization.floats import pack_linears
 from penstock.models.speculators.formats import SpeculatorCheckpoint, open_speculator
 from penstock.models.speculators.loader import load_speculator
 from penstock.stage.visibility import BatchView, RequestView

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.models.packing import PackedLinear, can_pack, pack_linears, weight_bytes
+from penstock.models.quantization.floats import PackedLinear, can_pack, pack_linears, weight_bytes
 
 WIDE = 512
 

@@ -1,0 +1,36 @@
+"""Weights as whole numbers, with a scale for every group of neighbours in a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GroupedWeight:
+    """A weight [out, in] as ``scale * value + minimum``: what a file holds, and what packed layers are made of."""
+
+    values: Tensor
+    """[out, in], uint8 or int8."""
+    scales: Tensor
+    """[out, in / group], float32."""
+    minimums: Tensor | None
+    """[out, in / group], float32: what a value of 0 stands for. None where that is 0."""
+    bits: int
+    """Of a value."""
+    group: int
+    """Neighbours in a row that share a scale. It divides ``in``, and is ``in`` itself for one scale a row."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """[out, in]"""
+        return self.values.shape
+
+    def dequantize(self) -> Tensor:
+        """[out, in], float32"""
+        grouped = self.values.unflatten(-1, (-1, self.group)).float() * self.scales.unsqueeze(-1)
+        if self.minimums is not None:
+            grouped += self.minimums.unsqueeze(-1)
+        return grouped.flatten(-2)
