@@ -13,6 +13,9 @@ MEMORY: Final = 2000.0
 BINS_PER_NAT: Final = 2
 LOWEST: Final = -12.0
 """Log chances below this share one bin."""
+FAINTEST: Final = -600.0
+"""Log chances below this count as this. At temperatures near 0 they go down to minus infinity, whose chance is none:
+what was seen of such a candidate could not be set against what was claimed."""
 BINS: Final = int(-LOWEST * BINS_PER_NAT) + 1
 
 
@@ -42,7 +45,7 @@ class Calibration:
         for rank, (token, chance) in enumerate(candidates):
             place = bin_of(chance, rank)
             self._seen[place] += 1
-            self._claimed[place] += math.exp(chance)
+            self._claimed[place] += math.exp(max(FAINTEST, chance))
             if token == picked:
                 self._right[place] += 1
         if self.decisions % 100 == 0:

@@ -133,36 +133,45 @@ def regex(rng: random.Random, depth: int) -> str:
 
 
 def schema(rng: random.Random, depth: int) -> dict[str, Any]:
-    """A JSON schema, sound or not."""
+    """A JSON schema, mostly sound, and often one of very many or very long values."""
     if not depth:
-        return rng.choice(
-            (
-                {"type": "integer", "minimum": rng.choice((0, -(10**30), 10**18)), "maximum": rng.choice((5, 10**30))},
-                {
-                    "type": "string",
-                    "maxLength": rng.choice((0, 5, 10**6)),
-                    "pattern": rng.choice(("a+", "(a{99}){99}", "[")),
-                },
-                {"enum": [rng.choice((None, 1, "a", [], {}, 1e400))] * rng.choice((0, 1, 3000))},
-                {"const": "a" * rng.choice((0, 1, 5000))},
-                {"type": rng.choice(("number", "null", "nothing", [], ["string", "null"], 5))},
-                {"$ref": rng.choice(("#", "#/nothing", "http://127.0.0.1:1/x", "file:///etc/passwd"))},
-                {"type": "string", "format": rng.choice(("date-time", "ipv6", "nothing"))},
-            )
-        )
+        return unsound(rng) if rng.random() < 0.1 else leaf(rng)
     inner = [schema(rng, depth - 1) for _ in range(rng.randint(1, 3))]
     return rng.choice(
         (
-            {"type": "object", "properties": dict(zip("abc", inner, strict=False)), "required": ["a", "z"]},
+            {"type": "object", "properties": dict(zip("abc", inner, strict=False)), "required": ["a"]},
             {"type": "object", "properties": {"a": inner[0]}, "additionalProperties": rng.random() < 0.5},
-            {
-                "type": "array",
-                "items": inner[0],
-                "minItems": rng.choice((0, 3, 10**9)),
-                "maxItems": rng.choice((2, 10**9)),
-            },
-            {rng.choice(("anyOf", "oneOf", "allOf")): inner},
-            {"not": inner[0]},
-            {"patternProperties": {regex(rng, 1): inner[0]}},
+            {"type": "array", "items": inner[0], "minItems": rng.choice((0, 3, 1000))},
+            {"type": "array", "items": inner[0], "maxItems": rng.choice((0, 2, 10**9))},
+            {rng.choice(("anyOf", "anyOf", "oneOf", "allOf")): inner},
+        )
+    )
+
+
+def leaf(rng: random.Random) -> dict[str, Any]:
+    return rng.choice(
+        (
+            {"type": "integer", "minimum": rng.choice((0, -(10**18))), "maximum": rng.choice((5, 10**18))},
+            {"type": "string", "maxLength": rng.choice((0, 5, 10**6))},
+            {"type": "string", "pattern": rng.choice(("a+", "^[a-z]{3}$", "(a{99}){99}"))},
+            {"type": "string", "format": rng.choice(("date-time", "ipv6", "uuid"))},
+            {"enum": [f"{number}" for number in range(rng.choice((1, 5, 3000)))]},
+            {"const": rng.choice((None, 1, "a", "a" * 5000, {"a": []}))},
+            {"type": rng.choice(("number", "null", "boolean", ["string", "null"]))},
+        )
+    )
+
+
+def unsound(rng: random.Random) -> dict[str, Any]:
+    return rng.choice(
+        (
+            {"type": rng.choice(("nothing", [], 5))},
+            {"enum": rng.choice(([], "a", [1e400]))},
+            {"$ref": rng.choice(("#", "#/nothing", "http://127.0.0.1:1/x", "file:///etc/passwd"))},
+            {"not": {"type": "string"}},
+            {"type": "string", "pattern": rng.choice(("[", "(?=a)", regex(rng, 2)))},
+            {"patternProperties": {regex(rng, 1): {}}},
+            {"type": "array", "minItems": 10**9, "maxItems": 2},
+            {"type": "integer", "minimum": -(10**30), "maximum": 10**30},
         )
     )

@@ -141,9 +141,7 @@ def scrambled(data: bytes, rng: random.Random) -> bytes:
         if kind == 0:
             found[at : at + 1] = bytes([rng.randrange(256)])
         elif kind == 1:
-            found[at:at] = rng.choice(
-                (b"\0", b"\r\n", b"\n", b"\xff", b'"', b"{", b"[", b"\\u", b"\xed\xa0\x80", b"9" * 40)
-            )
+            found[at:at] = rng.choice(PIECES)
         elif kind == 2:
             del found[at : at + rng.randint(1, 20)]
         else:

@@ -84,3 +84,15 @@ def test_chances_never_rise_with_rank_and_never_exceed_one(
     assert found[0] <= 0.0
     assert all(math.isfinite(chance) for chance in found)
     assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("chance", [-12.5, -746.0, -1e300, -math.inf, math.nan])
+@pytest.mark.parametrize("picked", [0, 1, 9])
+def test_candidates_without_a_chance_to_speak_of(chance: float, picked: int) -> None:
+    """As a temperature near 0 makes them. They neither raise nor spoil what is known of others."""
+    calibration = Calibration()
+    calibration.record([(0, 0.0), (1, chance)], picked)
+    first, second = calibration.chances([(0, math.log(0.6)), (1, math.log(0.3))])
+    assert math.exp(first) == pytest.approx(0.6)
+    assert math.exp(second) == pytest.approx(0.3)
+    assert all(one <= 0.0 for one in calibration.chances([(0, 0.0), (1, chance)]))
