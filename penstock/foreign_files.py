@@ -17,7 +17,7 @@ CONFIG_FILE: Final = "config.json"
 GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 
-MAY_NAME_CODE: Final = (
+MAY_NAME_KERNELS: Final = (
     CONFIG_FILE,
     GENERATION_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -26,10 +26,11 @@ MAY_NAME_CODE: Final = (
     "video_preprocessor_config.json",
     "adapter_config.json",
 )
-"""Files in which transformers looks for the names of classes."""
+"""Files from which transformers configures what it makes."""
 
 CODE_FIELD: Final = "auto_map"
-"""Maps transformers' Auto classes to classes in Python files of the checkpoint, or of another repository."""
+"""Maps transformers' Auto classes to classes in Python files of the checkpoint, or of another repository. It is passed
+over where transformers has the class itself: many checkpoints that once needed code of their own still carry it."""
 
 KERNEL_FIELDS: Final = frozenset(
     {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
@@ -41,7 +42,7 @@ MORE_TEMPLATES: Final = "additional_chat_templates"
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError if the checkpoint asks for code to be run, or a file of it leads out of ``folder``.
+    """Raise ConfigError if the checkpoint asks for kernels to be loaded, or a file of it leads out of ``folder``.
 
     Call it before any library is given the folder.
     """
@@ -52,8 +53,8 @@ def check_folder(folder: Path) -> None:
     for file in sorted(files):
         if not file.is_dir() or file.name == MORE_TEMPLATES:
             check_inside(folder, file)
-    for name in MAY_NAME_CODE:
-        check_no_code(folder / name)
+    for name in MAY_NAME_KERNELS:
+        check_no_kernels(folder / name)
 
 
 def check_inside(folder: Path, file: Path) -> None:
@@ -63,9 +64,9 @@ def check_inside(folder: Path, file: Path) -> None:
     """
     if not file.is_symlink():
         return
-    allowed = [folder.resolve()]
-    if folder.parent.name == "snapshots":
-        allowed.append((folder.parent.parent / "blobs").resolve())
+    allowed = [own := folder.resolve()]
+    if own.parent.name == "snapshots":
+        allowed.append((own.parent.parent / "blobs").resolve())
     try:
         place = file.resolve()
     except (OSError, RuntimeError) as error:
@@ -76,20 +77,23 @@ def check_inside(folder: Path, file: Path) -> None:
         )
 
 
-def check_no_code(file: Path) -> None:
-    """Raise ConfigError, saying what the file wants, if it names code that is not transformers' own."""
+def check_no_kernels(file: Path) -> None:
+    """Raise ConfigError, saying what the file wants, if it names kernels that are not transformers' own."""
     for path, key, value in fields_of(read_json(file)):
-        if key == CODE_FIELD and value:
-            raise problem_in(
-                file,
-                path,
-                f"asks to run the checkpoint's own code ({shown(value)}), which Penstock never does; use a "
-                "checkpoint that needs none, or take the field out where transformers has the model itself",
-            )
         if key in KERNEL_FIELDS and "/" in shown(value):
             raise problem_in(
                 file, path, f"asks to load code from {shown(value)}, which Penstock never does; take it out"
             )
+
+
+def code_refusal(file: Path, asked: object, missing: str) -> ConfigError:
+    """The error that refuses a file whose CODE_FIELD asks for what transformers lacks: ``missing`` says what."""
+    return problem_in(
+        file,
+        CODE_FIELD,
+        f"asks to run the checkpoint's own code ({shown(asked)}), which Penstock never does, and transformers "
+        f"itself has no {missing}: use a checkpoint that needs no code, or a transformers that has it",
+    )
 
 
 def fields_of(table: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:

@@ -9,19 +9,22 @@ from typing import Any, Final
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from penstock.core import ConfigError, RequestError, SamplingParams
 from penstock.foreign_files import (
+    CODE_FIELD,
     CONFIG_FILE,
     GENERATION_FILE,
     check_folder,
+    code_refusal,
     eos_token_ids,
     fields_of,
     generation_eos,
     problem_in,
     read_json,
     said,
+    shown,
 )
 from penstock.models.gate import Parts, check_supported
 from penstock.models.shards import layer_of, shards, tensor_sizes
@@ -108,7 +111,9 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     file = path / CONFIG_FILE
     if not file.is_file():
         raise ConfigError(f"model: {path} holds no config.json, so it is no Hugging Face checkpoint")
-    check_counts(read_json(file), file)
+    stated = read_json(file)
+    check_model_type(stated, file)
+    check_counts(stated, file)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
@@ -118,6 +123,13 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     check_layers(config.num_hidden_layers, file)
     generation = read_json(path / GENERATION_FILE)
     return Checkpoint(path, config, parts, _eos_ids(config, path), _sampling_defaults(generation, path))
+
+
+def check_model_type(table: Mapping[str, Any], file: Path) -> None:
+    """Raise ConfigError if only code of the checkpoint's own makes its model."""
+    asked, model_type = table.get(CODE_FIELD), table.get("model_type")
+    if asked and not (isinstance(model_type, str) and model_type in CONFIG_MAPPING):
+        raise code_refusal(file, asked, f"model of type {shown(model_type)}")
 
 
 def check_counts(table: dict[str, Any], file: Path) -> None:

@@ -14,9 +14,11 @@ from typing import Any, Final
 
 from penstock.core import ConfigError, PenstockError, RequestError
 from penstock.foreign_files import (
+    CODE_FIELD,
     CONFIG_FILE,
     TOKENIZER_CONFIG_FILE,
     check_folder,
+    code_refusal,
     generation_eos,
     problem_in,
     read_json,
@@ -209,6 +211,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise ConfigError(f"{folder} is not a folder")
     check_folder(folder)
     check_tokenizer_class(folder)
+    check_own_tokenizer(folder)
     eos = generation_eos(folder)
     with usable_tokenizer(folder):
         inner = _from_folder(folder)
@@ -265,3 +268,19 @@ def check_tokenizer_class(folder: Path) -> None:
         stated = read_json(file).get("tokenizer_class")
         if stated is not None and not (isinstance(stated, str) and TOKENIZER_CLASS.fullmatch(stated)):
             raise problem_in(file, "tokenizer_class", f"is {shown(stated)}; it has to be the name of a tokenizer")
+
+
+def check_own_tokenizer(folder: Path) -> None:
+    """Raise ConfigError if only code of the checkpoint's own makes its tokenizer."""
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+
+    file = folder / TOKENIZER_CONFIG_FILE
+    table = read_json(file)
+    if not (asked := table.get(CODE_FIELD)):
+        return
+    if (named := table.get("tokenizer_class")) is None:
+        model_type = read_json(folder / CONFIG_FILE).get("model_type")
+        if not (isinstance(model_type, str) and model_type in TOKENIZER_MAPPING_NAMES):
+            raise code_refusal(file, asked, f"tokenizer for a model of type {shown(model_type)}")
+    elif not any(tokenizer_class_from_name(name) for name in (named, named.removesuffix("Fast"), f"{named}Fast")):
+        raise code_refusal(file, asked, f"tokenizer called {shown(named)}")

@@ -89,17 +89,31 @@ def test_templates_do_not_come_from_elsewhere(folder: Path, tmp_path: Path) -> N
         check_folder(folder)
 
 
-def test_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--somebody--tiny" / "snapshots" / "abc"
-    blobs = tmp_path / "models--somebody--tiny" / "blobs"
-    for made in (snapshot, blobs):
-        made.mkdir(parents=True)
-    (blobs / "0123").write_text("{}")
-    (snapshot / "config.json").symlink_to("../../blobs/0123")
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """A folder in the hub's cache."""
+    cache = tmp_path / "models--somebody--tiny"
+    for made in ("snapshots/abc", "blobs", "refs"):
+        (cache / made).mkdir(parents=True)
+    (cache / "blobs" / "0123").write_text("{}")
+    (cache / "refs" / "main").write_text("abc")
+    (cache / "snapshots" / "abc" / "config.json").symlink_to("../../blobs/0123")
+    return cache / "snapshots" / "abc"
+
+
+def test_the_hubs_cache_links_to_its_blobs(snapshot: Path) -> None:
     check_folder(snapshot)
     (snapshot / "tokenizer.json").symlink_to("../../refs/main")
     with pytest.raises(ConfigError, match=r"tokenizer\.json is a link to .*refs/main"):
         check_folder(snapshot)
+
+
+def test_whatever_way_leads_to_it(snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(snapshot)
+    check_folder(tmp_path / "link")
+    monkeypatch.chdir(snapshot)
+    check_folder(Path())
+    check_folder(Path("../abc"))
 
 
 def test_a_link_to_itself_leads_nowhere(folder: Path) -> None:

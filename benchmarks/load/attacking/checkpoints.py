@@ -66,10 +66,11 @@ def open_all(folder: Path) -> None:
     load_stage(str(folder), 0, checkpoint.num_layers, capacity=8, max_model_len=8)
 
 
-def open_speculator(folder: Path) -> None:
+def open_speculator(folder: Path, target: Path = DEMO / "target") -> None:
+    """All that is done with a learned drafter before its first proposal."""
     from penstock.models.speculators.stage import load_speculator_stage
 
-    load_speculator_stage(str(folder), str(DEMO / "target"), capacity=8, dtype="float32", device="cpu")
+    load_speculator_stage(str(folder), str(target), capacity=8, dtype="float32", device="cpu")
 
 
 class Checkpoints:

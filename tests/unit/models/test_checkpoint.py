@@ -13,6 +13,8 @@ from huggingface_hub import constants
 from penstock.core import ConfigError
 from penstock.models.checkpoint import even_split, open_checkpoint, parse_layer_split, resolve
 from penstock.models.shards import layer_of, shards
+from penstock.models.stage_model import load_stage
+from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import EOS, LAYERS, make_checkpoint
 
 
@@ -61,6 +63,23 @@ def test_hub_ids_come_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
     make_checkpoint(snapshot)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert resolve("somebody/tiny") == snapshot
+
+
+def test_a_snapshot_in_the_cache_is_a_folder_like_any_other(tmp_path: Path) -> None:
+    """Its files are links to the cache's blobs, the shards of an index too."""
+    cache = tmp_path / "models--somebody--tiny"
+    blobs = make_checkpoint(cache / "blobs", tokenizer=True, max_shard_size="60KB")
+    snapshot = cache / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(blobs.iterdir())):
+        blob = file.rename(blobs / f"{number:064x}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{blob.name}")
+    (tmp_path / "current").symlink_to(snapshot)
+    for folder in (snapshot, tmp_path / "current"):
+        checkpoint = open_checkpoint(str(folder))
+        assert len(set(shards(folder).values())) > 1
+        assert load_tokenizer(folder).encode("a")
+        load_stage(str(folder), 0, checkpoint.num_layers, capacity=8, max_model_len=8)
 
 
 def test_unknown_hub_id_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

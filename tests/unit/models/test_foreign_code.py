@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.speculators.formats import open_speculator
+from penstock.models.stage_model import load_stage
 from penstock.text.tokenizer import load_tokenizer
 from tests import speculators
 from tests.checkpoints import make_checkpoint
@@ -66,52 +69,83 @@ def change(file: Path, **fields: Any) -> None:
 def refused(act: Callable[[], object], folder: Path, stdin: io.StringIO, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         act()
-    assert not (folder / "marker").exists()
-    assert stdin.tell() == 0
+    assert untouched(folder, stdin)
 
 
-@pytest.mark.parametrize("name", AUTO_MAP)
-def test_no_file_has_code_imported(folder: Path, stdin: io.StringIO, name: str) -> None:
-    change(folder / name, auto_map=AUTO_MAP[name])
-    message = rf"{name}: auto_map asks to run the checkpoint's own code .*foreign\.Foreign.*take the field out"
-    refused(lambda: open_checkpoint(str(folder)), folder, stdin, message)
+def untouched(folder: Path, stdin: io.StringIO) -> bool:
+    """Nothing of the folder ran, and nobody was asked."""
+    return not (folder / "marker").exists() and stdin.tell() == 0
+
+
+def test_maps_are_passed_over_where_transformers_has_the_classes(sound: Path, folder: Path, stdin: io.StringIO) -> None:
+    for name, asked in AUTO_MAP.items():
+        change(folder / name, auto_map=asked)
+    checkpoint, tokenizer = open_checkpoint(str(folder)), load_tokenizer(folder)
+    load_stage(str(folder), 0, checkpoint.num_layers, capacity=8, max_model_len=8)
+    assert type(checkpoint.config) is type(open_checkpoint(str(sound)).config)
+    assert tokenizer.serialized() == load_tokenizer(sound).serialized()
+    assert untouched(folder, stdin)
+
+
+@pytest.mark.parametrize("model_type", ["foreign", None, 5, ["llama"]])
+def test_a_model_that_transformers_lacks_is_refused(folder: Path, stdin: io.StringIO, model_type: object) -> None:
+    change(folder / "config.json", model_type=model_type, auto_map=AUTO_MAP["config.json"])
+    message = r"config\.json: auto_map asks to run the checkpoint's own code .*foreign\.Foreign.* no model of type "
+    refused(lambda: open_checkpoint(str(folder)), folder, stdin, message + re.escape(json.dumps(model_type)))
+
+
+def test_a_tokenizer_that_transformers_lacks_is_refused(folder: Path, stdin: io.StringIO) -> None:
+    asked = AUTO_MAP["tokenizer_config.json"]
+    change(folder / "tokenizer_config.json", auto_map=asked, tokenizer_class="ForeignTokenizer")
+    message = r"tokenizer_config\.json: auto_map asks .*foreign\.Foreign.* no tokenizer called \"ForeignTokenizer\""
     refused(lambda: load_tokenizer(folder), folder, stdin, message)
+    change(folder / "tokenizer_config.json", tokenizer_class=None)
+    change(folder / "config.json", model_type="gpt_neox")
+    load_tokenizer(folder)
+    change(folder / "config.json", model_type="foreign")
+    refused(lambda: load_tokenizer(folder), folder, stdin, "auto_map asks .* no tokenizer for a model of type")
+    assert untouched(folder, stdin)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_nor_where_transformers_has_no_class_of_its_own(folder: Path, stdin: io.StringIO, name: str) -> None:
-    change(folder / "config.json", model_type="foreign", tokenizer_class=None)
-    change(folder / "tokenizer_config.json", tokenizer_class="Foreign")
-    change(folder / name, auto_map=AUTO_MAP[name])
-    refused(lambda: open_checkpoint(str(folder)), folder, stdin, f"{name}: auto_map asks")
-    refused(lambda: load_tokenizer(folder), folder, stdin, f"{name}: auto_map asks")
+@pytest.mark.parametrize("named", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast"])
+def test_a_tokenizer_of_transformers_is_taken_by_its_name(folder: Path, stdin: io.StringIO, named: str) -> None:
+    change(folder / "config.json", model_type="foreign")
+    change(folder / "tokenizer_config.json", auto_map=AUTO_MAP["tokenizer_config.json"], tokenizer_class=named)
+    load_tokenizer(folder)
+    assert untouched(folder, stdin)
 
 
-def test_nor_in_a_table_within_the_table(folder: Path, stdin: io.StringIO) -> None:
+def test_nor_does_a_map_in_a_table_within_the_table(folder: Path, stdin: io.StringIO) -> None:
     change(folder / "config.json", text_config={"auto_map": AUTO_MAP["config.json"]})
-    refused(lambda: open_checkpoint(str(folder)), folder, stdin, r"config\.json: text_config\.auto_map asks")
+    open_checkpoint(str(folder))
+    assert untouched(folder, stdin)
 
 
 def test_nor_code_of_another_repository(folder: Path, stdin: io.StringIO) -> None:
-    change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["somebody/code--foreign.Foreign", None]})
+    asked = {"AutoTokenizer": ["somebody/code--foreign.Foreign", None]}
+    change(folder / "tokenizer_config.json", auto_map=asked, tokenizer_class="ForeignTokenizer")
     refused(lambda: load_tokenizer(folder), folder, stdin, "auto_map asks to run .*somebody/code--foreign")
 
 
 def test_nor_beside_a_speculator(sound: Path, tmp_path: Path, stdin: io.StringIO) -> None:
+    """Penstock reads it itself, whatever others would make of its map."""
     target = open_checkpoint(str(sound))
     folder = speculators.eagle(target).save(tmp_path / "eagle")
     write_code(folder)
-    assert open_speculator(str(folder), target).kind == "eagle"
     change(folder / "config.json", auto_map=AUTO_MAP["config.json"])
     for path in (folder, folder / "model.safetensors"):
-        refused(lambda path=path: open_speculator(str(path), target), folder, stdin, "auto_map asks to run")
+        assert open_speculator(str(path), target).kind == "eagle"
+    assert untouched(folder, stdin)
 
 
-def test_an_empty_map_asks_for_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("asked", [[], "foreign.Foreign", 5, {"AutoConfig": None}, {"AutoTokenizer": 5}, [None, None]])
+def test_any_map_is_passed_over_or_refused(folder: Path, stdin: io.StringIO, asked: object) -> None:
     for name in AUTO_MAP:
-        change(folder / name, auto_map={})
-    open_checkpoint(str(folder))
-    load_tokenizer(folder)
+        change(folder / name, auto_map=asked)
+    for act in (lambda: open_checkpoint(str(folder)), lambda: load_tokenizer(folder)):
+        with contextlib.suppress(ConfigError):
+            act()
+    assert untouched(folder, stdin)
 
 
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "experts_implementation"])

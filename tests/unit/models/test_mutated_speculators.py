@@ -1,0 +1,64 @@
+"""A learned drafter of any layout with its configuration or weights changed either opens or is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.load.attacking.checkpoints import WEIGHTS, change, open_speculator
+from penstock.core import ConfigError
+from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from tests import speculators
+from tests.checkpoints import make_checkpoint
+from tests.speculators import Draft
+
+LAYOUTS: dict[str, Callable[[Checkpoint], Draft]] = {
+    "eagle": speculators.eagle,
+    "eagle3": speculators.eagle3,
+    "speculators_eagle3": speculators.speculators_eagle3,
+    "medusa": speculators.medusa,
+    "vllm_medusa": speculators.vllm_medusa,
+    "spd": speculators.spd,
+    "spd_paper": speculators.spd_paper,
+    "early_exit": speculators.early_exit,
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("target"), num_hidden_layers=8)
+
+
+@pytest.fixture(scope="module")
+def sound(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each layout."""
+    folder, opened = tmp_path_factory.mktemp("sound"), open_checkpoint(str(target))
+    for name, made in LAYOUTS.items():
+        made(opened).save(folder / name, WEIGHTS)
+    return folder
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_opens_as_it_is(sound: Path, target: Path, layout: str) -> None:
+    open_speculator(sound / layout, target)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(rng=st.randoms(use_true_random=False), file=st.sampled_from(["config.json", "config.json", WEIGHTS]))
+def test_any_change_is_refused_or_does_not_matter(
+    sound: Path, target: Path, tmp_path: Path, layout: str, rng: random.Random, file: str
+) -> None:
+    folder = tmp_path / "mutated"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(sound / layout, folder)
+    change(folder / file, rng)
+    with contextlib.suppress(ConfigError):
+        open_speculator(folder, target)
