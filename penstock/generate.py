@@ -1,4 +1,4 @@
-"""What ``penstock generate`` does once its flags are understood: stream one completion and report on it."""
+"""What ``penstock generate`` does once its flags are understood: stream one answer or continuation, report on it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
 
-from penstock.core import CompletionOutput
+from penstock.core import CompletionOutput, SamplingParams
+from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
+from penstock.text.chat import CHAT_SAMPLING, ChatFormat, Messages, chat_prompt
+from penstock.text.conversation_files import Conversation
+from penstock.text.tokenizer import Tokenizer
 from penstock.trace import EMULATED, trace_writer
 
 if TYPE_CHECKING:
@@ -22,6 +26,40 @@ if TYPE_CHECKING:
     from penstock.engine.llm import LLM
     from penstock.engine.resolve import Resolved
     from penstock.requests.request import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to be answered, or continued as it stands."""
+
+    text: str | None = None
+    """The last message of ``conversation``, or the text to continue."""
+    conversation: Conversation = field(default_factory=Conversation)
+    chat_template: str | None = None
+    """Jinja text in place of the checkpoint's own."""
+    raw: bool = False
+    """Whether a chat model continues the text, too."""
+
+    @property
+    def messages(self) -> Messages:
+        own = [] if self.text is None else [{"role": "user", "content": self.text}]
+        return [*self.conversation.messages, *own]
+
+    def is_chat(self, tokenizer: Tokenizer) -> bool:
+        """Whether messages are answered: those of chat models, and where somebody has given more than a text."""
+        given = bool(self.conversation.messages) or self.chat_template is not None
+        return not self.raw and (given or tokenizer.is_of_chat)
+
+    def prompt(self, tokenizer: Tokenizer) -> Prompt:
+        """Raises RequestError where there is no template, and for messages that it refuses."""
+        if not self.is_chat(tokenizer):
+            return self.text or ""
+        chat = ChatFormat(
+            chat_template=self.chat_template,
+            tools=self.conversation.tools,
+            chat_template_kwargs=self.conversation.chat_template_kwargs,
+        )
+        return chat_prompt(tokenizer, self.messages, chat)
 
 
 class Follower(Observer):
@@ -53,16 +91,17 @@ class Follower(Observer):
 
 
 def complete(
-    prompt: str, options: EngineOptions, sampling: Mapping[str, Any], as_json: bool, trace: IO[str] | None
+    asked: Asked, options: EngineOptions, sampling: Mapping[str, Any], as_json: bool, trace: IO[str] | None
 ) -> None:
     """Start the stages, generate, report. After Ctrl-C what there is by then is reported all the same.
 
-    ``sampling`` replaces fields of the checkpoint's own sampling parameters.
+    ``sampling`` replaces fields of the checkpoint's own sampling parameters, or of a chat's where it names none.
     """
     from penstock.engine.llm import LLM
 
     with LLM(**vars(options)) as llm:
-        params = replace(llm.get_default_sampling_params(), **sampling)
+        prompt = asked.prompt(llm.get_tokenizer())
+        params = sampling_params(llm, asked, sampling)
         follower = Follower(None if as_json else sys.stdout)
         try:
             with llm.observing(follower), traced(llm, trace):
@@ -70,7 +109,15 @@ def complete(
         finally:
             follower.finish()
             if follower.completion is not None:
-                report(llm.setup, prompt, follower.prompt_token_ids, follower.completion, as_json)
+                text = prompt if isinstance(prompt, str) else prompt["prompt"]
+                report(llm.setup, text, follower.prompt_token_ids, follower.completion, as_json)
+
+
+def sampling_params(llm: LLM, asked: Asked, given: Mapping[str, Any]) -> SamplingParams:
+    """What is given, over what the checkpoint recommends; a chat with one that recommends nothing has its own."""
+    names_some = bool(llm.setup.checkpoint.sampling_defaults)
+    base = {} if names_some or not asked.is_chat(llm.get_tokenizer()) else CHAT_SAMPLING
+    return replace(llm.get_default_sampling_params(), **{**base, **given})
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 MODEL = "Model"
 PIPELINE = "Pipeline"
 SPECULATION = "Speculation"
+PROMPT = "Prompt"
 SAMPLING = "Sampling"
 DATA = "Data"
 TRAINING = "Training"

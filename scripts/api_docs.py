@@ -82,7 +82,7 @@ CHAPTERS: Final = (
         (
             Entry(
                 LLM,
-                ("generate", "stream", "get_tokenizer", "get_default_sampling_params", "close"),
+                ("generate", "chat", "stream", "get_tokenizer", "get_default_sampling_params", "close"),
                 constructor=True,
             ),
             Entry(EngineOptions, fields=True),
@@ -96,6 +96,7 @@ CHAPTERS: Final = (
                 AsyncLLM,
                 (
                     "generate",
+                    "chat",
                     "submit",
                     "prepare",
                     "abort",

@@ -12,7 +12,7 @@ import penstock
 from penstock.cli.command import new_app
 
 COMMANDS: Final = {
-    "generate": "Continue PROMPT, printing the text as it is committed.",
+    "generate": "Answer PROMPT, or continue it where the model is no chat model, printing the text as it is committed.",
     "serve": "Serve MODEL over HTTP as the OpenAI API has it, with a web page.",
     "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",
     "chat": "Talk to a model behind an OpenAI-compatible server; a pipe's lines are answered one after the other.",

@@ -1,18 +1,22 @@
-"""``penstock generate``: one text, continued on the terminal or as JSON."""
+"""``penstock generate``: one answer of a chat model, or one text continued, on the terminal or as JSON."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from penstock.cli.command import command, new_app
 from penstock.cli.speculation import SpeculationOptions
+from penstock.config import FieldError
 from penstock.core import SamplingParams
 from penstock.engine.options import EngineOptions, ModelOptions, PipelineOptions
-from penstock.options import OUTPUT, SAMPLING, Option
+from penstock.generate import Asked
+from penstock.options import OUTPUT, PROMPT, SAMPLING, Option
+from penstock.text.conversation_files import Conversation, read_conversation, read_template
 
 CHECKPOINTS: Final = "the checkpoint's"
 
@@ -47,6 +51,42 @@ class SamplingOptions:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """What is answered or continued. Raises FieldError for options that exclude each other."""
+
+    prompt: Annotated[
+        str | None,
+        Option(
+            "What a chat model answers and any other model continues; '-' reads it from standard input.",
+            positional=True,
+            default="",
+        ),
+    ] = None
+    raw: Annotated[bool, Option("Continue PROMPT as it stands, with a chat model too.", PROMPT)] = False
+    system_prompt: Annotated[str | None, Option("What the model is told first.", PROMPT, default="none")] = None
+    messages: Annotated[
+        Path | None,
+        Option(
+            "A conversation to answer, of which PROMPT is the next message: a JSON list of messages, or an object with "
+            "messages and tools.",
+            PROMPT,
+            metavar="FILE.json",
+            default="",
+        ),
+    ] = None
+    chat_template: Annotated[
+        Path | None,
+        Option("Jinja template in place of the checkpoint's own.", PROMPT, metavar="FILE", default=""),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.raw:
+            for name in ("system_prompt", "messages", "chat_template"):
+                if getattr(self, name) is not None:
+                    raise FieldError("raw", f"continues a text without a chat template; remove it, or {name}")
+
+
 TraceFile = Annotated[
     typer.FileTextWrite | None,
     typer.Option(
@@ -63,9 +103,7 @@ TraceFile = Annotated[
 @command
 def generate(
     *,
-    prompt: Annotated[
-        str | None, Option("The text to continue; '-' reads it from standard input.", positional=True, default="")
-    ] = None,
+    prompt: PromptOptions,
     model: ModelOptions,
     pipeline: PipelineOptions,
     speculation: SpeculationOptions,
@@ -73,13 +111,30 @@ def generate(
     as_json: Annotated[bool, Option("Print one JSON object at the end instead.", OUTPUT, names=("--json",))] = False,
     trace: TraceFile = None,
 ) -> None:
-    text = read_prompt(prompt)
+    asked = asked_of(prompt)
     SamplingParams(**sampling.given)  # refuses a bad value now rather than after the stages have started
     config = speculation.config(model.model)
     options = EngineOptions(**vars(model), **vars(pipeline), speculative_config=config)
     from penstock.generate import complete
 
-    complete(text, options, sampling.given, as_json, trace)
+    complete(asked, options, sampling.given, as_json, trace)
+
+
+def asked_of(options: PromptOptions) -> Asked:
+    """Read everything before the stages start. Raises UsageError if nothing is asked, ConfigError for a file."""
+    conversation = Conversation() if options.messages is None else read_conversation(options.messages)
+    text = options.prompt if options.prompt is None and conversation.messages else read_prompt(options.prompt)
+    if text is None and conversation.messages[-1]["role"] == "assistant":
+        raise FieldError("messages", "end with the assistant's own turn, to which there is no answer; give a PROMPT")
+    if options.system_prompt is not None:
+        system = {"role": "system", "content": options.system_prompt}
+        conversation = replace(conversation, messages=[system, *conversation.messages])
+    return Asked(
+        text=text,
+        conversation=conversation,
+        chat_template=None if options.chat_template is None else read_template(options.chat_template),
+        raw=options.raw,
+    )
 
 
 def read_prompt(argument: str | None) -> str:
@@ -87,5 +142,5 @@ def read_prompt(argument: str | None) -> str:
     if argument is not None and argument != "-":
         return argument
     if argument is None and sys.stdin.isatty():
-        raise typer.BadParameter("give the text to continue, or '-' to type it (end with Ctrl-D)", param_hint="PROMPT")
+        raise typer.BadParameter("give a text, or '-' to type it (end with Ctrl-D)", param_hint="PROMPT")
     return sys.stdin.read()

@@ -8,7 +8,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from penstock.engine.resolve import Resolved
 from penstock.engine.stats import Counters, EngineStats
 from penstock.engine.stream import RequestStream, StreamUpdate
 from penstock.pipeline.base import Host
+from penstock.text.chat import ChatFormat, Messages, chat_prompt
 from penstock.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Iterate over a request: each output has all that has come so far. Leaving the iteration aborts the request.
 
         Raises what ``submit`` raises, RequestError if a structured output cannot go on, and PipelineError if the engine
@@ -177,6 +178,53 @@ class AsyncLLM:
                 yield stream.output()
         finally:
             stream.abort()
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Iterate over the answer to a conversation, as ``generate`` does; messages and format are ``LLM.chat``'s.
+
+        ```python
+        import asyncio
+
+        from penstock import AsyncLLM, SamplingParams
+
+
+        async def main():
+            async with AsyncLLM("demo") as engine:
+                asked = [{"role": "user", "content": "class Queue:"}]
+                async for output in engine.chat(asked, SamplingParams(temperature=0, max_tokens=16)):
+                    pass
+                print(output.outputs[0].text)
+
+
+        asyncio.run(main())
+        ```
+
+        Raises what ``LLM.chat`` and ``submit`` raise.
+        """
+        chat = ChatFormat(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        prompt = chat_prompt(self.get_tokenizer(), messages, chat)
+        outputs = self.generate(prompt, sampling_params, request_id, priority=priority)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
 
     def abort(self, request_id: str) -> None:
         """End a request; nothing happens if none of this name is under way."""

@@ -14,6 +14,7 @@ from penstock.drafters.base import Drafter
 from penstock.engine.answers import learn_answers
 from penstock.engine.build import make_loop, start_drafter, start_pipeline
 from penstock.engine.completion import Completion
+from penstock.engine.empty import warn_of_empty_answers
 from penstock.engine.job import Job, Prompt, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions
@@ -24,6 +25,7 @@ from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import ProcessHost
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy
+from penstock.text.chat import ChatFormat, Messages, chat_prompt, conversations_of
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -110,7 +112,52 @@ class LLM:
         many = prompts_of(prompts)
         params = self._params(sampling_params, len(many))
         learn_answers(self, many, params)
-        return self.complete([self.job(prompt, one) for prompt, one in zip(many, params, strict=True)])
+        outputs = self.complete([self.job(prompt, one) for prompt, one in zip(many, params, strict=True)])
+        warn_of_empty_answers(outputs, many, self._tokenizer)
+        return outputs
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several: ``generate`` with prompts that the chat template makes of messages.
+
+        ```python
+        from penstock import LLM, SamplingParams
+
+        conversation = [
+            {"role": "system", "content": "# Answer in Python."},
+            {"role": "user", "content": "def is_even(number):"},
+        ]
+        with LLM("demo") as llm:  # whose template writes the messages one below the other
+            (output,) = llm.chat(conversation, SamplingParams(temperature=0, max_tokens=16))
+        print(output.prompt)
+        print(output.outputs[0].text)
+        ```
+
+        A message is ``{"role": ..., "content": ...}`` as the OpenAI API has it. Content is text or a list of text
+        parts, and what it holds is never read as a special token. ``chat_template`` is Jinja text in place of the
+        checkpoint's own, ``tools`` are functions that it describes to the model, ``chat_template_kwargs`` its further
+        variables. ``continue_final_message``, with ``add_generation_prompt=False``, has the model go on with the last
+        message. Raises RequestError for messages that are none or that the template refuses, and where there is no
+        template, besides what ``generate`` raises.
+        """
+        chat = ChatFormat(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        tokenizer = self.get_tokenizer()
+        return self.generate([chat_prompt(tokenizer, one, chat) for one in conversations_of(messages)], sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Iterate over the first completion's text as it comes, in whole characters.

@@ -9,13 +9,11 @@ import socket
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import typer
 
 import penstock
 from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
-from penstock.config import FieldError
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.options import EngineOptions
 from penstock.server.app import make_app
@@ -23,6 +21,7 @@ from penstock.server.http.listen import Listening
 from penstock.server.http.logs import configure_logs
 from penstock.server.http.server import BACKLOG, Server
 from penstock.server.settings import ServerSettings
+from penstock.text.conversation_files import read_template
 
 log = logging.getLogger("penstock.server")
 
@@ -32,7 +31,7 @@ def run_serve(options: EngineOptions, settings: ServerSettings, listening: Liste
 
     Raises ConfigError before anything starts, PipelineError when a stage cannot be started.
     """
-    template = read_template(settings.chat_template)
+    template = None if settings.chat_template is None else read_template(settings.chat_template)
     if settings.api_key_file is not None:
         settings = replace(settings, api_keys=settings.api_keys + read_api_keys(settings.api_key_file))
     listening.check_certificate()
@@ -87,12 +86,3 @@ def warn(settings: ServerSettings, listening: Listening) -> None:
         log.warning(f"{reach}: give it a key with --api-key-file or {API_KEY_VARIABLE}")
     if any(word.partition("=")[0] == "--api-key" for word in sys.argv):
         log.warning(f"other users of this machine see the key of --api-key: use --api-key-file or {API_KEY_VARIABLE}")
-
-
-def read_template(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FieldError("chat_template", f"is {str(file)!r}, which cannot be read: {error}") from error

@@ -116,15 +116,24 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
     ) -> str:
-        """A conversation as text in the checkpoint's own format. Raises as ``apply_chat_template`` does.
+        """A conversation as text in the checkpoint's own format, or in that of ``chat_template``.
 
         ``tools`` are described to the model where the template ``takes_tools``; ``options`` are further variables of
-        the template (``chat_template_kwargs``).
+        the template (``chat_template_kwargs``). Raises as ``apply_chat_template`` does.
         """
         self._check_variables(options or ())
-        given = {**(options or {}), "tools": tools, "add_generation_prompt": add_generation_prompt}
-        text: str = self._templated(messages, tokenize=False, **given)
+        text: str = self._templated(
+            messages,
+            **(options or {}),
+            tokenize=False,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            continue_final_message=continue_final_message,
+        )
         return text
 
     def template_job(
@@ -161,6 +170,20 @@ class Tokenizer:
                 raise RequestError(f"chat_template_kwargs.{name} is no variable of the chat template; remove it")
 
     @property
+    def is_of_chat(self) -> bool:
+        """Whether the checkpoint is a chat model's: its template writes more than what the messages hold and BOS.
+
+        A base model may have a template, too, so that it can be asked through a chat's interface.
+        """
+        if self._inner.chat_template is None:
+            return False
+        try:
+            rendered = self.render([{"role": "user", "content": "a"}], True)
+        except RequestError:  # one that wants more of a conversation is a chat's
+            return True
+        return rendered.removeprefix(self._inner.bos_token or "").strip() != "a"
+
+    @property
     def tool_template(self) -> str | None:
         """The chat template (Jinja) that is used where there are tools; a checkpoint may have one of its own."""
         return None if self._inner.chat_template is None else str(self._inner.get_chat_template(tools=[]))
@@ -192,7 +215,7 @@ class Tokenizer:
         return list(found.ids), [end for _, end in found.offsets]
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        if self._inner.chat_template is None:
+        if self._inner.chat_template is None and options.get("chat_template") is None:
             raise ConfigError(NO_TEMPLATE)
         try:
             return self._inner.apply_chat_template(list(messages), **options)

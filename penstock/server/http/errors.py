@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from penstock.core import ConfigError, PipelineError, QueueFull, RequestError
 RETRY_SECONDS: Final = 2
 """What Retry-After says where the server is only busy."""
 INVALID: Final = "invalid_request_error"
+FIELD_PATH: Final = re.compile(r"[.\[]")
+"""What separates a field's name from a place in it: ``messages[0].content``."""
 ERROR_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -96,7 +99,7 @@ def api_error(error: Exception, fields: Sequence[str] = (), names: Mapping[str, 
     if isinstance(error, RequestError | ConfigError):
         ours = str(error).split(" ", 1)[0].rstrip(":")
         name = (names or {}).get(ours, ours)
-        known = name != ours or name.split(".")[0] in fields
+        known = name != ours or FIELD_PATH.split(name)[0] in fields
         return ApiError(400, name + str(error).removeprefix(ours), param=name if known else None)
     if isinstance(error, PipelineError):
         return ApiError(503, str(error), code="engine_lost")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from penstock.server.http.errors import invalid_field
 from penstock.server.openai.chat_protocol import Message, Tool
+from penstock.text.chat import turns_of
 from penstock.text.template_process import PROCESSES, TemplateProcesses
 from penstock.text.tokenizer import Tokenizer
 
@@ -68,7 +68,7 @@ class Prompts:
         if self.tokenizer.tool_template is None:
             problem = "need a chat template, and this model has none: give the server one with --chat-template"
             raise invalid_field("messages", f"{problem}, or use /v1/completions")
-        turns = [turn_of(f"messages[{number}]", message) for number, message in enumerate(messages)]
+        turns = turns_of([message.model_dump(exclude_none=True) for message in messages])
         described = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
 
         def render() -> str:
@@ -100,24 +100,3 @@ class Prompts:
 
     async def _aside(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def turn_of(where: str, message: Message) -> dict[str, Any]:
-    """A message as chat templates read it: content as one text, a call's arguments as an object."""
-    turn = message.model_dump(exclude_none=True)
-    content = message.content
-    turn["content"] = content if isinstance(content, str) else "".join(part.text for part in content or ())
-    for number, call in enumerate(message.tool_calls or ()):
-        field = f"{where}.tool_calls[{number}].function.arguments"
-        turn["tool_calls"][number]["function"]["arguments"] = arguments_of(field, call.function.arguments)
-    return turn
-
-
-def arguments_of(field: str, text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise invalid_field(field, f"is not JSON: {error}") from None
-    if not isinstance(arguments, dict):
-        raise invalid_field(field, "has to be a JSON object")
-    return arguments

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import PipelineError, generate
 from penstock.engine.options import EngineOptions
+from penstock.generate import Asked
 from penstock.speculation import SpeculativeConfig
 from penstock.strategies.registry import STRATEGIES
 from tests.unit.cli.invoke import invoke
 
+USER = {"role": "user", "content": "hi"}
 DEMO_DRAFT = SpeculativeConfig(method="draft_model", model="demo")
 
 
@@ -52,7 +56,7 @@ def test_who_drafts(called: list[tuple[Any, ...]], flags: list[str], expected: S
 def test_what_is_not_given_is_left_to_engine_and_checkpoint(called: list[tuple[Any, ...]]) -> None:
     invoke("generate", "x")
     options = EngineOptions(speculative_config=DEMO_DRAFT)
-    assert called == [("x", options, {"max_tokens": 128, "ignore_eos": False}, False, None)]
+    assert called == [(Asked(text="x"), options, {"max_tokens": 128, "ignore_eos": False}, False, None)]
 
 
 def test_what_is_given_is_passed_on(called: list[tuple[Any, ...]]) -> None:
@@ -87,7 +91,43 @@ def test_what_is_given_is_passed_on(called: list[tuple[Any, ...]]) -> None:
 @pytest.mark.parametrize("prompt", [[], ["-"]])
 def test_the_prompt_is_read_from_a_pipe_as_it_stands(called: list[tuple[Any, ...]], prompt: list[str]) -> None:
     assert invoke("generate", *prompt, stdin="two\nlines\n").exit_code == 0
-    assert called[0][0] == "two\nlines\n"
+    assert called[0][0] == Asked(text="two\nlines\n")
+
+
+def test_a_conversation_is_read_from_its_file(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    talk, template = tmp_path / "talk.json", tmp_path / "chat.jinja"
+    talk.write_text(json.dumps({"messages": [USER], "tools": []}))
+    template.write_text("{{ messages }}")
+    flags = ["--messages", str(talk), "--system-prompt", "Be brief.", "--chat-template", str(template)]
+    assert invoke("generate", "and then?", *flags).exit_code == 0
+    asked = called[0][0]
+    assert asked.messages == [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"role": "user", "content": "and then?"},
+    ]
+    assert asked.conversation.tools == []
+    assert asked.chat_template == "{{ messages }}"
+    assert invoke("generate", *flags, stdin="not read").exit_code == 0
+    assert called[1][0].text is None
+
+
+def test_an_answer_is_not_answered(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    talk = tmp_path / "talk.json"
+    talk.write_text(json.dumps([USER, {"role": "assistant", "content": "Hello."}]))
+    result = invoke("generate", "--messages", str(talk))
+    assert result.exit_code == 2
+    assert "messages end with the assistant's own turn" in result.stderr
+    assert invoke("generate", "and?", "--messages", str(talk)).exit_code == 0
+
+
+@pytest.mark.parametrize("flag", ["--system-prompt", "--messages", "--chat-template"])
+def test_raw_text_has_no_template(called: list[tuple[Any, ...]], flag: str) -> None:
+    assert invoke("generate", "x", "--raw").exit_code == 0
+    assert called[0][0] == Asked(text="x", raw=True)
+    result = invoke("generate", "x", "--raw", flag, "y")
+    assert result.exit_code == 2
+    assert "raw continues a text without a chat template; remove it, or " in result.stderr
 
 
 @pytest.mark.parametrize(

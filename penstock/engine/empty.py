@@ -1,0 +1,46 @@
+"""Why an answer is empty: what is said where a model ends before it has begun."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.core import CompletionOutput, FinishReason, RequestOutput
+from penstock.engine.job import Prompt
+from penstock.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+WANTS_TEMPLATE: Final = "it is a chat model, which wants its template: use LLM.chat, or leave --raw out"
+WANTS_WORDS: Final = "ask in other words or with another seed, or forbid the end with ignore_eos (--ignore-eos)"
+
+
+def warn_of_empty_answers(
+    outputs: Sequence[RequestOutput], prompts: Sequence[Prompt], tokenizer: Tokenizer | None
+) -> None:
+    """Log one line if completions ended with their first token: how many, and what to do. Texts alone are plain."""
+    empty = [
+        (completion, isinstance(prompt, str))
+        for output, prompt in zip(outputs, prompts, strict=True)
+        for completion in output.outputs
+        if ended_at_once(completion)
+    ]
+    if not empty or tokenizer is None:
+        return
+    total = sum(len(output.outputs) for output in outputs)
+    which = "the answer is empty" if total == 1 else f"{len(empty)} of {total} answers are empty"
+    plain = any(is_text for _, is_text in empty)
+    log.warning(f"{which}: {why_empty(empty[0][0].token_ids[0], tokenizer, plain_text=plain)}")
+
+
+def ended_at_once(completion: CompletionOutput) -> bool:
+    """Whether the first token ended it, so that there is no text."""
+    return completion.finish_reason is FinishReason.STOP and len(completion.token_ids) == 1 and not completion.text
+
+
+def why_empty(token: int, tokenizer: Tokenizer, *, plain_text: bool) -> str:
+    """``plain_text``: the prompt was continued as it stands, without a chat template."""
+    name = tokenizer.decode([token], skip_special_tokens=False)
+    remedy = WANTS_TEMPLATE if plain_text and tokenizer.is_of_chat else WANTS_WORDS
+    return f"the model's first token was an end token ({name!r}); {remedy}"

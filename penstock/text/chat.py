@@ -1,0 +1,127 @@
+"""Conversations as prompts: messages in the checkpoint's own format, as text and as token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.core import RequestError
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation, oldest message first: ``{"role": ..., "content": ...}`` each, as the OpenAI API has them."""
+
+CHAT_SAMPLING: Final = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""llama.cpp's defaults, for chats with a checkpoint that recommends nothing: at T = 1 a small model wanders."""
+NO_TEMPLATE: Final = (
+    "messages need a chat template, and the checkpoint has none: give one (chat_template), or continue plain text"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFormat:
+    """How a conversation becomes a prompt. Names are vLLM's. Raises RequestError for what excludes each other."""
+
+    chat_template: str | None = None
+    """Jinja text in place of the checkpoint's own."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the opening of the assistant's turn."""
+    continue_final_message: bool = False
+    """Whether the last message is left open, for the model to go on with it."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Functions that are described to the model, as the OpenAI API has them."""
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    """Further variables of the template."""
+
+    def __post_init__(self) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError("continue_final_message is set; set add_generation_prompt=False with it")
+
+
+def chat_prompt(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> dict[str, Any]:
+    """A conversation as the prompt that the engine takes, text and token ids.
+
+    What a message holds is text, also where it reads as a special token.
+
+    Raises RequestError naming the message and field at fault, where there is no template, and for what it refuses.
+    """
+    if chat.chat_template is None and tokenizer.tool_template is None:
+        raise RequestError(NO_TEMPLATE)
+    hide = tokenizer.literal.hide
+    rendered = tokenizer.render(
+        hide(turns_of(messages)),
+        chat.add_generation_prompt,
+        tools=hide(chat.tools),
+        options=hide(chat.chat_template_kwargs),
+        chat_template=chat.chat_template,
+        continue_final_message=chat.continue_final_message,
+    )
+    return {"prompt": tokenizer.literal.show(rendered), "prompt_token_ids": tokenizer.encode_literal(rendered)}
+
+
+def conversations_of(given: Any) -> list[Messages]:
+    """One conversation or several as a list. Raises RequestError for what is neither."""
+    if not is_list(given) or not given:
+        raise RequestError(f"messages is {given!r}; it has to be a list of messages, or of such lists")
+    return [given] if isinstance(given[0], Mapping) else list(given)
+
+
+def turns_of(messages: Any) -> list[dict[str, Any]]:
+    """Messages as chat templates read them. Raises RequestError naming the one that is none."""
+    if not is_list(messages) or not messages:
+        raise RequestError(f"messages is {messages!r}; it has to be a list of messages, at least one")
+    return [turn_of(f"messages[{number}]", message) for number, message in enumerate(messages)]
+
+
+def turn_of(where: str, message: Any) -> dict[str, Any]:
+    """A message as chat templates read it: content as one text, a call's arguments as an object."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError(f'{where} is {message!r}; it has to be like {{"role": "user", "content": "..."}}')
+    calls = message.get("tool_calls") or ()
+    if message.get("content") is None and not calls:
+        raise RequestError(f"{where}.content is missing; a message needs content, or tool_calls")
+    turn = {key: value for key, value in message.items() if value is not None}
+    turn["content"] = content_of(f"{where}.content", message.get("content") or "")
+    if calls:
+        turn["tool_calls"] = [call_of(f"{where}.tool_calls[{number}]", call) for number, call in enumerate(calls)]
+    return turn
+
+
+def content_of(where: str, content: Any) -> str:
+    """The text of a message: a string, or the text parts of one."""
+    if isinstance(content, str):
+        return content
+    texts = (
+        [part.get("text") if isinstance(part, Mapping) else None for part in content] if is_list(content) else [None]
+    )
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError(f'{where} has to be text, or a list of {{"type": "text", "text": "..."}}')
+    return "".join(map(str, texts))
+
+
+def call_of(where: str, call: Any) -> dict[str, Any]:
+    """A tool call with its arguments as an object; the API has them as JSON text."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        raise RequestError(f"{where}.function is missing; a tool call names one")
+    function = dict(call["function"])
+    if isinstance(function.get("arguments"), str | None):
+        function["arguments"] = arguments_of(f"{where}.function.arguments", function.get("arguments") or "{}")
+    return {**call, "function": function}
+
+
+def arguments_of(where: str, text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where} is not JSON: {error}") from None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{where} has to be a JSON object")
+    return arguments
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -1,0 +1,52 @@
+"""``penstock generate`` with a chat model: it answers; with ``--raw``, and without a template, it continues."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.commands.test_cli import run
+
+pytestmark = pytest.mark.processes
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.role + ': ' + m.content }}\n{% endfor %}<s>assistant: "
+GREEDY = ["--temperature", "0", "--max-tokens", "8", "--ignore-eos"]
+
+
+@pytest.fixture(scope="module")
+def chat_model(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(target, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def report(model: Path, *arguments: str) -> dict[str, Any]:
+    done = run("generate", "--model", str(model), *arguments, *GREEDY, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_chat_model_answers_and_any_model_continues(chat_model: Path, target: Path, tmp_path: Path) -> None:
+    answer = report(chat_model, "hi")
+    assert answer["prompt"] == "<s>user: hi\n<s>assistant: "
+    raw, base = report(chat_model, "hi", "--raw"), report(target, "hi")
+    assert raw["prompt"] == base["prompt"] == "hi"
+    assert raw["token_ids"] == base["token_ids"]
+    talk = tmp_path / "talk.json"
+    talk.write_text(json.dumps([{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer["text"]}]))
+    following = report(chat_model, "and?", "--messages", str(talk), "--system-prompt", "Be brief.")
+    assert following["prompt"] == (
+        f"<s>system: Be brief.\n<s>user: hi\n<s>assistant: {answer['text']}\n<s>user: and?\n<s>assistant: "
+    )
+
+
+def test_a_conversation_needs_a_template(target: Path) -> None:
+    refused = run("generate", "hi", "--model", str(target), "--system-prompt", "Be brief.")
+    assert refused.returncode == 2
+    assert "messages need a chat template, and the checkpoint has none" in refused.stderr
