@@ -8,6 +8,7 @@ The file, with everything optional in brackets::
     stages = [{ devices = ["a1"], layers = 4 }, { devices = ["a2", "b1"], layers = [6, 6] }, ...]
 
     [kinds.rtx3090]            # memory_gb, weight_bandwidth_gb_s, compute_tflops, overhead_ms; or, measured, pass_ms
+                               # of real devices: memory_gb, threads
     [links.local]              # bandwidth_gbit_s, latency_ms: between devices of one host
     [links.network]            # between hosts
     [[links.between]]          # exceptions: ends = ["a", "b1"], bandwidth_gbit_s, latency_ms
@@ -322,6 +323,7 @@ def check_emulated(cluster: Cluster, model: ModelPrice) -> None:
     check_drafter(cluster)
     staged = {name for stage in cluster.stages for name in stage.devices}
     for i, device in enumerate(cluster.devices):
+        check(device.threads is None, f"devices[{i}].threads", device.threads, "left out: the device is emulated")
         if device.name in staged:
             check_priced(f"devices[{i}]", device)
         elif device.name == cluster.drafter:

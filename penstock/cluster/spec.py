@@ -14,10 +14,12 @@ from penstock.config import FieldError, check, check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """Numbers that devices of one kind share. All but the first describe an emulated device. Raises FieldError."""
+    """Numbers that devices of one kind share. All but the first two describe an emulated device. Raises FieldError."""
 
     memory_gb: float | None = None
     """Memory for weights and cache, in 1e9 bytes; None is not checked."""
+    threads: int | None = None
+    """Threads that compute on a real device; None: an equal part of the cores of its host."""
     weight_bandwidth_gb_s: float | None = None
     """Effective rate at which a pass reads weights, in 1e9 bytes/s."""
     compute_tflops: float | None = None
@@ -30,6 +32,7 @@ class DeviceKind:
     def __post_init__(self) -> None:
         check_positive(self, "memory_gb", "weight_bandwidth_gb_s", "compute_tflops", "pass_ms")
         check_positive(self, "overhead_ms", or_zero=True)
+        check(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

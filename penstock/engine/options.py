@@ -69,6 +69,14 @@ class PipelineOptions:
         str | None, Option("Layers of each stage.", PIPELINE, metavar="N,N,...", default="an even split")
     ] = None
     cluster: Annotated[str | Cluster | None, CLUSTER] = None
+    threads: Annotated[
+        int | None,
+        Option(
+            "Threads that each stage, and a drafter with weights, computes with.",
+            PIPELINE,
+            default="this host's cores, shared among them",
+        ),
+    ] = None
     stage_timeout: Annotated[
         float | None,
         Option("Seconds without a sign of life after which a stage is lost; one batch must take less.", PIPELINE),
@@ -122,7 +130,7 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
-        positive = ("pipeline_parallel_size", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
+        positive = ("pipeline_parallel_size", "threads", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
         for name in positive:
             value = getattr(self, name)
             check(value is None or (isinstance(value, int) and value >= 1), name, value, "a whole number, at least 1")

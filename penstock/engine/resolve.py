@@ -13,6 +13,7 @@ from penstock.config import FieldError, check
 from penstock.core import ConfigError
 from penstock.drafters.options import Weights
 from penstock.emulation.cluster import check_drafter
+from penstock.engine.cores import shared_threads, usable_cores
 from penstock.engine.options import DEMO, EngineOptions, model_folder
 from penstock.requests.slots import speculative_slots
 from penstock.speculation import SpeculativeConfig
@@ -40,6 +41,8 @@ class Resolved:
     layers: tuple[tuple[int, int], ...]
     devices: tuple[str, ...]
     """Of torch's, by stage; the drafter's behind them."""
+    threads: tuple[int, ...]
+    """Of each stage; the drafter's behind them."""
     max_model_len: int
     kv_slots: int
     speculative_slots: int
@@ -94,10 +97,30 @@ def resolve_options(options: EngineOptions) -> Resolved:
         speculation,
         layers,
         placed(options.device, len(layers)),
+        threads_of(options, cluster, len(layers), drafts=draft is not None or speculator is not None),
         longest,
         options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
         speculative_slots(len(layers), most_rows) if slots is None else slots,
     )
+
+
+def threads_of(options: EngineOptions, cluster: Cluster | None, stages: int, *, drafts: bool) -> tuple[int, ...]:
+    """Threads of each stage and, behind them, of a drafter with weights.
+
+    One where nothing computes on the processor's cores in its own time: on GPUs, and in an emulated cluster, whose
+    devices come by turns.
+    """
+    processes = stages + drafts
+    if options.threads is not None:
+        return (options.threads,) * (stages + 1)
+    if options.device != "cpu" or (cluster is not None and cluster.emulated):
+        return (1,) * (stages + 1)
+    stated: list[int | None] = [None] * processes
+    if cluster is not None:
+        names = [stage.devices[0] for stage in cluster.stages] + [cluster.drafter] * drafts
+        stated = [None if name is None else cluster.device(name).threads for name in names]
+    threads = shared_threads(stated, usable_cores())
+    return threads if drafts else (*threads, 1)
 
 
 def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:

@@ -33,6 +33,14 @@ from penstock.pipeline.plan import StageSpec
 
 PRELOADED = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
+SHORT_SPINS = {"GOMP_SPINCOUNT": "1000"}
+"""How long libgomp's threads wait for each other before they sleep, unless the user says otherwise.
+
+Its default is thousands of times as long. Measured with two threads on two cores, a step of 30 layers takes 12.6 ms
+either way. Beside a process that keeps one core busy it takes 26 ms with this and 306 ms with the default, as the
+thread that waits keeps the one that works from its core. Without any spinning it is 18.7 and 17 ms.
+"""
+
 
 class ForkServer:
     """The engine's handle. A thread passes on the server's reports, each to the engine whose session it concerns."""
@@ -45,7 +53,8 @@ class ForkServer:
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from penstock.pipeline.forkserver import serve; serve({lifeline_read}, {self.folder!r})"
         )
-        environment = {**without_api_keys(os.environ), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**SHORT_SPINS, **without_api_keys(os.environ), "OMP_NUM_THREADS": "1"}
+        environment["TOKENIZERS_PARALLELISM"] = "false"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
@@ -241,7 +250,7 @@ def become_stage(spec: StageSpec, lifeline: int) -> None:
 
         from penstock.pipeline.worker import run
 
-        torch.set_num_threads(1)
+        torch.set_num_threads(spec.plan.threads)
         run(spec)
         code = 0
     except BaseException as error:

@@ -25,6 +25,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     max_model_len: int
+    threads: int = 1
+    """That compute, where the stage has a process of its own."""
     tap: TapSpec | None = None
     target: str = ""
     """A learned drafter's target, whose features it reads; ``model`` is then the drafter's checkpoint."""

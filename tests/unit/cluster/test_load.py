@@ -242,6 +242,8 @@ LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
         (EMULATED, [(["stages", 1, "devices"], "a2")], "stages[1].devices", "expected a list"),
         (EMULATED, [(["kinds", "gpu", "memory_gb"], -1)], "kinds.gpu.memory_gb", "above 0"),
         (EMULATED, [(["kinds", "gpu", "overhead_ms"], -1)], "kinds.gpu.overhead_ms", "0 or above"),
+        (REAL, [(["devices", 0, "threads"], 0)], "devices[0].threads", "at least 1"),
+        (EMULATED, [(["devices", 0, "threads"], 2)], "devices[0].threads", "left out: the device is emulated"),
         (EMULATED, [(["devices", 0, "compute_tflops"], 0)], "devices[0].compute_tflops", "above 0"),
         (EMULATED, [(["links", "local", "bandwidth_gbit_s"], 0)], "links.local.bandwidth_gbit_s", "above 0"),
         (EMULATED, [(["links", "between"], [{"ends": ["a"], **LINK}])], "links.between[0].ends", "two names"),

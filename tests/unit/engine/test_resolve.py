@@ -96,3 +96,32 @@ def test_stages_without_layers(options: dict[str, Any], said: str, caplog: pytes
     assert [record.getMessage().startswith(f"pipeline_parallel_size {said}") for record in caplog.records] == (
         [True] if said else []
     )
+
+
+DRAFTING = {"method": "draft_model", "model": str(DEMO / "draft")}
+
+
+@pytest.mark.parametrize(
+    ("options", "stages", "drafter"),
+    [
+        ({}, [8], None),
+        ({"speculative_config": {"method": "ngram"}}, [8], None),  # looked up by the engine: no process
+        ({"pipeline_parallel_size": 3}, [2, 2, 2], None),
+        ({"pipeline_parallel_size": 3, "speculative_config": DRAFTING}, [2, 2, 2], 2),
+        ({"pipeline_parallel_size": 2, "threads": 3, "speculative_config": DRAFTING}, [3, 3], 3),
+        ({"cluster": "demo", "speculative_config": DRAFTING}, [1, 1, 1, 1], 1),  # emulated
+        ({"cluster": "STATED", "speculative_config": DRAFTING}, [4, 2], 2),
+    ],
+)
+def test_threads(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], stages: list[int], drafter: int | None
+) -> None:
+    monkeypatch.setattr("penstock.engine.resolve.usable_cores", lambda: 8)
+    if options.get("cluster") == "STATED":
+        local = load_cluster("local-2")
+        devices = (replace(local.devices[0], threads=4), local.devices[1])
+        options = options | {"cluster": replace(local, devices=devices)}
+    setup = resolve_options(EngineOptions(**options))
+    assert [plan.threads for plan in stage_plans(setup)] == stages
+    if drafter is not None:
+        assert drafting_plan(setup, str(DEMO / "draft"), 2).threads == drafter
