@@ -1,39 +1,36 @@
-"""Starts stage processes from one process that has imported torch and transformers once.
-
-The server is a fresh interpreter (the user's ``__main__`` is never imported again, so no guard is asked of it). It
-reads start commands from its standard input and reports starts and exits on its standard output, one JSON line each:
-
-      engine --stdin: {"start": {...}}-->  fork server --fork--> stage 0, stage 1, ...
-             <-stdout: {"exited": 3, ...}--
-
-Nothing outlives the engine: server and stages hold the reading end of a pipe whose writing end only the engine has,
-and leave when it closes, however the engine came to its end. The server, last to leave, removes the sockets' folder.
-"""
+"""The engine's handle on the process that forks its stages (`forking.py`)."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import gc
-import importlib
 import json
 import os
-import selectors
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final
 
 import msgspec
 
 from penstock.api_keys import without_api_keys
+from penstock.pipeline.forking import exit_report
 from penstock.pipeline.plan import StageSpec
 
-PRELOADED = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
-
-SHORT_SPINS = {"GOMP_SPINCOUNT": "1000"}
+END_TIMEOUT: Final = 5.0
+"""Seconds that the server may take to leave before it is killed, and killed stages to be gone."""
+ALL_STAGES: Final = -1
+MOST_DESCRIPTORS: Final = 16
+"""That one call takes; the next one takes the rest."""
+SHORT_SPINS: Final = {"GOMP_SPINCOUNT": "1000"}
 """How long libgomp's threads wait for each other before they sleep, unless the user says otherwise.
 
 Its default is thousands of times as long. Measured with two threads on two cores, a step of 30 layers takes 12.6 ms
@@ -43,40 +40,51 @@ thread that waits keeps the one that works from its core. Without any spinning i
 
 
 class ForkServer:
-    """The engine's handle. A thread passes on the server's reports, each to the engine whose session it concerns."""
+    """A thread passes on the server's reports, each to the engine whose session it concerns.
+
+    When the server has died it does what is left to do: no stage outlives the server, nor does the sockets' folder.
+    """
 
     def __init__(self) -> None:
-        lifeline_read, self._lifeline = os.pipe()
         self.folder = socket_folder()
+        self._engine_end, server_end = socket.socketpair()
+        lifeline_read, lifeline = os.pipe()
+        self._lifeline = os.fdopen(lifeline, "wb", buffering=0)
         # Modules are found where this process finds them, neither more (the working directory) nor less.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from penstock.pipeline.forkserver import serve; serve({lifeline_read}, {self.folder!r})"
+            f"from penstock.pipeline.forking import serve; serve({lifeline_read}, {self.folder!r})"
         )
         environment = {**SHORT_SPINS, **without_api_keys(os.environ), "OMP_NUM_THREADS": "1"}
         environment["TOKENIZERS_PARALLELISM"] = "false"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=server_end.fileno(),
+            stdout=subprocess.DEVNULL,
             pass_fds=[lifeline_read],
             env=environment,
             start_new_session=True,  # Ctrl-C in the terminal reaches the engine, which ends the stages in order
         )
         os.close(lifeline_read)
+        server_end.close()
         self._listeners: dict[str, int] = {}
+        self._stages: dict[tuple[str, int], int] = {}
+        """By session and stage: a descriptor of the process, which never comes to mean another one (a pidfd)."""
         self._lock = threading.Lock()
-        self._disowned = False
-        threading.Thread(target=self._pass_on, name="penstock fork server", daemon=True).start()
+        self._ended = False
+        self._thread = threading.Thread(target=self._pass_on, name="penstock fork server", daemon=True)
+        self._thread.start()
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def listen(self, session: str, pipe: int) -> None:
-        """Have reports on a session's stages written to ``pipe``, a line of JSON each; see ``report``."""
+        """Have reports on a session's stages written to ``pipe``, a line of JSON each; see ``exit_report``."""
         with self._lock:
             self._listeners[session] = pipe
+            if self._ended:
+                self._announce_end(session)
 
     def forget(self, session: str) -> None:
         with self._lock:
@@ -87,50 +95,104 @@ class ForkServer:
         self._write({"start": msgspec.to_builtins(spec)})
 
     def kill(self, session: str) -> None:
-        """End what is left of a session's processes."""
-        self._write({"kill": session})
-
-    def _pass_on(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            session = json.loads(line)["session"]
-            with self._lock:
-                if session in self._listeners:
-                    os.write(self._listeners[session], line)
+        """End what is left of a session's processes, whatever has become of the server."""
+        self._write({"kill": session})  # those that it has yet to fork
         with self._lock:
-            for session, pipe in self._listeners.items():
-                os.write(pipe, report(session, -1, "the fork server died"))
+            for (owner, _), process in self._stages.items():
+                if owner == session:
+                    kill(process)
 
     def close(self) -> None:
-        if self._disowned:
-            return
-        os.close(self._lifeline)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)  # the server has, unless it was killed
+        """End the server and its stages, and wait for that. Safe to call twice."""
+        self._lifeline.close()
+        with contextlib.suppress(OSError):  # it has ended
+            self._engine_end.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(END_TIMEOUT)
+        except subprocess.TimeoutExpired:  # it is stopped
+            self._process.kill()
+        self._thread.join()
 
     def disown(self) -> None:
         """Called in a child that the user's process forks: the server and its folder are the parent's.
 
         A child that kept the lifeline open would keep the stages alive after their engine's death.
         """
-        if not self._disowned:
-            self._disowned = True
-            os.close(self._lifeline)
+        self._lifeline.close()
+        self._engine_end.close()
+        for process in self._stages.values():
+            os.close(process)
+        self._stages.clear()
 
     def _write(self, command: dict[str, Any]) -> None:
         """Send a command. A server that has died cannot take it, and that is reported."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
+        with contextlib.suppress(OSError):
+            self._engine_end.sendall(json.dumps(command).encode() + b"\n")
+
+    def _pass_on(self) -> None:
+        for told, process in reports(self._engine_end):
+            with self._lock:
+                self._take_in(told, process)
+        self._end()
+
+    def _take_in(self, told: dict[str, Any], process: int | None) -> None:
+        session, stage = told["session"], told["stage"]
+        if "started" in told:
+            if process is not None:
+                self._stages[session, stage] = process
+            return
+        if (ended := self._stages.pop((session, stage), None)) is not None:
+            os.close(ended)
+        if session in self._listeners:
+            os.write(self._listeners[session], exit_report(session, stage, told["cause"]))
+
+    def _end(self) -> None:
+        """The server has died: do what it would have done, then say so."""
+        self._lifeline.close()
+        self._engine_end.close()
+        self._process.wait()
+        with self._lock:
+            for process in self._stages.values():
+                kill(process)
+            for process in self._stages.values():
+                wait(process, END_TIMEOUT)
+                os.close(process)
+            self._stages.clear()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._ended = True
+            for session in self._listeners:
+                self._announce_end(session)
+
+    def _announce_end(self, session: str) -> None:
+        os.write(self._listeners[session], exit_report(session, ALL_STAGES, "the fork server died"))
 
 
-def report(session: str, stage: int, cause: str) -> bytes:
-    """One line that says that a stage's process has ended, and how. Stage -1 stands for all of them."""
-    return json.dumps({"session": session, "stage": stage, "cause": cause}).encode() + b"\n"
+def reports(engine_end: socket.socket) -> Iterator[tuple[dict[str, Any], int | None]]:
+    """What server and stages say until all of them have closed the socket; with a process's descriptor, if one came."""
+    unread, descriptors = b"", deque[int]()
+    with contextlib.suppress(ConnectionError):
+        while True:
+            came, fds, _, _ = socket.recv_fds(engine_end, 65536, MOST_DESCRIPTORS)
+            if not came:
+                return
+            descriptors += fds
+            *lines, unread = (unread + came).split(b"\n")
+            for line in lines:
+                told = json.loads(line)
+                yield told, descriptors.popleft() if "started" in told and descriptors else None
+
+
+def kill(process: int) -> None:
+    """By its descriptor."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+
+
+def wait(process: int, seconds: float) -> None:
+    """Until it has ended, for so long at most."""
+    ended = select.poll()
+    ended.register(process, select.POLLIN)
+    ended.poll(1e3 * seconds)
 
 
 def socket_folder() -> str:
@@ -139,129 +201,31 @@ def socket_folder() -> str:
     return tempfile.mkdtemp(prefix="penstock-", dir=usual if len(os.fsencode(usual)) <= 60 else "/tmp")
 
 
-_shared: tuple[int, ForkServer] | None = None
+_shared: ForkServer | None = None
 
 
 def shared_fork_server() -> ForkServer:
     """This process's fork server, started when first needed and ended with the process."""
-    import atexit
-
     global _shared
-    if _shared is None or _shared[0] != os.getpid() or not _shared[1].alive:
-        server = ForkServer()
-        _shared = (os.getpid(), server)
-        atexit.register(server.close)
-        os.register_at_fork(after_in_child=server.disown)
-    return _shared[1]
+    end_with_process()
+    if _shared is None or not _shared.alive:
+        _shared = ForkServer()
+    return _shared
 
 
-# ------------------------------------------------------------------------------------------------ in the server
+@cache
+def end_with_process() -> None:
+    atexit.register(close_shared)
+    os.register_at_fork(after_in_child=disown_shared)
 
 
-def serve(lifeline: int, folder: str) -> None:
-    """The server's main: fork on command, report exits, end with the lifeline and take the sockets' folder along."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in PRELOADED:
-        importlib.import_module(module)
-    woken, wake = os.pipe()
-    for end in (woken, wake):
-        os.set_blocking(end, False)
-    signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    children: dict[int, tuple[str, int]] = {}
-    unread = b""
-    selector = selectors.DefaultSelector()
-    for fd in (0, lifeline, woken):
-        selector.register(fd, selectors.EVENT_READ)
-    while True:
-        readable = [key.fd for key, _ in selector.select()]
-        if lifeline in readable:
-            break
-        if woken in readable:
-            os.read(woken, 4096)
-            report_exits(children)
-        if 0 in readable:
-            chunk = os.read(0, 65536)
-            if not chunk:
-                break
-            *lines, unread = (unread + chunk).split(b"\n")
-            for line in lines:
-                obey(json.loads(line), children, lifeline)
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, 0):
-            pass  # who is still there may still make a socket
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # tearing down torch's interpreter would take a second
+def close_shared() -> None:
+    if _shared is not None:
+        _shared.close()
 
 
-def obey(command: dict[str, Any], children: dict[int, tuple[str, int]], lifeline: int) -> None:
-    if "kill" in command:
-        for pid, (session, _) in children.items():
-            if session == command["kill"]:
-                os.kill(pid, signal.SIGKILL)
-        return
-    spec = msgspec.convert(command["start"], StageSpec)
-    preload_architecture(spec.plan.model)
-    gc.freeze()  # what is imported stays: no stage's collector walks it, nor copies its pages by that
-    pid = os.fork()
-    if pid == 0:
-        become_stage(spec, lifeline)
-    children[pid] = (spec.session, spec.index)
-
-
-def preload_architecture(model: str) -> None:
-    """Import the model's own module once, before forking. A bad checkpoint fails in the stage, which reports it."""
-    with contextlib.suppress(Exception):
-        from penstock.models.checkpoint import open_checkpoint
-        from penstock.models.gate import model_class
-
-        model_class(open_checkpoint(model).config)
-
-
-def report_exits(children: dict[int, tuple[str, int]]) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            if pid not in children:  # of some library's making
-                continue
-            session, stage = children.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
-            cause = (
-                f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
-            )
-            os.write(1, report(session, stage, cause))
-
-
-def become_stage(spec: StageSpec, lifeline: int) -> None:
-    """The forked child: never returns."""
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(2, 1)
-        threading.Thread(target=leave_with, args=(lifeline,), daemon=True).start()
-        import torch
-
-        from penstock.pipeline.worker import run
-
-        torch.set_num_threads(spec.plan.threads)
-        run(spec)
-        code = 0
-    except BaseException as error:
-        # The engine has been told; the traceback is for whoever reads stderr in a debugging session.
-        if os.environ.get("PENSTOCK_DEBUG"):
-            sys.excepthook(type(error), error, error.__traceback__)
-    finally:
-        os._exit(code)
-
-
-def leave_with(lifeline: int) -> None:
-    """End this process when the engine's end of the lifeline closes."""
-    os.read(lifeline, 1)
-    os._exit(1)
+def disown_shared() -> None:
+    global _shared
+    if _shared is not None:
+        _shared.disown()
+        _shared = None

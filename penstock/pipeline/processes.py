@@ -36,7 +36,7 @@ from penstock.messages import (
 )
 from penstock.pipeline.assembly import entrance
 from penstock.pipeline.engine_end import EngineEnd
-from penstock.pipeline.forkserver import ForkServer, shared_fork_server
+from penstock.pipeline.forkserver import ALL_STAGES, ForkServer, shared_fork_server
 from penstock.pipeline.inbox import Outbox
 from penstock.pipeline.local import SCHEME
 from penstock.pipeline.plan import StagePlan, StageSpec, TapSpec
@@ -285,7 +285,7 @@ class ProcessPipeline:
 
     def _wait_until_gone(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._forked - self._gone and time.monotonic() < deadline and self._host.server.alive:
+        while self._forked - self._gone and time.monotonic() < deadline:
             self._host.wait(deadline)
 
     def _start(self) -> None:
@@ -363,7 +363,7 @@ class ProcessPipeline:
         return silent is not None
 
     def _on_exit(self, stage: int, cause: str) -> None:
-        self._gone.add(stage)
+        self._gone |= self._forked if stage == ALL_STAGES else {stage}
         if not self._closing and self._lost is None:
             self._lose(stage, cause)
             self._lost_at += CAUSE_GRACE_S

@@ -1,0 +1,194 @@
+"""The fork server: forks stages from one process that has imported torch and transformers once.
+
+It is a fresh interpreter (the user's ``__main__`` is never imported again, so no guard is asked of it). Its standard
+input is a socket, on which both sides write lines of JSON:
+
+      engine --{"start": {...}}-->      fork server --fork--> stage 0, stage 1, ...
+             <-{"started": true, ...}-- each stage, before anything else, with a descriptor of its own process
+             <-{"cause": ..., ...}----- fork server, when a stage has ended
+
+A stage keeps the socket until it has told the engine of itself. When the socket ends, the server has ended, and
+the engine knows every stage that is left.
+
+Nothing outlives the engine: server and stages hold an end of the socket or of a pipe, the lifeline, and leave when the
+engine's end closes, however the engine came to its own. Whoever leaves so removes the sockets' folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any, Final
+
+import msgspec
+
+from penstock.pipeline.plan import StageSpec
+
+PRELOADED: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+COMMANDS: Final = 0
+"""The descriptor of the socket."""
+
+
+def serve(lifeline: int, folder: str) -> None:
+    """The server's main. It never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = Server(lifeline, folder)
+    try:
+        for module in PRELOADED:
+            importlib.import_module(module)
+        server.run()
+    except ConnectionError:  # the engine has gone
+        pass
+    except Exception:
+        traceback.print_exc()
+    finally:
+        server.end()
+        os._exit(0)  # tearing down torch's interpreter would take a second
+
+
+class Server:
+    def __init__(self, lifeline: int, folder: str) -> None:
+        self._lifeline = lifeline
+        self._folder = folder
+        self._engine = socket.socket(fileno=COMMANDS)
+        self._children: dict[int, tuple[str, int]] = {}
+        """By process number: session and stage."""
+        self._unread = b""
+
+    def run(self) -> None:
+        """Until the engine's end of the socket closes."""
+        woken, wake = os.pipe()
+        for end in (woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.DefaultSelector() as selector:
+            for fd in (COMMANDS, woken):
+                selector.register(fd, selectors.EVENT_READ)
+            while True:
+                readable = [key.fd for key, _ in selector.select()]
+                if woken in readable:
+                    os.read(woken, 4096)
+                    self._report_exits()
+                if COMMANDS in readable and not self._take_commands():
+                    return
+
+    def _take_commands(self) -> bool:
+        """Obey what has come; whether more may come."""
+        came = self._engine.recv(65536)
+        *lines, self._unread = (self._unread + came).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+        return bool(came)
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        if "kill" in command:
+            for pid, (session, _) in self._children.items():
+                if session == command["kill"]:
+                    os.kill(pid, signal.SIGKILL)
+            return
+        spec = msgspec.convert(command["start"], StageSpec)
+        preload_architecture(spec.plan.model)
+        gc.freeze()  # what is imported stays: no stage's collector walks it, nor copies its pages by that
+        pid = os.fork()
+        if pid == 0:
+            become_stage(spec, self._engine, self._lifeline, self._folder)
+        self._children[pid] = (spec.session, spec.index)
+
+    def _report_exits(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid not in self._children:  # of some library's making
+                    continue
+                session, stage = self._children.pop(pid)
+                self._engine.sendall(exit_report(session, stage, cause_of(os.waitstatus_to_exitcode(status))))
+
+    def end(self) -> None:
+        """End the stages, and take the sockets' folder along."""
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, 0):
+                pass  # who is still there may still make a socket
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def exit_report(session: str, stage: int, cause: str) -> bytes:
+    """One line that says that a stage's process has ended, and how. Stage -1 stands for all of the session's."""
+    return json.dumps({"session": session, "stage": stage, "cause": cause}).encode() + b"\n"
+
+
+def cause_of(code: int) -> str:
+    return f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
+
+
+def preload_architecture(model: str) -> None:
+    """Import the model's own module once, before forking. A bad checkpoint fails in the stage, which reports it."""
+    with contextlib.suppress(Exception):
+        from penstock.models.checkpoint import open_checkpoint
+        from penstock.models.gate import model_class
+
+        model_class(open_checkpoint(model).config)
+
+
+# ------------------------------------------------------------------------------------------------------- in a stage
+
+
+def become_stage(spec: StageSpec, engine: socket.socket, lifeline: int, folder: str) -> None:
+    """The forked child: never returns."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        threading.Thread(target=leave_with, args=(lifeline, folder), daemon=True).start()
+        introduce(spec, engine)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(2, 1)
+        import torch
+
+        from penstock.pipeline.worker import run
+
+        torch.set_num_threads(spec.plan.threads)
+        run(spec)
+        code = 0
+    except BaseException as error:
+        # The engine has been told; the traceback is for whoever reads stderr in a debugging session.
+        if os.environ.get("PENSTOCK_DEBUG"):
+            sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(code)
+
+
+def introduce(spec: StageSpec, engine: socket.socket) -> None:
+    """Give the engine a descriptor of this process, by which it can wait for it and kill it, but nobody else.
+
+    Where the system has none (Linux before 5.3, others), the engine can only let the lifeline go.
+    """
+    descriptors = []
+    with contextlib.suppress(AttributeError, OSError):
+        descriptors = [os.pidfd_open(os.getpid())]
+    told = {"session": spec.session, "stage": spec.index, "started": True}
+    socket.send_fds(engine, [json.dumps(told).encode() + b"\n"], descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def leave_with(lifeline: int, folder: str) -> None:
+    """End this process when the engine's end of the lifeline closes. Nobody else may be left to remove the folder."""
+    os.read(lifeline, 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)

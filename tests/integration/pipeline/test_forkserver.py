@@ -1,0 +1,172 @@
+"""The fork server killed or stopped: whatever it leaves, its engine sees to, and with both dead the stages do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock import PipelineError
+from penstock.pipeline import forkserver, processes
+from penstock.pipeline.forkserver import ForkServer, shared_fork_server
+from penstock.pipeline.processes import ProcessHost
+from tests.integration.pipeline.test_processes import alive, gone, pipeline_of, stage_processes, start
+from tests.serving import until
+
+pytestmark = pytest.mark.processes
+
+
+def server_process(server: ForkServer) -> psutil.Process:
+    return psutil.Process(server._process.pid)
+
+
+def test_a_dead_fork_server_leaves_no_descriptor_no_thread_and_no_folder() -> None:
+    before, threads = psutil.Process().num_fds(), threading.active_count()
+    for _ in range(3):
+        server = ForkServer()
+        server_process(server).kill()
+        until(lambda: not Path(server.folder).exists())  # noqa: B023
+        server._thread.join()
+    assert psutil.Process().num_fds() == before
+    assert threading.active_count() == threads
+
+
+def test_a_closed_fork_server_leaves_none_either_and_may_be_closed_again() -> None:
+    before = psutil.Process().num_fds()
+    server = ForkServer()
+    process = server_process(server)
+    server.close()
+    server.close()
+    assert not alive(process)
+    assert not Path(server.folder).exists()
+    assert psutil.Process().num_fds() == before
+
+
+def test_a_stopped_fork_server_is_killed_on_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "END_TIMEOUT", 0.1)
+    server = ForkServer()
+    process = server_process(server)
+    process.suspend()
+    server.close()
+    assert not alive(process)
+    assert not Path(server.folder).exists()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_closed_engine_has_no_stage_left_though_its_fork_server_is_dead(target: Path, stopped: bool) -> None:
+    llm = start(target, 2)
+    stages = stage_processes()
+    assert len(stages) == 2
+    if stopped:  # it does not even read that it is to leave
+        stages[1].suspend()
+    server_process(shared_fork_server()).kill()
+    llm.close()
+    assert not any(alive(stage) for stage in stages)
+
+
+def test_a_closed_engine_has_no_stage_left_though_its_fork_server_is_stopped(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "CLOSE_TIMEOUT", 0.1)
+    with suspended_server() as server:
+        llm = start(target, 2)
+        stages = stage_processes()
+        stages[0].suspend()
+        server.suspend()
+        llm.close()
+        until(lambda: not any(alive(stage) for stage in stages))
+
+
+@contextmanager
+def suspended_server() -> Iterator[psutil.Process]:
+    """The shared one, ended afterwards."""
+    server = shared_fork_server()
+    try:
+        yield server_process(server)
+    finally:
+        server_process(server).kill()
+        server._thread.join()
+
+
+def test_a_stage_asked_of_a_dead_fork_server_is_an_error_at_once(target: Path) -> None:
+    with start(target, 1) as llm:
+        plans = pipeline_of(llm)._plans
+    host = ProcessHost()
+    server_process(host.server).kill()
+    host.server._thread.join()
+    with pytest.raises(PipelineError, match="the fork server died"):
+        host.pipeline(plans)
+    host.close()
+
+
+def test_what_is_killed_is_the_process_never_its_number(target: Path) -> None:
+    """A descriptor of a process that has ended means nobody, whoever has its number by then."""
+    with start(target, 1):
+        (process,) = shared_fork_server()._stages.values()
+        copy = os.dup(process)
+    forkserver.wait(copy, 5.0)
+    with pytest.raises(ProcessLookupError):
+        signal.pidfd_send_signal(copy, 0)
+    forkserver.kill(copy)
+    os.close(copy)
+
+
+SCRIPT = """
+import json, os, signal, sys
+import psutil
+from penstock import LLM
+from penstock.pipeline.forkserver import shared_fork_server
+llm = LLM(sys.argv[1], pipeline_parallel_size=2, skip_tokenizer_init=True)
+server = shared_fork_server()
+family = [process.pid for process in psutil.Process().children(recursive=True)]
+print(json.dumps({"server": server._process.pid, "family": family, "folder": server.folder}), flush=True)
+sys.stdin.readline()
+if sys.argv[2] == "dead server":
+    os.kill(server._process.pid, signal.SIGKILL)
+    server._thread.join()
+os._exit(1)
+"""
+
+
+@contextmanager
+def engine(target: Path, ending: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """The script above, and what it says of itself."""
+    command = [sys.executable, "-c", SCRIPT, str(target), ending]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            facts = json.loads(process.stdout.readline())
+            assert os.listdir(facts["folder"])
+            yield process, facts
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("ending", ["live server", "dead server"])
+def test_an_engine_that_skips_atexit_leaves_neither_folder_nor_process(target: Path, ending: str) -> None:
+    with engine(target, ending) as (process, facts):
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(timeout=30) == 1
+        until(lambda: gone(facts["family"]))
+        assert not Path(facts["folder"]).exists()
+
+
+def test_engine_and_fork_server_killed_at_once_leave_neither_folder_nor_process(target: Path) -> None:
+    with engine(target, "") as (process, facts):
+        os.kill(process.pid, signal.SIGSTOP)  # it shall not even see the other end
+        os.kill(facts["server"], signal.SIGKILL)
+        process.kill()
+        until(lambda: gone(facts["family"]))
+        assert not Path(facts["folder"]).exists()
