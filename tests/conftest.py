@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,11 @@ for foreign in (
 
 # The models are so small that threads would wait for each other, several times as long where cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# What is made of GGUF files is no part of the user's cache, and made anew by every run.
+ASSETS = tempfile.TemporaryDirectory(prefix="penstock-tests-")
+os.environ["HF_ASSETS_CACHE"] = ASSETS.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,7 +26,7 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
     emulations = stage_emulations(setup.cluster, setup.stages, drafter, features=learned is not None)
     return [
         StagePlan(
-            model=str(setup.checkpoint.path),
+            model=str(setup.checkpoint.source),
             first=first,
             last=last,
             capacity=setup.capacity,
@@ -97,10 +97,10 @@ def drafter_parts(setup: Resolved, config: SpeculativeConfig, host: Host) -> Dra
 def start_weights(setup: Resolved, host: Host) -> Pipeline:
     """The drafter's own weights, as a pipeline of one stage."""
     if setup.speculator is not None:
-        plan = drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.path))
+        plan = drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.source))
         return host.pipeline([plan], "drafter")
     assert setup.draft is not None
-    return host.pipeline([drafting_plan(setup, str(setup.draft.path), setup.draft.num_layers)], "draft model")
+    return host.pipeline([drafting_plan(setup, str(setup.draft.source), setup.draft.num_layers)], "draft model")
 
 
 def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") -> StagePlan:
@@ -114,7 +114,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         threads=setup.threads[-1],
         max_model_len=setup.max_model_len,
         target=target,
-        tokenizer=str(setup.checkpoint.path),
+        tokenizer=str(setup.checkpoint.source),
         emulation=drafter_emulation(setup.cluster, depth_of(setup)),
     )
 

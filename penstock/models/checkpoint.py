@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,15 +21,20 @@ from penstock.foreign_files import (
     eos_token_ids,
     fields_of,
     generation_eos,
+    printable,
     problem_in,
     read_json,
     said,
     shown,
 )
 from penstock.models.gate import Parts, check_supported
-from penstock.models.shards import layer_of, shards, tensor_sizes
+from penstock.models.gguf.folder import folder_of
+from penstock.models.gguf.header import read_header
+from penstock.models.gguf.weights import GgufWeights
+from penstock.models.shards import Shards, layer_of
 
 DOWNLOADED: Final = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+GGUF: Final = ".gguf"
 SIZES: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
 LAYER_COUNTS: Final = ("n_layer", "n_layers")
 MOST_PARTS: Final = 100_000
@@ -39,12 +44,15 @@ SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetitio
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A supported checkpoint. ``shards`` maps every tensor's name to the file that holds it.
+    """A supported checkpoint. ``source`` is what names it: its folder, or its GGUF file.
 
-    ``sampling_defaults`` are the sampling parameters of its generation_config; ``eos_token_ids`` end a text.
+    ``path`` is the folder of its configuration and tokenizer. ``sampling_defaults`` are the sampling parameters of its
+    generation_config; ``eos_token_ids`` end a text.
     """
 
+    source: Path
     path: Path
+    weights: Shards | GgufWeights
     config: Any
     parts: Parts
     eos_token_ids: tuple[int, ...]
@@ -64,23 +72,30 @@ class Checkpoint:
 
     def even_split(self, stages: int) -> list[tuple[int, int]]:
         """Split the layers evenly by parameters, the head counting for the last stage; see ``even_split``."""
-        sizes = tensor_sizes(self.path)
+        sizes = self.weights.sizes()
         layers = sum(size for name, size in sizes.items() if layer_of(name) is not None)
         head = self.vocab_size * self.hidden_size
         return even_split(self.num_layers, stages, head_layers=head * self.num_layers / max(layers, 1))
 
 
 def resolve(model: str, revision: str | None = None) -> Path:
-    """The folder of a checkpoint: a local one, or a hub id from the cache, or else downloaded.
+    """The place of a checkpoint: a local folder or GGUF file, or the folder of a hub id, from the cache or downloaded.
 
     Raises ConfigError saying what to do when it is in none of these places.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
+    if folder.suffix == GGUF:
+        if not folder.is_file():
+            raise ConfigError(f"model: there is no file {model!r}")
+        return folder
+    if folder.is_file():
+        raise ConfigError(f"model: {model!r} is a file; give a checkpoint's folder, or a file ending in {GGUF}")
     if folder.is_absolute() or model.count("/") > 1:
         raise ConfigError(
-            f"model: there is no folder {model!r}; give a checkpoint's folder or an id like 'Qwen/Qwen3-0.6B'"
+            f"model: there is no folder {model!r}; give a checkpoint's folder, a {GGUF} file or an id like "
+            "'Qwen/Qwen3-0.6B'"
         )
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED, local_files_only=True))
@@ -106,11 +121,30 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     Raises ConfigError for what is missing, unreadable or not supported, for a configuration that its own shards belie,
     and for a checkpoint that asks for code of its own.
     """
-    path = resolve(model, revision)
+    source = resolve(model, revision)
+    if source.is_file():
+        header = read_header(source)
+        path = folder_of(header)
+        config, parts = _configuration(path)
+        weights: Shards | GgufWeights = GgufWeights(header, config)
+    else:
+        path = source
+        config, parts = _configuration(path)
+        weights = Shards(path)
+    check_layers(config.num_hidden_layers, weights.names(), path / CONFIG_FILE)
+    generation = read_json(path / GENERATION_FILE)
+    eos, sampling = _eos_ids(config, path), _sampling_defaults(generation, path)
+    return Checkpoint(source, path, weights, config, parts, eos, sampling)
+
+
+def _configuration(path: Path) -> tuple[Any, Parts]:
+    """What config.json in the folder says, and where the parts of that architecture are."""
     check_folder(path)
     file = path / CONFIG_FILE
     if not file.is_file():
-        raise ConfigError(f"model: {path} holds no config.json, so it is no Hugging Face checkpoint")
+        files = sorted(path.glob(f"*{GGUF}"))
+        hint = f"; give the file itself: {printable(str(files[0]))}" if files else ""
+        raise ConfigError(f"model: {path} holds no config.json, so it is no Hugging Face checkpoint{hint}")
     stated = read_json(file)
     check_model_type(stated, file)
     check_counts(stated, file)
@@ -120,9 +154,7 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
         raise ConfigError(f"model: {file} cannot be used: {said(error)}") from error
     parts = check_supported(config)
     check_sizes(config, file)
-    check_layers(config.num_hidden_layers, file)
-    generation = read_json(path / GENERATION_FILE)
-    return Checkpoint(path, config, parts, _eos_ids(config, path), _sampling_defaults(generation, path))
+    return config, parts
 
 
 def check_model_type(table: Mapping[str, Any], file: Path) -> None:
@@ -151,9 +183,9 @@ def check_sizes(config: Any, file: Path) -> None:
         raise problem_in(file, "max_position_embeddings", f"is {longest!r}; it has to be a whole number above 0")
 
 
-def check_layers(stated: int, file: Path) -> None:
-    """Raise ConfigError if the shards hold fewer layers than ``file`` states; they may hold others beside them."""
-    held = {layer_of(name) for name in shards(file.parent)} - {None}
+def check_layers(stated: int, names: Iterable[str], file: Path) -> None:
+    """Raise ConfigError if the tensors are of fewer layers than ``file`` states; there may be others beside them."""
+    held = {layer_of(name) for name in names} - {None}
     if stated > len(held):
         raise problem_in(file, "num_hidden_layers", f"is {stated}, but the shards hold {len(held)} layers")
 

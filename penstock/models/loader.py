@@ -1,11 +1,10 @@
-"""Builds the transformers module of layers [first, last): only these layers' tensors are read, from safetensors."""
+"""Builds the transformers module of layers [first, last): only these layers' tensors are read."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -18,7 +17,7 @@ from penstock.foreign_files import CONFIG_FILE, said
 from penstock.models.attention import ATTENTION
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.gate import model_class
-from penstock.models.shards import WEIGHT_TYPES, layer_of, open_shard, shards, slice_of
+from penstock.models.shards import WEIGHT_TYPES, layer_of
 
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
 MOST_COPIES: Final = 2
@@ -92,18 +91,14 @@ def _checked_device(device: str) -> torch.device:
 
 
 def _own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib.ExitStack) -> dict[str, Any]:
-    """Lazy slices of the tensors of this stage. Opens only the shards that hold one."""
+    """Lazy slices of the tensors of this stage."""
     at_an_end = first == 0 or last == checkpoint.num_layers
-    opened: dict[Path, Any] = {}
-    slices = {}
-    for name, file in shards(checkpoint.path).items():
-        layer = layer_of(name)
-        if not (first <= layer < last if layer is not None else at_an_end):
-            continue
-        if file not in opened:
-            opened[file] = files.enter_context(open_shard(file))
-        slices[name] = slice_of(opened[file], file, name)
-    return slices
+
+    def wanted(layer: int | None) -> bool:
+        return first <= layer < last if layer is not None else at_an_end
+
+    names = [name for name in checkpoint.weights.names() if wanted(layer_of(name))]
+    return checkpoint.weights.slices(names, files)
 
 
 def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping[str, Any]) -> Any:
@@ -132,7 +127,7 @@ def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping
             self.set_output_embeddings(PassThrough())
         if not tied:
             self.all_tied_weights_keys = {}
-        check_fits(self, stored, f"layers {first} to {last} of {checkpoint.path.name!r}")
+        check_fits(self, stored, f"layers {first} to {last} of {checkpoint.source.name!r}")
 
     # The name and module of the original: transformers finds the weight conversions of an architecture by them.
     body = {"__init__": build, "__module__": cls.__module__, "_keys_to_ignore_on_load_missing": None}
@@ -164,7 +159,7 @@ def _wrong_shapes(where: str, wrong: Iterable[tuple[str, Sequence[int], Sequence
 
 def _check_complete(checkpoint: Checkpoint, first: int, last: int, info: dict[str, Any]) -> None:
     """transformers fills missing tensors with random numbers; a stage must not."""
-    where = f"layers {first} to {last} of {checkpoint.path.name!r}"
+    where = f"layers {first} to {last} of {checkpoint.source.name!r}"
     if missing := sorted(info["missing_keys"]):
         raise ConfigError(f"model: {where}: the checkpoint lacks {_some(missing)}: download or save it again")
     if wrong := info["mismatched_keys"]:

@@ -1,9 +1,11 @@
-"""The weights of a checkpoint: which file holds each tensor, of which type and size, told from indexes and headers."""
+"""The weights of a folder: which file holds each tensor, of which type and size, told from indexes and headers."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,38 @@ WEIGHT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 LONGEST_NUMBER: Final = 10
 """Digits; a longer one numbers no layer."""
+
+
+class Shards:
+    """The weights of a checkpoint in safetensors files."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError if there are none in the folder, or its index is wrong."""
+        self._places = shards(folder)
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(set(self._places.values()))
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def sizes(self) -> dict[str, int]:
+        """The number of elements of every tensor, from the shards' headers."""
+        with contextlib.ExitStack() as files:
+            slices = self.slices(self._places, files)
+            return {name: math.prod(found.get_shape()) for name, found in slices.items()}
+
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
+        """These tensors, not read yet. Opens only the shards that hold one, until ``files`` closes them."""
+        opened: dict[Path, Any] = {}
+        found = {}
+        for name in names:
+            file = self._places[name]
+            if file not in opened:
+                opened[file] = files.enter_context(open_shard(file))
+            found[name] = slice_of(opened[file], file, name)
+        return found
 
 
 def shards(path: Path) -> dict[str, Path]:
@@ -86,15 +120,3 @@ def layer_of(name: str) -> int | None:
         if before == "layers" and part.isdecimal() and len(part) < LONGEST_NUMBER:
             return int(part)
     return None
-
-
-def tensor_sizes(path: Path) -> dict[str, int]:
-    """The number of elements of every tensor of the checkpoint, from the shards' headers."""
-    by_file: dict[Path, list[str]] = {}
-    for name, file in shards(path).items():
-        by_file.setdefault(file, []).append(name)
-    sizes: dict[str, int] = {}
-    for file, names in by_file.items():
-        with open_shard(file) as opened:
-            sizes |= {name: math.prod(slice_of(opened, file, name).get_shape()) for name in names}
-    return sizes

@@ -48,7 +48,7 @@ def regenerated(setup: Setup, documents: Sequence[Document], tokenizer: Tokenize
     with progress(setup.console) as bar:
         task = bar.add_task("the target's own answers", total=len(documents))
         engine: dict[str, Any] = {"dtype": options.dtype, "device": options.device, "max_model_len": options.max_length}
-        with LLM(str(setup.target.path), **engine) as llm:
+        with LLM(str(setup.target.source), **engine) as llm:
             for written in regenerate(documents, llm, file, options.max_length, options.seed):
                 bar.update(task, completed=len(written))
     return written

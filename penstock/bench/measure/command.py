@@ -155,7 +155,7 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolve
     if not plan.measures_small_model:
         return setup, runs, modelled_small_model(setup, plan.questions)
     assert setup.draft is not None
-    with LLM(setup.draft.path, pipeline_parallel_size=1, dtype=options.dtype, enable_prefix_caching=False) as small:
+    with LLM(setup.draft.source, pipeline_parallel_size=1, dtype=options.dtype, enable_prefix_caching=False) as small:
         return setup, runs, measured_small_model(small, plan.small_questions, ticker.small_model_begins)
 
 

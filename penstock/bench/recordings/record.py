@@ -191,7 +191,7 @@ def load(setup: Resolved, checkpoint: Checkpoint, first: int, last: int, capacit
     from penstock.models.stage_model import load_stage
 
     return load_stage(
-        str(checkpoint.path),
+        str(checkpoint.source),
         first,
         last,
         capacity=capacity,

@@ -25,7 +25,7 @@ from penstock.bench.recordings.record import view_of
 from penstock.core import ConfigError
 from penstock.dtypes import DTYPE_BYTES
 from penstock.models.checkpoint import Checkpoint
-from penstock.models.shards import INDEX_FILE, shards
+from penstock.models.shards import INDEX_FILE
 from penstock.models.stage_model import load_stage
 from penstock.trainer.data.corpus import Corpus, Sample
 
@@ -55,7 +55,7 @@ def identity(target: Checkpoint) -> str:
     for name in ("config.json", INDEX_FILE):
         file = target.path / name
         found.update(file.read_bytes() if file.is_file() else b"")
-    for file in sorted(set(shards(target.path).values())):
+    for file in target.weights.files:
         stat = file.stat()
         found.update(json.dumps([file.name, stat.st_size, stat.st_mtime_ns]).encode())
     return found.hexdigest()
@@ -113,7 +113,7 @@ def fill(folder: Path, corpus: Corpus, wanted: Wanted, device: str) -> Iterator[
     last = wanted.target.num_layers
     # The stage's own forward: what is learned from is what the pipeline will send.
     stage = load_stage(
-        str(wanted.target.path),
+        str(wanted.target.source),
         0,
         last,
         capacity=wanted.max_length,

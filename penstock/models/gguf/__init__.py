@@ -1,0 +1,1 @@
+"""Checkpoints in one GGUF file, as llama.cpp reads them."""

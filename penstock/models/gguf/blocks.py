@@ -1,0 +1,199 @@
+"""Tensors of a GGUF file as they lie in it: floats, or blocks of whole numbers with scales of their own.
+
+A block is of 32 numbers in a row with one scale (in _1 formats a minimum, too), or of 256 with a scale for every 16 or
+32 of them, which is a whole number itself (_K formats). Layouts: ggml's ggml-common.h. Shapes in comments: B blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from penstock.core import ConfigError
+from penstock.models.gguf.header import TensorInfo
+from penstock.models.quantization.grouped import GroupedWeight
+
+FLOATS: Final = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+SUPER_BLOCK: Final = 256
+CHUNK: Final = 1 << 22
+"""Numbers that are unpacked at a time, where all of them are to become floats."""
+
+
+class Blocks(NamedTuple):
+    """Unpacked blocks: ``values`` [B, n], ``scales`` and ``minimums`` [B, n / group]."""
+
+    values: Tensor
+    scales: Tensor
+    minimums: Tensor | None
+    bits: int
+
+
+def mapped(path: Path, info: TensorInfo) -> Tensor:
+    """The bytes of a tensor [rows, bytes of a row]: pages of the file, read when they are touched."""
+    rows = info.nbytes // row_bytes(info)
+    try:
+        # Private and writable, because torch knows no read-only memory; nobody writes.
+        data = np.memmap(path, mode="c", offset=info.start, shape=(rows, row_bytes(info)), dtype=np.uint8)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: {path}: {info.name} cannot be read: {error}") from error
+    return torch.from_numpy(np.asarray(data))
+
+
+def row_bytes(info: TensorInfo) -> int:
+    per_block, block_bytes = GGML_QUANT_SIZES[info.kind]
+    return info.shape[-1] // per_block * block_bytes
+
+
+def floats(path: Path, info: TensorInfo) -> Tensor:
+    """A tensor as floats: in the format that the file has, or float32 where it has blocks."""
+    raw = mapped(path, info)
+    if info.kind in FLOATS:
+        return raw.view(FLOATS[info.kind]).reshape(info.shape).clone()
+    found = torch.empty(len(raw), info.shape[-1])
+    for rows in chunks(len(raw), info.shape[-1]):
+        found[rows] = unpack(raw[rows], info).dequantize()
+    return found.reshape(info.shape)
+
+
+def grouped(path: Path, info: TensorInfo) -> GroupedWeight:
+    """A tensor [out, in] that is stored in blocks, as whole numbers and scales: exactly the numbers of the file."""
+    parts = [unpack(rows, info) for rows in mapped(path, info).split(max(1, CHUNK // info.shape[-1]))]
+    first = parts[0]
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return GroupedWeight(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(minimums) if minimums else None,
+        first.bits,
+        first.group,
+    )
+
+
+def chunks(rows: int, width: int) -> Iterator[slice]:
+    step = max(1, CHUNK // width)
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def unpack(raw: Tensor, info: TensorInfo) -> GroupedWeight:
+    """Some rows [rows, bytes of a row] of a tensor in blocks."""
+    per_block, block_bytes = GGML_QUANT_SIZES[info.kind]
+    found = UNPACKERS[info.kind](raw.reshape(-1, block_bytes))
+    group = per_block // found.scales.shape[-1]
+    minimums = None if found.minimums is None else found.minimums.reshape(len(raw), -1)
+    return GroupedWeight(
+        found.values.reshape(len(raw), -1), found.scales.reshape(len(raw), -1), minimums, found.bits, group
+    )
+
+
+# ------------------------------------------------------------------------------------------------- formats of 32
+
+
+def q4_0(blocks: Tensor) -> Blocks:
+    return Blocks(signed(nibbles(blocks[:, 2:18]), 8), half(blocks, 0), None, 4)
+
+
+def q4_1(blocks: Tensor) -> Blocks:
+    return Blocks(nibbles(blocks[:, 4:20]), half(blocks, 0), half(blocks, 2), 4)
+
+
+def q5_0(blocks: Tensor) -> Blocks:
+    return Blocks(signed(nibbles(blocks[:, 6:22]) | fifth_bits(blocks[:, 2:6]), 16), half(blocks, 0), None, 5)
+
+
+def q5_1(blocks: Tensor) -> Blocks:
+    values = nibbles(blocks[:, 8:24]) | fifth_bits(blocks[:, 4:8])
+    return Blocks(values, half(blocks, 0), half(blocks, 2), 5)
+
+
+def q8_0(blocks: Tensor) -> Blocks:
+    return Blocks(blocks[:, 2:34].view(torch.int8), half(blocks, 0), None, 8)
+
+
+# ------------------------------------------------------------------------------------------------- formats of 256
+
+
+def q4_k(blocks: Tensor) -> Blocks:
+    scales, minimums = k_scales(blocks)
+    return Blocks(halves_of_32(blocks[:, 16:144]), scales, minimums, 4)
+
+
+def q5_k(blocks: Tensor) -> Blocks:
+    scales, minimums = k_scales(blocks)
+    # Bit i of the byte j stands for the number 32 i + j.
+    high = fields(blocks[:, 16:48], (0, 1, 2, 3, 4, 5, 6, 7), 1).reshape(-1, SUPER_BLOCK)
+    return Blocks(halves_of_32(blocks[:, 48:176]) | high << 4, scales, minimums, 5)
+
+
+def q6_k(blocks: Tensor) -> Blocks:
+    low = fields(blocks[:, :128].reshape(-1, 2, 64), (0, 4), 15)  # [B, 2, 2, 64]
+    high = fields(blocks[:, 128:192].reshape(-1, 2, 32), (0, 2, 4, 6), 3)  # [B, 2, 4, 32]
+    values = low.reshape(-1, SUPER_BLOCK) | high.reshape(-1, SUPER_BLOCK) << 4
+    scales = half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
+    return Blocks(signed(values, 32), scales, None, 6)
+
+
+def k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minimums of eight times 32 numbers: six bits each in twelve bytes, times two floats of the block.
+
+    ```
+    bytes 0-3   low six bits: scales 0-3;    high two: of scales 4-7
+    bytes 4-7   low six bits: minimums 0-3;  high two: of minimums 4-7
+    bytes 8-11  low four bits: scales 4-7;   high four: minimums 4-7
+    ```
+    """
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=1)
+    minimums = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=1)
+    return half(blocks, 0) * scales.float(), -(half(blocks, 2) * minimums.float())
+
+
+# ------------------------------------------------------------------------------------------------------------ bits
+
+
+def half(blocks: Tensor, start: int) -> Tensor:
+    """The float16 at a place of every block [B, 1], as float32."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+
+
+def fields(data: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
+    """Fields of every byte: [.., n] -> [.., shifts, n]."""
+    return data.unsqueeze(-2) >> torch.tensor(shifts, dtype=torch.uint8).unsqueeze(-1) & mask
+
+
+def nibbles(data: Tensor) -> Tensor:
+    """[B, 16] -> [B, 32]: the low halves of all bytes, then the high ones."""
+    return fields(data, (0, 4), 15).reshape(-1, 32)
+
+
+def halves_of_32(data: Tensor) -> Tensor:
+    """[B, 128] -> [B, 256]: of 32 bytes at a time the low halves, then the high ones."""
+    return fields(data.reshape(-1, 4, 32), (0, 4), 15).reshape(-1, SUPER_BLOCK)
+
+
+def fifth_bits(data: Tensor) -> Tensor:
+    """[B, 4] -> [B, 32]: bit i of the 32 is the highest of number i."""
+    return fields(data.unsqueeze(-1), (0, 1, 2, 3, 4, 5, 6, 7), 1).reshape(-1, 32) << 4
+
+
+def signed(values: Tensor, offset: int) -> Tensor:
+    return values.view(torch.int8) - offset
+
+
+UNPACKERS: Final[dict[Kind, Callable[[Tensor], Blocks]]] = {
+    Kind.Q4_0: q4_0,
+    Kind.Q4_1: q4_1,
+    Kind.Q5_0: q5_0,
+    Kind.Q5_1: q5_1,
+    Kind.Q8_0: q8_0,
+    Kind.Q4_K: q4_k,
+    Kind.Q5_K: q5_k,
+    Kind.Q6_K: q6_k,
+}
+READABLE: Final = (*FLOATS, *UNPACKERS)

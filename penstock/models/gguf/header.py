@@ -1,0 +1,239 @@
+"""The header of a GGUF file: its metadata, and where each tensor lies. Nothing is believed before it is checked.
+
+```
+"GGUF" | version | tensors | entries | key, type, value ... | name, shape, type, offset ... | padding | tensor data
+```
+
+Layout: ggml's docs/gguf.md, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from penstock.core import ConfigError
+from penstock.foreign_files import problem_in, shown
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Types of values, as ``struct`` names them."""
+STRING: Final = 8
+ARRAY: Final = 9
+
+LONGEST_NAME: Final = 256
+LONGEST_TEXT: Final = 1 << 20
+"""Bytes. A chat template takes thousands of them."""
+MOST_ENTRIES: Final = 1 << 12
+MOST_VALUES: Final = 1 << 22
+"""Of one array. Vocabularies have up to 300,000 tokens, and twice as many merges."""
+MOST_TENSORS: Final = 1 << 17
+MOST_DIMENSIONS: Final = 4
+LEAST_ALIGNMENT: Final = 8
+MOST_ALIGNMENT: Final = 1 << 16
+DEFAULT_ALIGNMENT: Final = 32
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the metadata: where it lies in the file, and its value. An array's values are read when needed."""
+
+    start: int
+    end: int
+    value: Any
+    """None for an array."""
+    count: int | None = None
+    """Of an array's values."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies in the file, in bytes, and how it is stored. ``shape`` is in torch's order."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """``data_start`` is where the header ends. Every tensor lies behind it, within the file, and none in another."""
+
+    path: Path
+    entries: dict[str, Entry]
+    tensors: dict[str, TensorInfo]
+    data_start: int
+
+    @property
+    def architecture(self) -> str:
+        return str(self.value("general.architecture"))
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """A value that is no array."""
+        return self.entries[key].value if key in self.entries else default
+
+    def count(self, key: str) -> int:
+        """The values of an array, 0 where there is none."""
+        return (self.entries[key].count or 0) if key in self.entries else 0
+
+    def bytes(self) -> bytes:
+        """The header itself."""
+        with self.path.open("rb") as file:
+            return file.read(self.data_start)
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header of a GGUF file. Raises ConfigError for whatever no sound file holds."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if not size:
+                raise ConfigError(f"model: {path} is empty")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                return _Cursor(path, mapped, size).header()
+    except OSError as error:
+        raise ConfigError(f"model: {path} cannot be read: {error.strerror}") from error
+
+
+class _Cursor:
+    """Reads on from ``at``, never behind the end of the file."""
+
+    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
+        self.path = path
+        self.data = data
+        self.size = size
+        self.at = 0
+
+    def header(self) -> Header:
+        if self.take(4, "magic number") != MAGIC:
+            raise ConfigError(f"model: {self.path} is no GGUF file: it does not begin with {MAGIC.decode()}")
+        version = self.number("I", "version")
+        if version not in VERSIONS:
+            big = version & 0xFFFF == 0
+            raise self.problem("version", f"is {version}" + (": it is big-endian" if big else "; 2 and 3 can be read"))
+        tensors = self.bounded(self.number("Q", "tensor count"), MOST_TENSORS, "tensor count")
+        entries = self.entries(self.bounded(self.number("Q", "entry count"), MOST_ENTRIES, "entry count"))
+        alignment = self.alignment(entries)
+        infos = [self.tensor_info() for _ in range(tensors)]
+        data_start = -(-self.at // alignment) * alignment
+        placed = {info.name: self.placed(info, data_start, alignment) for info in infos}
+        if len(placed) < tensors:
+            raise self.problem("tensors", "name one of them twice")
+        self.check_apart(list(placed.values()))
+        return Header(self.path, entries, placed, data_start)
+
+    # ------------------------------------------------------------------------------------------------- metadata
+
+    def entries(self, count: int) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        for _ in range(count):
+            start = self.at
+            key = self.text(LONGEST_NAME, "a key")
+            if key in found:
+                raise self.problem(key, "is there twice")
+            kind = self.number("I", key)
+            if kind == ARRAY:
+                values = self.array(key)
+                found[key] = Entry(start, self.at, None, values)
+            else:
+                value = self.text(LONGEST_TEXT, key) if kind == STRING else self.scalar(kind, key)
+                found[key] = Entry(start, self.at, value)
+        return found
+
+    def scalar(self, kind: int, key: str) -> Any:
+        if kind not in SCALARS:
+            raise self.problem(key, f"is of type {kind}, which there is not")
+        return self.number(SCALARS[kind], key)
+
+    def array(self, key: str) -> int:
+        """Pass over an array. Returns the number of its values."""
+        kind, count = self.number("I", key), self.number("Q", key)
+        self.bounded(count, MOST_VALUES, key)
+        if kind == STRING:
+            for _ in range(count):
+                self.take(self.bounded(self.number("Q", key), LONGEST_TEXT, key), key)
+        elif kind in SCALARS:
+            self.take(count * struct.calcsize(f"<{SCALARS[kind]}"), key)
+        else:
+            raise self.problem(key, f"is an array of type {kind}, which cannot be read")
+        return count
+
+    def alignment(self, entries: dict[str, Entry]) -> int:
+        """What every tensor's place is a multiple of."""
+        entry = entries.get("general.alignment")
+        found = entry.value if entry is not None else DEFAULT_ALIGNMENT
+        if not isinstance(found, int) or not LEAST_ALIGNMENT <= found <= MOST_ALIGNMENT or found & (found - 1):
+            raise self.problem("general.alignment", f"is {shown(found)}; it has to be a power of two, 8 or above")
+        return int(found)
+
+    # -------------------------------------------------------------------------------------------------- tensors
+
+    def tensor_info(self) -> TensorInfo:
+        """One line of the tensor table; ``start`` still counts from the end of the header."""
+        name = self.text(LONGEST_NAME, "a tensor's name")
+        dimensions = self.bounded(self.number("I", name), MOST_DIMENSIONS, f"{name}: the number of dimensions")
+        shape = tuple(reversed([self.number("Q", name) for _ in range(dimensions)]))
+        kind, start = self.number("I", name), self.number("Q", name)
+        if not shape or 0 in shape:
+            raise self.problem(name, f"has the shape {list(shape)}; a tensor has at least one number")
+        try:
+            known = GGMLQuantizationType(kind)
+        except ValueError:
+            raise self.problem(name, f"is stored as type {kind}, which is not known here") from None
+        per_block, block_bytes = GGML_QUANT_SIZES[known]
+        if shape[-1] % per_block:
+            raise self.problem(name, f"has rows of {shape[-1]} numbers; {known.name} stores {per_block} together")
+        return TensorInfo(name, shape, known, start, prod(shape) // per_block * block_bytes)
+
+    def placed(self, info: TensorInfo, data_start: int, alignment: int) -> TensorInfo:
+        if info.start % alignment:
+            raise self.problem(info.name, f"begins at {info.start}, which is no multiple of {alignment}")
+        if data_start + info.start + info.nbytes > self.size:
+            raise self.problem(info.name, "ends behind the end of the file: download it again")
+        return TensorInfo(info.name, info.shape, info.kind, data_start + info.start, info.nbytes)
+
+    def check_apart(self, tensors: list[TensorInfo]) -> None:
+        """A small file must not describe a large model by naming the same bytes again and again."""
+        end = 0
+        for info in sorted(tensors, key=lambda info: info.start):
+            if info.start < end:
+                raise self.problem(info.name, "lies within another tensor")
+            end = info.start + info.nbytes
+
+    # --------------------------------------------------------------------------------------------------- reading
+
+    def take(self, length: int, what: str) -> bytes:
+        if length > self.size - self.at:
+            raise self.problem(what, "is cut off by the end of the file: download it again")
+        found = self.data[self.at : self.at + length]
+        self.at += length
+        return found
+
+    def number(self, kind: str, what: str) -> Any:
+        kind = f"<{kind}"
+        (found,) = struct.unpack(kind, self.take(struct.calcsize(kind), what))
+        return found
+
+    def text(self, most: int, what: str) -> str:
+        raw = self.take(self.bounded(self.number("Q", what), most, f"{what}: the length"), what)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise self.problem(what, f"is no UTF-8: {error}") from error
+
+    def bounded(self, count: int, most: int, what: str) -> int:
+        if count > most:
+            raise self.problem(what, f"is {count}; there may be at most {most}")
+        return int(count)
+
+    def problem(self, what: str, problem: str) -> ConfigError:
+        return problem_in(self.path, what, problem)

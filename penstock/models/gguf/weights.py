@@ -1,0 +1,128 @@
+"""The tensors of a GGUF file by the names that transformers has for them, each read when it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+from penstock.core import ConfigError
+from penstock.foreign_files import problem_in, said
+from penstock.models.gate import model_class
+from penstock.models.gguf.blocks import FLOATS, READABLE, floats, grouped
+from penstock.models.gguf.config import ROPE_TENSORS
+from penstock.models.gguf.header import Header, TensorInfo
+from penstock.models.quantization.grouped import GroupedWeight
+
+LAYER: Final = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")
+FORMATS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+"""As safetensors calls them."""
+
+
+class GgufTensor:
+    """One tensor, not read yet; ``tensor[...]`` reads it, as transformers asks safetensors' slices."""
+
+    def __init__(self, path: Path, info: TensorInfo, processor: TensorProcessor) -> None:
+        self._path = path
+        self._info = info
+        self._processor = processor
+
+    def get_shape(self) -> list[int]:
+        return list(self._info.shape)
+
+    def get_dtype(self) -> str:
+        """Of what reading gives: blocks become float32."""
+        return FORMATS[FLOATS.get(self._info.kind, torch.float32)]
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return self._arranged(floats(self._path, self._info))
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it is stored as whole numbers with scales."""
+        return self._info.kind not in FLOATS
+
+    def grouped(self) -> GroupedWeight:
+        """A matrix [out, in] that ``is_grouped``, as it is stored."""
+        found = grouped(self._path, self._info)
+        minimums = None if found.minimums is None else self._arranged(found.minimums)
+        return GroupedWeight(
+            self._arranged(found.values), self._arranged(found.scales), minimums, found.bits, found.group
+        )
+
+    def _arranged(self, rows: Tensor) -> Tensor:
+        """As transformers has it: llama.cpp stores queries' and keys' rows in another order, gemma's norms plus 1."""
+        if rows.dim() == 1:
+            rows = rows.float()  # a norm may be reckoned with
+        bits = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows  # numpy has no bfloat16
+        found = self._processor.process(weights=bits.numpy(), name=self._info.name).weights
+        return torch.from_numpy(found).contiguous().view(rows.dtype)
+
+
+class GgufWeights:
+    """The weights of a GGUF file. Raises ConfigError for tensors that no part of the model takes."""
+
+    def __init__(self, header: Header, config: Any) -> None:
+        self._path = header.path
+        heads = {name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
+        self._processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=heads)
+        self._tensors = named(header, config)
+
+    @property
+    def files(self) -> list[Path]:
+        return [self._path]
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def sizes(self) -> dict[str, int]:
+        """The number of elements of every tensor."""
+        return {name: prod(info.shape) for name, info in self._tensors.items()}
+
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, GgufTensor]:
+        """These tensors, not read yet; each maps its part of the file when it is."""
+        return {name: GgufTensor(self._path, self._tensors[name], self._processor) for name in names}
+
+
+def named(header: Header, config: Any) -> dict[str, TensorInfo]:
+    """The tensors by transformers' names."""
+    first = names_of_one_layer(header, config)
+    found = {}
+    for name, info in header.tensors.items():
+        if name in ROPE_TENSORS:
+            continue
+        if info.kind not in READABLE:
+            raise problem_in(
+                header.path,
+                name,
+                f"is stored as {info.kind.name}; {', '.join(kind.name for kind in READABLE)} can be read",
+            )
+        layer = LAYER.match(name)
+        known = first.get(f"blk.0.{name[layer.end() :]}" if layer else name)
+        if known is None:
+            raise problem_in(header.path, name, f"is no part of a {config.model_type} as transformers has it")
+        found[known.replace(".layers.0.", f".layers.{layer[1]}.") if layer else known] = info
+    return found
+
+
+def names_of_one_layer(header: Header, config: Any) -> Mapping[str, str]:
+    """GGUF's name -> transformers' name, for the first layer and what is outside of the layers."""
+    one = copy.deepcopy(config)
+    one.num_hidden_layers = 1
+    if getattr(one, "layer_types", None):
+        one.layer_types = one.layer_types[:1]
+    try:
+        with torch.device("meta"):
+            model = model_class(config)(one)
+        found: Mapping[str, str] = get_gguf_hf_weights_map(model, TensorProcessor())
+    except Exception as error:
+        raise ConfigError(f"model: {header.path} describes a model that cannot be built: {said(error)}") from error
+    return found

@@ -1,0 +1,160 @@
+"""Small GGUF files of random checkpoints, written as llama.cpp's own converter writes them: ``make_gguf(folder)``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoints import make_checkpoint
+
+ARCHITECTURES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "llama": ("llama", {"model_type": "llama"}),
+    "llama_tied": ("llama", {"model_type": "llama", "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {"model_type": "qwen2"}),
+    "qwen3": ("qwen3", {"model_type": "qwen3", "head_dim": 16}),
+    "gemma2": (
+        "gemma2",
+        {"model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 6}
+        | {
+            "layer_types": None,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        {"model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 6}
+        | {"layer_types": None, "num_hidden_layers": 7, "tie_word_embeddings": True},
+    ),
+    "phi3": ("phi3", {"model_type": "phi3", "sliding_window": 6}),
+    "phi3_partial": ("phi3", {"model_type": "phi3", "partial_rotary_factor": 0.5}),
+}
+"""The file's architecture, and the checkpoint's configuration."""
+
+THETA: Final = 5000.0
+"""No configuration's default, so that it has to come from the file."""
+TOKENS: Final = ("<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th")
+TEMPLATE: Final = (
+    "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+CONTROL, NORMAL = 3, 1
+
+
+def make_gguf(
+    folder: Path,
+    architecture: str = "llama",
+    *,
+    kind: Kind = Kind.F32,
+    seed: int = 0,
+    entries: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    **overrides: Any,
+) -> Path:
+    """Write a random checkpoint into ``folder / "checkpoint"`` and a GGUF file of it, whose path is returned.
+
+    Matrices are stored as ``kind``. ``entries`` and ``tensors`` are added to the file, ``overrides`` go into the
+    checkpoint's configuration.
+    """
+    name, settings = ARCHITECTURES[architecture]
+    common = {"vocab_size": len(TOKENS), "intermediate_size": 64, "rope_theta": THETA}
+    source = make_checkpoint(folder / "checkpoint", name, seed=seed, **{**common, **settings, **overrides})
+    path = folder / f"{architecture}.{kind.name}.gguf"
+    write(path, source, name, kind, entries or {}, tensors or {})
+    return path
+
+
+def write(
+    path: Path,
+    source: Path,
+    architecture: str,
+    kind: Kind,
+    entries: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    writer = gguf.GGUFWriter(path, architecture)
+    describe(writer, model.config, architecture)
+    describe_tokens(writer)
+    for key, value in entries.items():
+        writer.add_string(key, value) if isinstance(value, str) else add_number(writer, key, value)
+    for name, data in {**tensors_of(model, architecture), **tensors}.items():
+        stored = kind if data.ndim == 2 else Kind.F32
+        writer.add_tensor(name, gguf.quants.quantize(data, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_number(writer: gguf.GGUFWriter, key: str, value: float) -> None:
+    writer.add_uint32(key, value) if isinstance(value, int) else writer.add_float32(key, value)
+
+
+def describe(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_type("model")
+    writer.add_name("a random one")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(THETA)
+    if architecture in ("qwen3", "gemma2", "gemma3"):
+        writer.add_key_length(head)
+        writer.add_value_length(head)
+    if architecture in ("llama", "phi3"):
+        writer.add_rope_dimension_count(int(head * config.rope_parameters.get("partial_rotary_factor", 1)))
+    if architecture in ("gemma2", "gemma3", "phi3") and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def describe_tokens(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([CONTROL] * 3 + [NORMAL] * (len(TOKENS) - 3))
+    writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+
+
+def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
+    """The model's weights under GGUF's names, arranged as llama.cpp wants them."""
+    config = model.config
+    names = gguf.get_tensor_name_map(
+        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), config.num_hidden_layers
+    )
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        data = tensor.float().numpy()
+        if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+            data = interleaved(data, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            data = data + 1
+        found[names.get_name(name, try_suffixes=(".weight", ".bias"))] = data
+    return found
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp turns neighbours (2 i, 2 i + 1) of a head, transformers its halves (i, i + d / 2)."""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

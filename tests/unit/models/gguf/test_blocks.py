@@ -1,0 +1,102 @@
+"""Every format, unpacked as the reference of the ``gguf`` package does, number for number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Kind
+
+from penstock.core import ConfigError
+from penstock.models.gguf import blocks
+from penstock.models.gguf.blocks import FLOATS, UNPACKERS, floats, grouped, mapped
+from penstock.models.gguf.header import TensorInfo
+
+ROWS, WIDTH = 12, 512
+SCALES = {
+    Kind.Q4_0: (0,),
+    Kind.Q4_1: (0, 2),
+    Kind.Q5_0: (0,),
+    Kind.Q5_1: (0, 2),
+    Kind.Q8_0: (0,),
+    Kind.Q4_K: (0, 2),
+    Kind.Q5_K: (0, 2),
+    Kind.Q6_K: (208,),
+}
+"""Where the blocks of a format have their float16 numbers; every other byte may be anything."""
+GROUPS = {kind: 16 if kind is Kind.Q6_K else 32 for kind in UNPACKERS}
+BITS = {kind: int(kind.name[1]) for kind in UNPACKERS}
+
+
+def stored(path: Path, kind: Kind, seed: int = 0, offset: int = 64) -> tuple[TensorInfo, np.ndarray]:
+    """A file with random blocks at ``offset``: where they are, and the numbers that the reference finds in them."""
+    random = np.random.default_rng(seed)
+    per_block, size = GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (ROWS * WIDTH // per_block, size), dtype=np.uint8)
+    for place in SCALES[kind]:
+        numbers = random.normal(0, 0.1, len(data)).astype(np.float16)
+        data[:, place : place + 2] = numbers.view(np.uint8).reshape(-1, 2)
+    data = data.reshape(ROWS, -1)
+    path.write_bytes(bytes(offset) + data.tobytes())
+    return TensorInfo("x", (ROWS, WIDTH), kind, offset, data.nbytes), gguf.quants.dequantize(data, kind)
+
+
+def test_every_format_is_tested() -> None:
+    assert SCALES.keys() == UNPACKERS.keys()
+
+
+@pytest.mark.parametrize("kind", UNPACKERS, ids=lambda kind: kind.name)
+def test_blocks_become_the_references_floats(tmp_path: Path, kind: Kind) -> None:
+    info, expected = stored(tmp_path / "file", kind)
+    found = floats(tmp_path / "file", info)
+    assert found.dtype == torch.float32
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", UNPACKERS, ids=lambda kind: kind.name)
+def test_whole_numbers_and_scales_are_the_files(tmp_path: Path, kind: Kind) -> None:
+    info, expected = stored(tmp_path / "file", kind, seed=1)
+    found = grouped(tmp_path / "file", info)
+    assert (found.bits, found.group) == (BITS[kind], GROUPS[kind])
+    assert found.values.shape == (ROWS, WIDTH)
+    assert found.values.dtype == (torch.uint8 if found.minimums is not None else torch.int8)
+    assert found.scales.shape == (ROWS, WIDTH // found.group)
+    low, high = (0, 1 << found.bits) if found.minimums is not None else (-(1 << found.bits - 1), 1 << found.bits - 1)
+    assert low <= int(found.values.min()) < int(found.values.max()) < high
+    np.testing.assert_array_equal(found.dequantize().numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q6_K], ids=lambda kind: kind.name)
+def test_large_tensors_are_unpacked_in_parts(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    info, expected = stored(tmp_path / "file", kind)
+    monkeypatch.setattr(blocks, "CHUNK", 5 * WIDTH)
+    np.testing.assert_array_equal(floats(tmp_path / "file", info).numpy(), expected)
+    np.testing.assert_array_equal(grouped(tmp_path / "file", info).dequantize().numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=lambda kind: kind.name)
+def test_floats_stay_as_they_are(tmp_path: Path, kind: Kind) -> None:
+    expected = torch.randn(ROWS, WIDTH).to(FLOATS[kind])
+    (tmp_path / "file").write_bytes(bytes(32) + expected.view(torch.uint8).numpy().tobytes())
+    info = TensorInfo("x", (ROWS, WIDTH), kind, 32, expected.nbytes)
+    found = floats(tmp_path / "file", info)
+    assert found.dtype == FLOATS[kind]
+    assert torch.equal(found, expected)
+
+
+def test_a_file_that_has_become_shorter_is_refused(tmp_path: Path) -> None:
+    info, _ = stored(tmp_path / "file", Kind.Q8_0)
+    (tmp_path / "file").write_bytes(bytes(100))
+    with pytest.raises(ConfigError, match="x cannot be read"):
+        mapped(tmp_path / "file", info)
+
+
+def test_nothing_is_written_back(tmp_path: Path) -> None:
+    info, _ = stored(tmp_path / "file", Kind.Q8_0)
+    before = (tmp_path / "file").read_bytes()
+    mapped(tmp_path / "file", info).zero_()
+    assert (tmp_path / "file").read_bytes() == before
