@@ -156,8 +156,7 @@ class _Cursor:
 
     def array(self, key: str) -> int:
         """Pass over an array. Returns the number of its values."""
-        kind, count = self.number("I", key), self.number("Q", key)
-        self.bounded(count, MOST_VALUES, key)
+        kind, count = self.number("I", key), self.bounded(self.number("Q", key), MOST_VALUES, key)
         if kind == STRING:
             for _ in range(count):
                 self.take(self.bounded(self.number("Q", key), LONGEST_TEXT, key), key)
