@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psutil
+import pytest
+
+from penstock.pipeline.readable import SELECTABLE
+
+MORE = 1000
+"""Files that a process may open beyond those that ``select`` knows."""
 
 
 def descendants(pid: int) -> list[psutil.Process]:
     """What a process has started, and what that has, the oldest first: numbers do not tell once they have wrapped."""
     family = psutil.Process(pid).children(recursive=True)
     return sorted(family, key=lambda one: (one.create_time(), one.pid))
+
+
+@contextmanager
+def many_open_files() -> Iterator[range]:
+    """Every number that ``select`` knows is an open file of this process, so that any further one has a higher one.
+
+    Yields the numbers, but for those of standard input, output and error.
+    """
+    limits = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < SELECTABLE + MORE:
+        pytest.skip("this system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, SELECTABLE + MORE), hard))
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    while held[-1] < SELECTABLE:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+    try:
+        yield range(3, SELECTABLE)
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

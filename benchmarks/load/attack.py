@@ -1,12 +1,12 @@
 """Hostile checkpoints, requests, frames, and kills, again and again: what fails, and what repeats it.
 
-    python -m benchmarks.load.attack --minutes N --seed S [--only KIND [--first I] [--attempts N]]
+    python -m benchmarks.load.attack --minutes N --seed S [--only KIND [--first I] [--attempts N]] [--store]
 
 Every kind has its share of the time. An attempt fails where something hangs, a token is wrong, an error is raw or
 untyped, a checkpoint's code runs, or processes or descriptors are left behind. Each failure is printed with the kind
 and the attempt, which ``--only KIND --first I --attempts 1`` repeats. The exit code is 1 if anything has failed.
 
-A run of all kinds is written to benchmarks/measured/load/attack.json.
+``--store`` keeps what was found in benchmarks/measured/load/attack.json, in place of what is there of the same kinds.
 
 ``--only memory --attempts 10`` makes ten thousand requests of one server, and prints what its processes hold.
 """
@@ -17,13 +17,13 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
 from benchmarks.load.attacking import bodies, checkpoints, frames, grammars, heads, kills, memory
 from benchmarks.load.attacking.trying import Start, Trial, Tried
-from benchmarks.shared.measured import store
+from benchmarks.shared.measured import kept_figures, store
 
 NAME: Final = "attack"
 HOW: Final = "Measured, with the demo pair"
@@ -41,22 +41,27 @@ ATTACKS: Final[Mapping[str, Start]] = {
 }
 
 
-def figures_of(found: Sequence[Tried], seed: int, minutes: float) -> dict[str, Any]:
-    kinds = {
-        one.kind: {
-            "tried": one.outcomes.total(),
-            "seconds": one.seconds,
-            "outcomes": dict(sorted(one.outcomes.items())),
-            "faults": [f"{which}: {what.strip().splitlines()[-1][:300]}" for which, what in one.faults],
-        }
-        for one in found
+def figures_of(found: Tried, seed: int, minutes: float) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "minutes": minutes,
+        "tried": found.outcomes.total(),
+        "seconds": found.seconds,
+        "outcomes": dict(sorted(found.outcomes.items())),
+        "faults": [f"{which}: {what.strip().splitlines()[-1][:300]}" for which, what in found.faults],
     }
-    return {"seed": seed, "minutes": minutes, "kinds": kinds}
+
+
+def commands_of(figures: dict[str, Any]) -> list[str]:
+    return [
+        f"python -m benchmarks.load.attack --only {kind} --minutes {one['minutes']:g} --seed {one['seed']} --store"
+        for kind, one in figures.items()
+    ]
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
     rows = []
-    for kind, one in figures["kinds"].items():
+    for kind, one in figures.items():
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in one["outcomes"].items())
         rows.append(f"{kind:14} {one['tried']:7} in {one['seconds']:5.0f} s, {len(one['faults'])} failed: {outcomes}")
     return rows
@@ -69,17 +74,19 @@ def main() -> int:
     parser.add_argument("--only", choices=list(ATTACKS))
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--attempts", type=int)
+    parser.add_argument("--store", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     kinds = [given.only] if given.only else list(ATTACKS)
     print(f"seed {given.seed}", flush=True)
-    share = 60 * given.minutes / len(kinds)
-    found = [Trial(kind, ATTACKS[kind], given.seed, given.first).run(share, given.attempts) for kind in kinds]
-    figures = figures_of(found, given.seed, given.minutes)
+    share = given.minutes / len(kinds)
+    found = [Trial(kind, ATTACKS[kind], given.seed, given.first).run(60 * share, given.attempts) for kind in kinds]
+    figures = {one.kind: figures_of(one, given.seed, share) for one in found}
     print(*lines(figures), sep="\n")
-    if kinds == list(ATTACKS):
-        command = f"python -m benchmarks.load.attack --minutes {given.minutes:g} --seed {given.seed}"
-        store(NAME, HOW, ([command], figures))
+    if given.store:
+        kept = kept_figures(NAME) | figures
+        together = {kind: kept[kind] for kind in ATTACKS if kind in kept}
+        store(NAME, HOW, (commands_of(together), together))
     return 1 if any(one.faults for one in found) else 0
 
 

@@ -122,25 +122,26 @@ def render_soak(figures: Any) -> str:
 
 
 def render_attack(figures: Any) -> str:
-    kinds = figures["kinds"]
     rows = [
         [
             f"`{name}`",
             f"{found['tried']:,}",
-            f"{found['seconds']:.0f}",
+            f"{found['seconds'] / 60:.1f}",
             ", ".join(f"{count:,} {outcome}" for outcome, count in found["outcomes"].items()),
             "; ".join(found["faults"]) or "nothing",
         ]
-        for name, found in kinds.items()
+        for name, found in figures.items()
     ]
+    seeds = ", ".join(map(str, sorted({found["seed"] for found in figures.values()})))
     return paragraphs(
-        f"{sum(found['tried'] for found in kinds.values()):,} attacks with seed {figures['seed']}: changed bodies and "
+        f"{sum(found['tried'] for found in figures.values()):,} attacks in "
+        f"{sum(found['seconds'] for found in figures.values()) / 60:.0f} minutes, seed {seeds}: changed bodies and "
         "heads, grammars, changed checkpoints and drafters, up to 400 frames an attempt from those who know the "
         "session's secret and those who do not, processes killed and stopped beside running requests, and a thousand "
         "requests an attempt of which a third is left. An attempt fails where something hangs, another request's "
         "token changes, an error is raw or untyped, a checkpoint's code runs, memory grows, or processes, descriptors "
         "or folders stay behind.",
-        markdown(["kind", "tried", "s", "what became of it", "what failed"], rows),
+        markdown(["kind", "tried", "minutes", "what became of it", "what failed"], rows),
     )
 
 

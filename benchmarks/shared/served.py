@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,16 @@ class ServedProcess:
 
 
 @contextmanager
-def served(*flags: str, api_key: str | None = None) -> Iterator[ServedProcess]:
-    """``penstock serve FLAGS`` until the block ends. ``api_key`` is in its environment, where no other user sees it."""
+def served(*flags: str, api_key: str | None = None, pass_fds: Collection[int] = ()) -> Iterator[ServedProcess]:
+    """``penstock serve FLAGS`` until the block ends. ``api_key`` is in its environment, where no other user sees it.
+
+    ``pass_fds`` are open files that it finds open, under the same numbers.
+    """
     command = [PENSTOCK, "serve", *flags, "--port", "0"]
     environment = None if api_key is None else {**os.environ, "PENSTOCK_API_KEY": api_key}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, pass_fds=pass_fds
+    )
     try:
         server = ServedProcess(process)
         yield server

@@ -7,9 +7,10 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 from llguidance import LLMatcher
 
@@ -21,7 +22,7 @@ from penstock.engine.stream import RequestStream
 from penstock.messages import Batch
 from penstock.requests.request import Request
 from penstock.text.grammar import compile_grammar
-from tests.processes import descendants
+from tests.processes import descendants, many_open_files
 from tests.serving import until
 
 pytestmark = pytest.mark.processes
@@ -327,15 +328,18 @@ def test_a_grammar_is_compiled_on_another_thread(engine: AsyncLLM, monkeypatch: 
     assert threading.get_ident() not in compiled
 
 
-def test_a_lost_stage_ends_every_request_and_says_why() -> None:
+@pytest.mark.parametrize(
+    ("lose", "why"), [(psutil.Process.kill, "SIGKILL"), (psutil.Process.suspend, "no sign of life for 5 s")]
+)
+def test_a_lost_stage_ends_every_request_and_says_why(lose: Callable[[psutil.Process], None], why: str) -> None:
     async def run() -> None:
-        llm = AsyncLLM("demo", pipeline_parallel_size=2)
+        llm = AsyncLLM("demo", pipeline_parallel_size=2, stage_timeout=5.0)
         try:
             streams = [llm.submit(prompt, params(0, tokens=1000)) for prompt in PROMPTS]
             await anext(streams[0])
-            descendants(os.getpid())[-1].kill()  # a stage: nothing has been started after it
+            lose(descendants(os.getpid())[-1])  # a stage: nothing has been started after it
             for stream in streams:
-                with pytest.raises(PipelineError, match="lost"):
+                with pytest.raises(PipelineError, match=rf"stage 1 \(layers .*\) was lost: .*{why}"):
                     async for _ in stream:
                         pass
             with pytest.raises(PipelineError, match="no more requests"):
@@ -347,3 +351,28 @@ def test_a_lost_stage_ends_every_request_and_says_why() -> None:
             llm.close()
 
     asyncio.run(run())
+
+
+def test_an_idle_engine_misses_a_stopped_stage_too() -> None:
+    async def run() -> None:
+        llm = AsyncLLM("demo", pipeline_parallel_size=2, stage_timeout=5.0)
+        try:
+            await collect(llm, PROMPTS[0], params(0))
+            descendants(os.getpid())[-1].suspend()
+            await asyncio.to_thread(until, lambda: llm.stats().ended)
+            with pytest.raises(PipelineError, match="no sign of life for 5 s"):
+                await llm.check_health()
+        finally:
+            llm.close()
+
+    asyncio.run(run())
+
+
+def test_an_engine_of_a_process_with_more_than_a_thousand_open_files(engine: AsyncLLM) -> None:
+    right = asyncio.run(collect(engine, PROMPTS[0], params(0)))
+    with many_open_files():
+        llm = AsyncLLM("demo", pipeline_parallel_size=2, speculative_config=SPECULATION)
+        try:
+            assert asyncio.run(collect(llm, PROMPTS[0], params(0))) == right
+        finally:
+            llm.close()

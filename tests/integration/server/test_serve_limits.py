@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.processes import descendants
+from penstock import LLM, SamplingParams
+from tests.processes import descendants, many_open_files
 from tests.serving import PATIENCE, ServedProcess, http, read_all, served, until
 
 pytestmark = pytest.mark.processes
@@ -264,8 +265,12 @@ def test_sigterm_drains_and_a_second_one_ends_all() -> None:
         assert [line["seconds"] for line in server.log if line["event"] == "draining"] == [60]
 
 
-def test_a_lost_stage_ends_every_request_and_health_says_so() -> None:
-    with served("demo", "-pp", "2", "--no-web", "--strategy", "autoregressive") as server:
+@pytest.mark.parametrize(
+    ("lose", "why"), [(psutil.Process.kill, "SIGKILL"), (psutil.Process.suspend, "no sign of life for 5 s")]
+)
+def test_a_lost_stage_ends_every_request_and_health_says_so(lose: Callable[[psutil.Process], None], why: str) -> None:
+    flags = ("demo", "-pp", "2", "--no-web", "--strategy", "autoregressive", "--stage-timeout", "5")
+    with served(*flags) as server:
         with httpx.stream(
             "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=PATIENCE
         ) as long:
@@ -277,7 +282,7 @@ def test_a_lost_stage_ends_every_request_and_health_says_so() -> None:
             )
             asking.start()
             until(lambda: server.gauges()["penstock:num_requests_running"] == 2)
-            descendants(server.process.pid)[-1].kill()  # a stage: the fork server is older
+            lose(descendants(server.process.pid)[-1])  # a stage: the fork server is older
             *_, error, done = [line for line in lines if line]
         asking.join(PATIENCE)
         assert whole[0].status_code == 503
@@ -287,9 +292,22 @@ def test_a_lost_stage_ends_every_request_and_health_says_so() -> None:
         health = httpx.get(f"{server.url}/health", timeout=PATIENCE)
         assert health.status_code == 503
         assert health.json()["status"] == "unavailable"
-        assert "SIGKILL" in health.json()["reason"]
+        assert why in health.json()["reason"]
         reply = httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=PATIENCE)
         assert reply.status_code == 503
         assert reply.json()["error"]["code"] == "engine_lost"
         assert server.end() == 0
         assert [line["event"] for line in server.log if line["level"] == "error"] == ["the engine has ended"]
+
+
+def test_a_server_with_more_than_a_thousand_open_files() -> None:
+    """And its fork server, whose pipe from the server has a number that ``select`` does not know either."""
+    body = {"prompt": "def f(", "max_tokens": 12, "temperature": 0.0, "return_token_ids": True}
+    with many_open_files() as held, served("demo", "-pp", "2", "--no-web", pass_fds=held) as server:
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+        assert psutil.Process(server.process.pid).num_fds() > len(held) + 3
+        descendants(server.process.pid)[-1].kill()  # a stage, whose end the fork server reports
+        until(lambda: httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 503)
+    with LLM("demo") as llm:
+        (alone,) = llm.generate(body["prompt"], SamplingParams(max_tokens=12, temperature=0.0))
+    assert reply.json()["choices"][0]["token_ids"] == alone.outputs[0].token_ids

@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.pipeline.readable import SELECTABLE, Readable
 from penstock.pipeline.sockets import Sockets
+from tests.processes import many_open_files
 
 SOON = 10.0
 SESSION = "5" * 32
 
 
-@pytest.fixture
-def crowded() -> Iterator[None]:
-    """A process with so many open files that every further one has a number that ``select`` does not know."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limits[1] < SELECTABLE + 100:
-        pytest.skip("this system allows too few open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (SELECTABLE + 100, limits[1]))
-    held = [os.open(os.devnull, os.O_RDONLY)]
-    while held[-1] < SELECTABLE + 5:
-        held.append(os.open(os.devnull, os.O_RDONLY))
-    yield
-    for fd in held:
-        os.close(fd)
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
-@pytest.mark.usefixtures("crowded")
 def test_an_inbox_serves_a_process_with_more_than_a_thousand_open_files(tmp_path: Path, transport: str) -> None:
-    reading, writing = os.pipe()
-    assert reading >= SELECTABLE
-    with Sockets() as sockets:
+    with many_open_files(), Sockets() as sockets:
+        reading, writing = os.pipe()
+        assert reading >= SELECTABLE
         bind = f"ipc://{tmp_path}/inbox" if transport == "ipc" else "tcp://127.0.0.1:*"
         with sockets.inbox(bind) as inbox:
             inbox.admit(SESSION)
@@ -55,8 +37,8 @@ def test_an_inbox_serves_a_process_with_more_than_a_thousand_open_files(tmp_path
                 found += inbox.take()
             assert (found, heard) == ([[b"one"]], [b"news"])
             inbox.unwatch(reading)
-    os.close(reading)
-    os.close(writing)
+        os.close(reading)
+        os.close(writing)
 
 
 def test_what_is_added_is_seen_until_it_is_removed() -> None:
