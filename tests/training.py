@@ -47,14 +47,15 @@ def write_lines(file: Path, *entries: Any) -> Path:
     return file
 
 
-def options(kind: str, target: Path, data: Path, output: Path, **others: Any) -> TrainOptions:
+def options(kind: str, target: Path, data: Path | None, output: Path, **others: Any) -> TrainOptions:
     """Options of a run of seconds."""
     small: dict[str, Any] = {"max_length": 64, "batch_tokens": 256, "learning_rate": 3e-3, "save_every": 4}
     if kind == "eagle3":
         small |= {"draft_vocab_size": 40, "ttt_steps": 3}
     if kind in ("spd", "early-exit"):
         small["draft_vocab_size"] = 40
-    return TrainOptions(kind=kind, model=str(target), data=(data,), output=output, **{**small, **others})
+    given = () if data is None else (data,)
+    return TrainOptions(kind=kind, model=str(target), data=given, output=output, **{**small, **others})
 
 
 def corpus_of(*lengths: int) -> Corpus:

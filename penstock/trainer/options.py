@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -48,6 +49,14 @@ def whole_numbers(field: str, text: str) -> tuple[int, ...]:
         raise FieldError(field, f"is {text!r}; it has to be a list of whole numbers, like 4,8,16") from None
 
 
+def numbers(field: str, text: str) -> tuple[float, ...]:
+    """Read "0,0.7,1". Raises FieldError for what is no such list."""
+    try:
+        return tuple(float(one) for one in text.split(","))
+    except ValueError:
+        raise FieldError(field, f"is {text!r}; it has to be a list of numbers, like 0,0.7,1") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """What is trained, on which data, and how. Raises FieldError."""
@@ -56,6 +65,11 @@ class TrainOptions:
         str,
         Option("What to train: eagle, eagle3, medusa, spd, early-exit or draft.", metavar="KIND", positional=True),
     ]
+    output: Annotated[
+        Path,
+        Option("Where the drafter goes. A run that was broken off there goes on.", OUTPUT, metavar="DIR", default=""),
+    ]
+    """Its subfolder ``training`` keeps the cache, the state and the curves."""
     data: Annotated[
         tuple[Path, ...],
         Option(
@@ -65,12 +79,12 @@ class TrainOptions:
             metavar="PATH",
             default="",
         ),
-    ]
-    output: Annotated[
-        Path,
-        Option("Where the drafter goes. A run that was broken off there goes on.", OUTPUT, metavar="DIR", default=""),
-    ]
-    """Its subfolder ``training`` keeps the cache, the state and the curves."""
+    ] = ()
+    self_generate: Annotated[
+        int | None,
+        Option("In place of data: so many conversations, of which the target writes both sides.", DATA, default=""),
+    ] = None
+    """Needs a chat model: its template's opening of a user's message is what it goes on from."""
     model: ModelName = EngineOptions.model
     dtype: Annotated[str, Option("float32, or bfloat16 for target, hidden states and autocast.", MODEL)] = "float32"
     """With bfloat16 the drafter computes in it too, but its weights stay float32."""
@@ -78,6 +92,17 @@ class TrainOptions:
     max_length: Annotated[int, Option("Most tokens of one sequence.", DATA)] = 2048
     """Plain text is cut into pieces, conversations lose what comes later."""
     regenerate: Annotated[bool, Option("Let the target write the answers anew.", DATA)] = False
+    temperatures: Annotated[
+        tuple[float, ...],
+        Option(
+            "Temperatures of what the target writes, taken in turns.",
+            DATA,
+            metavar="T,...",
+            default="its generation_config's",
+            parse=partial(numbers, "temperatures"),
+        ),
+    ] = ()
+    """A drafter is best at the temperatures that it has learned from."""
     epochs: Annotated[int, Option("Times through the data.", TRAINING)] = 1
     max_steps: Annotated[int | None, Option("End after so many steps.", TRAINING, default="as the epochs say")] = None
     """Of the optimiser, even within an epoch."""
@@ -152,7 +177,7 @@ class TrainOptions:
         for name, known in (("kind", KINDS), ("dtype", DTYPES), ("device", DEVICES)):
             if getattr(self, name) not in known:
                 raise FieldError(name, f"is {getattr(self, name)!r}; {nearest(getattr(self, name), known)}")
-        check(bool(self.data), "data", "", "at least one file or folder")
+        self._check_data()
         check_positive(self, "epochs", "max_steps", "learning_rate", "accumulate", "draft_vocab_size", "ttt_steps")
         check_positive(self, "save_every", "heads", "spec_layers", "exit_layer", "layers")
         check(self.max_length >= SHORTEST, "max_length", self.max_length, f"at least {SHORTEST}")
@@ -166,6 +191,18 @@ class TrainOptions:
             self.batch_tokens >= least, "batch_tokens", self.batch_tokens, f"at least max_length x accumulate, {least}"
         )
         check(not self.output.is_file(), "output", str(self.output), "a folder, or a name that is still free")
+
+    def _check_data(self) -> None:
+        check_positive(self, "self_generate")
+        if self.self_generate is None:
+            check(bool(self.data), "data", "", "at least one file or folder, or give self_generate")
+        elif self.data or self.regenerate:
+            name = "data" if self.data else "regenerate"
+            raise FieldError(name, "cannot go with self_generate, which writes both sides; remove one of them")
+        if self.temperatures and self.self_generate is None and not self.regenerate:
+            raise FieldError("temperatures", "belongs to self_generate and regenerate; remove it, or give one of these")
+        sound = all(math.isfinite(one) and one >= 0 for one in self.temperatures)
+        check(sound, "temperatures", self.temperatures, "numbers of 0 or above")
 
     def _check_spd(self) -> None:
         if self.variant is not None and self.variant not in VARIANTS:

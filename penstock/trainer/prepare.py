@@ -5,27 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import torch
+from rich.progress import Progress
 
-from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from penstock.engine.llm import LLM
+from penstock.text.tokenizer import load_tokenizer
 from penstock.trainer.data.cache import StateCache, Wanted, fill, identity, key_of
 from penstock.trainer.data.corpus import Corpus, Document, make_corpus, read_documents
+from penstock.trainer.data.questions import ask, conversations
+from penstock.trainer.data.questions import key_of as questions_key
+from penstock.trainer.data.regenerate import Writing, regenerate
+from penstock.trainer.data.regenerate import key_of as answers_key
 from penstock.trainer.data.vocabulary import Vocabulary, choose
 from penstock.trainer.kinds.base import Drafter, Start
-from penstock.trainer.options import BELONGS
+from penstock.trainer.options import BELONGS, TrainOptions
 from penstock.trainer.progress import progress, say
 from penstock.trainer.setup import FRESH, Setup
+
+SEQUENCES: Final = 64
+"""Conversations that the target writes at a time."""
 
 
 def read_corpus(setup: Setup) -> Corpus:
     options = setup.options
     tokenizer = load_tokenizer(setup.target.path)
-    documents: Sequence[Document] = read_documents(options.data)
-    if options.regenerate:
-        documents = regenerated(setup, documents, tokenizer)
+    if options.self_generate is not None or options.regenerate:
+        documents = written_by_target(setup)
+    else:
+        documents = read_documents(options.data)
     corpus = make_corpus(documents, tokenizer, options.max_length)
     sides = [sum(corpus.samples[i].lessons for i in side) for side in (corpus.training, corpus.held_out)]
     say(
@@ -36,22 +46,41 @@ def read_corpus(setup: Setup) -> Corpus:
     return corpus
 
 
-def regenerated(setup: Setup, documents: Sequence[Document], tokenizer: Tokenizer) -> list[Document]:
-    from penstock.engine.llm import LLM
-    from penstock.trainer.data.regenerate import key_of as answers_key
-    from penstock.trainer.data.regenerate import regenerate
-
+def written_by_target(setup: Setup) -> list[Document]:
+    """Conversations of the data, or of the target's own questions, with the target's own answers."""
     options = setup.options
-    key = answers_key(documents, identity(setup.target), options.max_length, options.seed)
-    file = setup.work / f"answers-{key}.jsonl"
-    written: list[Document] = []
-    with progress(setup.console) as bar:
-        task = bar.add_task("the target's own answers", total=len(documents))
-        engine: dict[str, Any] = {"dtype": options.dtype, "device": options.device, "max_model_len": options.max_length}
-        with LLM(str(setup.target.source), **engine) as llm:
-            for written in regenerate(documents, llm, file, options.max_length, options.seed):
-                bar.update(task, completed=len(written))
+    found = [] if options.self_generate is not None else read_documents(options.data)
+    with LLM(str(setup.target.source), **writing_engine(options)) as llm, progress(setup.console) as bar:
+        if options.self_generate is not None:
+            found = conversations(self_asked(setup, options.self_generate, llm, bar))
+        writing = Writing(options.max_length, options.seed, options.temperatures)
+        file = setup.work / f"answers-{answers_key(found, identity(setup.target), writing)}.jsonl"
+        task = bar.add_task("the target's own answers", total=len(found))
+        written: list[Document] = []
+        for written in regenerate(found, llm, file, writing):
+            bar.update(task, completed=len(written))
     return written
+
+
+def writing_engine(options: TrainOptions) -> dict[str, Any]:
+    """Many sequences at a time, since a batch of them costs little more than one; room for shorter ones than may be."""
+    return {
+        "dtype": options.dtype,
+        "device": options.device,
+        "max_model_len": options.max_length,
+        "max_num_seqs": SEQUENCES,
+        "kv_slots": SEQUENCES // 4 * options.max_length,
+    }
+
+
+def self_asked(setup: Setup, count: int, llm: LLM, bar: Progress) -> list[str]:
+    options = setup.options
+    key = questions_key(identity(setup.target), options.max_length, options.seed)
+    task = bar.add_task("the target's own questions", total=count)
+    questions: list[str] = []
+    for questions in ask(count, llm, setup.work / f"questions-{key}.jsonl", options.max_length, options.seed):
+        bar.update(task, completed=len(questions))
+    return questions
 
 
 def cached_states(setup: Setup, corpus: Corpus) -> StateCache:

@@ -4,87 +4,85 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from penstock.core import ConfigError, SamplingParams
 from penstock.engine.llm import LLM
-from penstock.text.tokenizer import Tokenizer
 from penstock.trainer.data.corpus import Document, Message
+from penstock.trainer.data.lines import append_lines, whole_lines
 
-TOGETHER: Final = 32
+TOGETHER: Final = 256
 """Conversations that are written at a time, and lost by a kill at most."""
 
 
-def key_of(documents: Sequence[Document], target: str, max_length: int, seed: int) -> str:
+@dataclass(frozen=True)
+class Writing:
+    """How the answers are sampled: as the target's generation_config says, but for what is said here.
+
+    Conversations have ``temperatures`` in turns, where there are any, and seeds of their own made of ``seed``.
+    """
+
+    max_length: int
+    seed: int
+    temperatures: tuple[float, ...] = ()
+
+    def sampling(self, number: int, defaults: SamplingParams, room: int) -> SamplingParams:
+        """Of conversation ``number``, whose answer may have ``room`` tokens."""
+        own = self.temperatures[number % len(self.temperatures)] if self.temperatures else defaults.temperature
+        return replace(defaults, seed=self.seed + number, max_tokens=room, temperature=own)
+
+
+def key_of(documents: Sequence[Document], target: str, writing: Writing) -> str:
     """The stored answers' key: a hash of the target (its ``cache.identity``), the conversations and the sampling."""
-    parts = [target, max_length, seed, [document.messages for document in documents]]
+    parts = [target, asdict(writing), [document.messages for document in documents]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
-def regenerate(
-    documents: Sequence[Document], llm: LLM, file: Path, max_length: int, seed: int
-) -> Iterator[list[Document]]:
+def regenerate(documents: Sequence[Document], llm: LLM, file: Path, writing: Writing) -> Iterator[list[Document]]:
     """Yields the conversations written so far, from ``file`` and onwards, until all are.
 
-    Sampled as the target's generation_config says. Raises ConfigError for a plain text, which has no answers.
+    Raises ConfigError for a plain text, which has no answers.
     """
     for document in documents:
         if not document.messages:
             raise ConfigError(f"{document.where}: is no conversation, so there is no answer to write; omit regenerate")
-    written = read(file, documents)
+    held = [json.loads(line)["messages"] for line in whole_lines(file)]
+    written = [Document(one.where, messages=tuple(said)) for one, said in zip(documents, held, strict=False)]
     yield written
     while len(written) < len(documents):
-        some = documents[len(written) : len(written) + TOGETHER]
-        fresh = answered(some, llm, max_length, seed)
-        with file.open("a", encoding="utf-8") as opened:
-            opened.writelines(json.dumps(asdict(document)) + "\n" for document in fresh)
-            opened.flush()
-            os.fsync(opened.fileno())
+        numbers = range(len(written), min(len(written) + TOGETHER, len(documents)))
+        fresh = answered({number: documents[number] for number in numbers}, llm, writing)
+        append_lines(file, [json.dumps(asdict(document)) for document in fresh])
         written = [*written, *fresh]
         yield written
 
 
-def read(file: Path, documents: Sequence[Document]) -> list[Document]:
-    """What a file holds, without a last line that a kill has cut off; that is removed from it."""
-    if not file.is_file():
-        return []
-    text = file.read_text(encoding="utf-8")
-    lines = text.split("\n")[:-1]
-    if not text.endswith("\n"):
-        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    held = [json.loads(line)["messages"] for line in lines]
-    return [Document(one.where, messages=tuple(said)) for one, said in zip(documents, held, strict=False)]
-
-
-def answered(documents: Sequence[Document], llm: LLM, max_length: int, seed: int) -> list[Document]:
+def answered(documents: Mapping[int, Document], llm: LLM, writing: Writing) -> list[Document]:
     """Generate turn by turn, all conversations together: each answer follows the answers generated before it."""
-    tokenizer, texts = llm.get_tokenizer(), [list[Message]() for _ in documents]
-    for turn in range(max(len(document.messages) for document in documents)):
-        asked = []
-        for i, document in enumerate(documents):
+    said: dict[int, list[Message]] = {number: [] for number in documents}
+    for turn in range(max(len(document.messages) for document in documents.values())):
+        asked = {}
+        for number, document in documents.items():
             message = document.messages[turn] if turn < len(document.messages) else None
             if message is not None and message["role"] == "assistant":
-                asked.append(i)
+                asked[number] = said[number]
             elif message is not None:
-                texts[i].append(message)
-        for i, answer in zip(asked, answers([texts[i] for i in asked], llm, tokenizer, max_length, seed), strict=True):
-            texts[i].append({"role": "assistant", "content": answer})
-    return [Document(one.where, messages=tuple(said)) for one, said in zip(documents, texts, strict=True)]
+                said[number].append(message)
+        for number, answer in answers(asked, llm, writing).items():
+            said[number].append({"role": "assistant", "content": answer})
+    return [Document(documents[number].where, messages=tuple(messages)) for number, messages in said.items()]
 
 
-def answers(
-    asked: Sequence[Sequence[Message]], llm: LLM, tokenizer: Tokenizer, max_length: int, seed: int
-) -> list[str]:
-    """One answer to each; none to what has no room left for one."""
-    prompts = [tokenizer.apply_chat_template(list(messages)) for messages in asked]
-    room = [max_length - len(prompt) for prompt in prompts]
-    fit = [i for i, tokens in enumerate(room) if tokens > 0]
-    defaults = asdict(llm.get_default_sampling_params())
-    params = [SamplingParams(**{**defaults, "seed": seed, "max_tokens": room[i]}) for i in fit]
-    outputs = llm.generate([{"prompt_token_ids": prompts[i]} for i in fit], params) if fit else []
-    found = {i: output.outputs[0].text for i, output in zip(fit, outputs, strict=True)}
-    return [found.get(i, "") for i in range(len(asked))]
+def answers(asked: Mapping[int, Sequence[Message]], llm: LLM, writing: Writing) -> dict[int, str]:
+    """One answer to each conversation; none to what has no room left for one."""
+    tokenizer, defaults = llm.get_tokenizer(), llm.get_default_sampling_params()
+    prompts = {number: tokenizer.apply_chat_template(list(messages)) for number, messages in asked.items()}
+    room = {number: writing.max_length - len(prompt) for number, prompt in prompts.items()}
+    fit = [number for number in asked if room[number] > 0]
+    params = [writing.sampling(number, defaults, room[number]) for number in fit]
+    outputs = llm.generate([{"prompt_token_ids": prompts[number]} for number in fit], params) if fit else []
+    found = {number: output.outputs[0].text for number, output in zip(fit, outputs, strict=True)}
+    return {number: found.get(number, "") for number in asked}

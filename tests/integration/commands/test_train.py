@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -197,6 +198,14 @@ def test_parts_and_bfloat16(model: Path, texts: Path, tmp_path: Path) -> None:
 FILE = KINDS["eagle3"].files.file
 
 
+def answered(model: Path, question: str, seed: int, **sampling: Any) -> str:
+    """What the target says to a question alone."""
+    with LLM(str(model), max_model_len=64) as llm:
+        ids = llm.get_tokenizer().apply_chat_template([{"role": "user", "content": question}])
+        params = SamplingParams(seed=seed, max_tokens=64 - len(ids), **sampling)
+        return llm.generate({"prompt_token_ids": ids}, params)[0].outputs[0].text
+
+
 def test_answers_are_written_by_the_target_and_kept(model: Path, tmp_path: Path) -> None:
     asked = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}]
     more = [*asked, {"role": "user", "content": "three?"}, {"role": "assistant", "content": "3"}]
@@ -205,20 +214,35 @@ def test_answers_are_written_by_the_target_and_kept(model: Path, tmp_path: Path)
     run_train(given)
     (file,) = (tmp_path / "out" / "training").glob("answers-*.jsonl")
     written = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
-    with LLM(str(model), max_model_len=64) as llm:
-        tokenizer = llm.get_tokenizer()
-        ids = tokenizer.apply_chat_template(asked[:1])
-        params = SamplingParams(seed=0, max_tokens=64 - len(ids))
-        expected = llm.generate({"prompt_token_ids": ids}, params)[0].outputs[0].text
-    assert written[0] == written[2] == [asked[0], {"role": "assistant", "content": expected}]
+    first, second, third = (answered(model, "two?", seed) for seed in range(3))
+    assert written[0] == [asked[0], {"role": "assistant", "content": first}]
+    assert written[2] == [asked[0], {"role": "assistant", "content": third}]
     assert [message["role"] for message in written[1]] == [message["role"] for message in more]
-    assert written[1][1]["content"] == expected
+    assert written[1][1]["content"] == second
     file.write_text(file.read_text()[:-9])  # as a kill would leave it
     run_train(options("eagle3", model, data, tmp_path / "out", regenerate=True, max_steps=1))
     assert [json.loads(line)["messages"] for line in file.read_text().splitlines()] == written
     text = write_texts(tmp_path / "texts")
     with pytest.raises(ConfigError, match=r"00\.txt: is no conversation"):
         run_train(options("eagle3", model, text, tmp_path / "other", regenerate=True))
+
+
+def test_the_target_writes_questions_and_answers(model: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"self_generate": 3, "temperatures": (0.0, 0.5), "max_steps": 1}
+    run_train(options("eagle3", model, None, tmp_path / "out", **given))
+    (questions,) = (tmp_path / "out" / "training").glob("questions-*.jsonl")
+    (answers,) = (tmp_path / "out" / "training").glob("answers-*.jsonl")
+    written = [json.loads(line)["messages"] for line in answers.read_text().splitlines()]
+    attempts = [json.loads(line) for line in questions.read_text().splitlines()]
+    assert len({user["content"] for user, _ in written}) == 3
+    assert {user["content"] for user, _ in written} <= set(attempts)
+    for i, (user, assistant) in enumerate(written):
+        assert assistant["content"] == answered(model, user["content"], i, temperature=(0.0, 0.5)[i % 2])
+    said, lines = answers.read_text(), questions.read_text()
+    questions.write_text(lines[:-3])  # as a kill would leave it
+    answers.unlink()
+    run_train(options("eagle3", model, None, tmp_path / "out", **given))
+    assert (answers.read_text(), questions.read_text()) == (said, lines)
 
 
 def test_the_command_line_trains_and_refuses(model: Path, texts: Path, tmp_path: Path) -> None:

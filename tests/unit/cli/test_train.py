@@ -29,6 +29,7 @@ def test_defaults_are_those_of_the_options(seen: list[TrainOptions]) -> None:
 def test_flags(seen: list[TrainOptions]) -> None:
     flags = ["--data", "b", "--model", "m", "--max-length", "64", "--batch-tokens", "256", "--accumulate", "2"]
     flags += ["--anchors", "0,2", "--stages", "2,4", "--spec-layers", "3", "--regenerate", "--restart", "--seed", "5"]
+    flags += ["--temperatures", "0,0.7"]
     assert invoke("train", "spd", *LEAST, *flags).exit_code == 0
     assert seen == [
         TrainOptions(
@@ -43,6 +44,7 @@ def test_flags(seen: list[TrainOptions]) -> None:
             stages=(2, 4),
             spec_layers=3,
             regenerate=True,
+            temperatures=(0.0, 0.7),
             restart=True,
             seed=5,
         )
@@ -53,6 +55,7 @@ def test_flags(seen: list[TrainOptions]) -> None:
     ("arguments", "said"),
     [
         (("eagel", *LEAST), "kind is 'eagel'; did you mean 'eagle'?"),
+        (("spd", *LEAST, "--regenerate", "--temperatures", "0,x"), "temperatures is '0,x'; it has to be a list of num"),
         (("spd", *LEAST, "--stages", "4,x"), "stages is '4,x'; it has to be a list of whole numbers"),
         (("eagle", *LEAST, "--heads", "4"), "heads belongs to medusa, not eagle; remove it"),
     ],
