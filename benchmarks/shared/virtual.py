@@ -25,7 +25,7 @@ from benchmarks.shared.measured import kept_figures, path_of, store, stored
 from benchmarks.shared.root import ROOT
 from penstock import LLM, SamplingParams
 from penstock.bench.entries import is_plain, parse_entries
-from penstock.bench.grid import Question, questions_of
+from penstock.bench.grid import Question, conversations_of
 from penstock.bench.intervals import Ratio, paired_ratio
 from penstock.bench.measure.comparison import measure_all, on_time
 from penstock.bench.measure.summary import StrategyRun
@@ -67,7 +67,8 @@ class Wanted:
 
 def asked(sizes: Sizes, temperatures: Sequence[float] = (0.0, 1.0), top_k: int = 0) -> list[Question]:
     params = SamplingParams(top_k=top_k, seed=0, max_tokens=sizes.tokens)
-    return questions_of(read_prompt_sets([DEFAULT_PROMPTS], sizes.prompts), temperatures, 1, params, 1)
+    sets = read_prompt_sets([DEFAULT_PROMPTS], sizes.prompts)
+    return [one.opening for one in conversations_of(sets, temperatures, 1, params, 1)]
 
 
 # -------------------------------------------------------------------------------------------------------------- running

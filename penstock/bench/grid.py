@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
+from penstock.bench.prompts import Turns
 from penstock.config import FieldError
 from penstock.core import SamplingParams
 
@@ -34,17 +35,36 @@ class Setting:
 
 @dataclass(frozen=True)
 class Question:
-    """One request of a bench, put to every strategy. ``number`` is the prompt's in its set, from 0."""
+    """One request of a bench, put to every strategy. ``number`` is the prompt's in its set, from 0, as its ``turn``."""
 
     setting: Setting
     number: int
     prompt: Prompt
     params: SamplingParams
+    turn: int = 0
 
     @property
     def prompt_sha256(self) -> str:
         """By which two bench files find the same prompt: 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """An entry of a prompt set: what the user says, turn by turn, and how the answers are sampled."""
+
+    setting: Setting
+    number: int
+    turns: Turns
+    params: SamplingParams
+
+    def question(self, turn: int, prompt: Prompt) -> Question:
+        return Question(self.setting, self.number, prompt, self.params, turn)
+
+    @property
+    def opening(self) -> Question:
+        """The first turn as a text that is continued."""
+        return self.question(0, self.turns[0])
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
@@ -55,14 +75,14 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
         raise FieldError("temperature", f"is {text!r}; it has to be a number, or several with commas") from None
 
 
-def questions_of(
-    sets: Mapping[str, Sequence[str]],
+def conversations_of(
+    sets: Mapping[str, Sequence[Turns]],
     temperatures: Sequence[float],
     seeds: int,
     params: SamplingParams,
     seeds_at_zero: int,
-) -> list[Question]:
-    """One question per prompt, temperature and seed; at temperature 0 with ``seeds_at_zero`` seeds.
+) -> list[Conversation]:
+    """One conversation per prompt, temperature and seed; at temperature 0 with ``seeds_at_zero`` seeds.
 
     The prompt ``number`` of a set has seed ``params.seed + number`` first and then one that no other prompt of the set
     has had. Seeds come outermost and temperatures innermost, so that every setting is measured all along the bench.
@@ -76,7 +96,7 @@ def questions_of(
         if number < len(prompts) and (temperature > 0 or repetition < seeds_at_zero):
             seed = params.seed + repetition * len(prompts) + number
             one = replace(params, temperature=temperature, seed=seed)
-            found.append(Question(Setting(name, temperature), number, prompts[number], one))
+            found.append(Conversation(Setting(name, temperature), number, prompts[number], one))
     return found
 
 
@@ -95,13 +115,24 @@ def check_lengths(llm: LLM, questions: Sequence[Question]) -> None:
         if not fits(llm, question):
             raise FieldError(
                 "prompts",
-                f"prompt {question.number + 1} of {question.setting.prompt_set} and max_tokens "
+                f"{place_of(question)} and max_tokens "
                 f"{question.params.max_tokens} exceed max_model_len {llm.setup.max_model_len}; shorten one",
             )
 
 
 def fits(llm: LLM, question: Question) -> bool:
     """Whether the model can hold prompt and output."""
-    assert isinstance(question.prompt, str)
-    length = len(llm.get_tokenizer().encode(question.prompt))
-    return length + question.params.max_tokens <= llm.setup.max_model_len
+    return len(token_ids_of(llm, question)) + question.params.max_tokens <= llm.setup.max_model_len
+
+
+def token_ids_of(llm: LLM, question: Question) -> list[int]:
+    """The prompt as the model reads it."""
+    if isinstance(question.prompt, str):
+        return llm.get_tokenizer().encode(question.prompt)
+    return list(question.prompt["prompt_token_ids"])
+
+
+def place_of(question: Question) -> str:
+    """For errors and remarks: ``prompt 3 of mt_bench, turn 2``."""
+    later = f", turn {question.turn + 1}" if question.turn else ""
+    return f"prompt {question.number + 1} of {question.setting.prompt_set}{later}"

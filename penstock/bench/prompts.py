@@ -12,19 +12,27 @@ from penstock.engine.options import DEMO
 
 DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
 
+Turns = tuple[str, ...]
+"""What a user says, one message after the other; a ``prompt`` is a single one."""
 
-def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[str]]:
-    """The first ``count`` prompts of each file, by its stem. Raises ConfigError as ``read_prompts`` does."""
+
+def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[Turns]]:
+    """The first ``count`` entries of each file, by its stem. Raises ConfigError as ``read_turns`` does."""
     files: dict[str, Path] = {}
     for path in paths:
         if path.stem in files:
             raise ConfigError(f"prompts: {files[path.stem]} and {path} would both be called {path.stem!r}; rename one")
         files[path.stem] = path
-    return {name: read_prompts(path, count) for name, path in files.items()}
+    return {name: read_turns(path, count) for name, path in files.items()}
 
 
 def read_prompts(path: Path, count: int) -> list[str]:
-    """The first ``count`` prompts. Raises ConfigError naming file, line and field."""
+    """The first turn of each of the first ``count`` entries. Raises as ``read_turns`` does."""
+    return [turns[0] for turns in read_turns(path, count)]
+
+
+def read_turns(path: Path, count: int) -> list[Turns]:
+    """The first ``count`` entries. Raises ConfigError naming file, line and field."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -32,10 +40,10 @@ def read_prompts(path: Path, count: int) -> list[str]:
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise ConfigError(f"prompts: {path} holds no prompt")
-    return [prompt_of(line, f"{path}, line {number}") for number, line in numbered[:count]]
+    return [turns_of(line, f"{path}, line {number}") for number, line in numbered[:count]]
 
 
-def prompt_of(line: str, where: str) -> str:
+def turns_of(line: str, where: str) -> Turns:
     try:
         entry: Any = json.loads(line)
     except ValueError as error:
@@ -43,8 +51,8 @@ def prompt_of(line: str, where: str) -> str:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: is not an object with a field 'prompt' or 'turns'")
     if isinstance(entry.get("prompt"), str):
-        return str(entry["prompt"])
+        return (entry["prompt"],)
     turns = entry.get("turns")
-    if isinstance(turns, list) and turns and isinstance(turns[0], str):
-        return str(turns[0])
+    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+        return tuple(turns)
     raise ConfigError(f"{where}: needs a field 'prompt' (text) or 'turns' (a list of texts)")

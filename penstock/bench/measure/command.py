@@ -6,7 +6,7 @@ import itertools
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,15 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from penstock.bench.entries import PLACED, PLAIN, Named, is_plain, parse_entries, strategy_of, with_plain
-from penstock.bench.grid import Question, check_lengths, questions_of
+from penstock.bench.grid import Conversation, Question, Setting, conversations_of
 from penstock.bench.measure.comparison import measure_all, on_time
 from penstock.bench.measure.options import BenchOptions
 from penstock.bench.measure.report import as_json, write_report
+from penstock.bench.measure.silence import NothingToTime, silent_settings
 from penstock.bench.measure.small_model import SmallModel, asked_once, measured_small_model, modelled_small_model
 from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.measure.tables import SMALL, remarks, tables_of
+from penstock.bench.measure.turns import questions_of
 from penstock.bench.progress import progress_bar
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets
 from penstock.bench.recordings.record import check_record, record
@@ -45,7 +47,7 @@ class Plan:
     """
 
     strategies: list[Named]
-    questions: list[Question]
+    conversations: list[Conversation]
     clusters: dict[str, Cluster | None]
     """By where the drafter runs; a single one under "" where that was not asked."""
     drafting: SpeculativeConfig | None
@@ -61,14 +63,21 @@ class Plan:
         emulated = self.cluster is not None and self.cluster.emulated
         return not emulated and self.drafting is not None and self.drafting.method == "draft_model"
 
-    @property
-    def total(self) -> int:
+    def total(self, questions: Sequence[Question]) -> int:
         """How many requests will be decoded."""
-        return len(self.questions) * len(self.strategies) * len(self.clusters) + len(self.small_questions)
+        small = len(asked_once(questions)) if self.measures_small_model else 0
+        return len(questions) * len(self.strategies) * len(self.clusters) + small
 
-    @property
-    def small_questions(self) -> list[Question]:
-        return asked_once(self.questions) if self.measures_small_model else []
+
+@dataclass
+class Measured:
+    """What has been found. ``silent`` says of settings that have no runs why there was nothing to time."""
+
+    setup: Resolved
+    questions: list[Question]
+    runs: list[StrategyRun]
+    silent: dict[Setting, str]
+    small: list[SmallModel] = field(default_factory=list)
 
 
 def run_bench(options: BenchOptions, console: Console | None = None) -> list[StrategyRun]:
@@ -80,21 +89,30 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
         check_record(options.record, plan.drafting)
     console = console or Console(stderr=True)
     with progress_bar(console) as progress:
-        setup, runs, small = measured(options, plan, Ticker(progress, plan))
-    said = [*remarks(runs, small), *seeds_remark(options, plan)]
+        found = measured(options, plan, Ticker(progress, plan))
+    if found.runs:
+        show(options, plan, found, console)
+    if found.silent:
+        raise NothingToTime("; ".join(found.silent.values()))
+    return found.runs
+
+
+def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -> None:
+    """Print tables and remarks, and write the files that were asked for."""
+    runs, small = found.runs, found.small
+    said = [*remarks(runs, small), *turns_remark(options, plan, found), *seeds_remark(options, plan)]
     for table in tables_of(runs, small):
         console.print(table)
     for line in said:
         console.print(line, highlight=False, markup=False)
-    settings = settings_of(options, setup.stages)
+    settings = settings_of(options, found.setup.stages)
     if options.json is not None:
         options.json.write_text(as_json(settings, runs, small), encoding="utf-8")
     if options.report is not None:
         write_report(options.report, settings, runs, small, said)
     if options.record is not None:
-        for file in record_runs(options.record, setup, runs, plan.questions):
+        for file in record_runs(options.record, found.setup, runs, found.questions):
             console.print(f"recorded: {file}", highlight=False, markup=False)
-    return runs
 
 
 def plan_of(options: BenchOptions) -> Plan:
@@ -105,11 +123,11 @@ def plan_of(options: BenchOptions) -> Plan:
     sets = read_prompt_sets(options.prompts, options.num_prompts)
     params = SamplingParams(top_p=options.top_p, top_k=options.top_k, seed=options.seed, max_tokens=options.max_tokens)
     seeds_at_zero = options.seeds if is_synthetic(drafting) else 1
-    questions = questions_of(sets, options.temperature, options.seeds, params, seeds_at_zero)
+    conversations = conversations_of(sets, options.temperature, options.seeds, params, seeds_at_zero)
     if options.drafter_on and (drafting is None or drafting.method == "ngram"):
         raise FieldError("drafter_on", "means nothing where no device drafts; remove it")
     clusters = {place: cluster_of(options, place) for place in options.drafter_on or ("",)}
-    return Plan(strategies, questions, clusters, drafting)
+    return Plan(strategies, conversations, clusters, drafting)
 
 
 def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
@@ -130,12 +148,12 @@ def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
     return drafting is not None and drafting.method == "synthetic"
 
 
-def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolved, list[StrategyRun], list[SmallModel]]:
+def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
     """Start an engine and put every question to every strategy, by drafter's place; then the small model alone."""
     from penstock.emulation.host import RealTimeHost
     from penstock.engine.llm import LLM
 
-    runs: list[StrategyRun] = []
+    found: Measured | None = None
     for place, cluster in plan.clusters.items():
         with LLM(
             options.model,
@@ -147,16 +165,28 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> tuple[Resolve
             enable_prefix_caching=False,  # every strategy computes every prompt
             host=RealTimeHost(),
         ) as llm:
-            check_lengths(llm, plan.questions)
+            questions = questions_of(llm, plan.conversations, options.raw) if found is None else found.questions
+            ticker.begin(questions)
             with on_time(llm):
-                found = measure_all(llm, plan.questions, plan.strategies, on_progress=ticker.strategy_begins)
-            setup = llm.setup
-        runs += placed(found, place, first=not runs) if place else found
+                runs = measure_all(llm, questions, plan.strategies, on_progress=ticker.strategy_begins)
+            if found is None:
+                found = Measured(llm.setup, questions, [], silent_settings(llm, runs, questions))
+        found.runs += placed(runs, place, first=not found.runs) if place else runs
+    assert found is not None
+    found.runs = [run for run in found.runs if run.setting not in found.silent]
     if not plan.measures_small_model:
-        return setup, runs, modelled_small_model(setup, plan.questions)
-    assert setup.draft is not None
-    with LLM(setup.draft.source, pipeline_parallel_size=1, dtype=options.dtype, enable_prefix_caching=False) as small:
-        return setup, runs, measured_small_model(small, plan.small_questions, ticker.small_model_begins)
+        found.small = modelled_small_model(found.setup, found.questions)
+        return found
+    assert found.setup.draft is not None
+    with LLM(
+        found.setup.draft.source,
+        pipeline_parallel_size=1,
+        dtype=options.dtype,
+        speculative_config=None,
+        enable_prefix_caching=False,
+    ) as small:
+        found.small = measured_small_model(small, asked_once(found.questions), ticker.small_model_begins)
+    return found
 
 
 def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[StrategyRun]:
@@ -175,9 +205,15 @@ class Ticker:
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
         self._progress = progress
-        self._questions = plan.questions
-        self._task = progress.add_task("starting", total=plan.total)
+        self._plan = plan
+        self._questions: Sequence[Question] = ()
+        self._task = progress.add_task("starting, and answering first turns", total=None)
         self._done = itertools.count()
+
+    def begin(self, questions: Sequence[Question]) -> None:
+        """The requests are known, and each strategy begins with one that does not count."""
+        self._questions = questions
+        self._progress.update(self._task, description="warming up", total=self._plan.total(questions))
 
     def strategy_begins(self, name: str, index: int, total: int) -> None:
         self._move_on(f"{self._questions[index].setting}: {name}")
@@ -193,6 +229,18 @@ class Ticker:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
+def turns_remark(options: BenchOptions, plan: Plan, found: Measured) -> list[str]:
+    """How prompts were given to the model, where there was a choice."""
+    if not isinstance(found.questions[0].prompt, str):
+        followed = any(question.turn for question in found.questions)
+        later = "; later turns follow plain decoding's answers to those before" if followed else ""
+        return [f"The chat template was applied{later}. --raw continues the prompts as they stand."]
+    if all(len(conversation.turns) == 1 for conversation in plan.conversations):
+        return []
+    why = "--raw" if options.raw else "the model is no chat model"
+    return [f"Of each conversation the first turn alone was asked, as it stands: {why}."]
+
+
 def seeds_remark(options: BenchOptions, plan: Plan) -> list[str]:
     """Whether fewer seeds ran than were asked for."""
     if options.seeds == 1 or 0.0 not in options.temperature or is_synthetic(plan.drafting):
@@ -202,7 +250,7 @@ def seeds_remark(options: BenchOptions, plan: Plan) -> list[str]:
 
 def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
     """Everything needed to repeat the run, and what it ran on."""
-    shown = {field.name: getattr(options, field.name) for field in fields(options)}
+    shown = {one.name: getattr(options, one.name) for one in fields(options)}
     shown["prompts"] = ["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts]
     del shown["json"], shown["report"], shown["record"]
     packages = {name: version(name) for name in ("penstock", "torch", "transformers")}

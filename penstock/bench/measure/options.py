@@ -47,12 +47,16 @@ class BenchOptions:
     prompts: Annotated[
         tuple[Path, ...],
         Option(
-            "One JSON object a line, with 'prompt' or 'turns'. May be repeated: a prompt set each.",
+            "One JSON object a line, with 'prompt' or, to follow as a conversation, 'turns'. May be repeated: a prompt "
+            "set each.",
             SAMPLING,
             metavar="FILE.jsonl",
             default="the package's own",
         ),
     ] = (DEFAULT_PROMPTS,)
+    raw: Annotated[
+        bool, Option("Continue prompts as they stand, with chat models too; of turns the first.", SAMPLING)
+    ] = False
     num_prompts: Annotated[int, Option("How many of each file to use.", SAMPLING)] = 4
     max_tokens: Annotated[int, Option("Most tokens per prompt.", SAMPLING)] = 64
     temperature: Annotated[

@@ -45,9 +45,9 @@ def modelled_small_model(setup: Resolved, questions: Sequence[Question]) -> list
 
 def asked_once(questions: Sequence[Question]) -> list[Question]:
     """Each prompt of each setting with its first seed: what the small model is measured on."""
-    first: dict[tuple[Setting, int], Question] = {}
+    first: dict[tuple[Setting, int, int], Question] = {}
     for question in questions:
-        first.setdefault((question.setting, question.number), question)
+        first.setdefault((question.setting, question.number, question.turn), question)
     return list(first.values())
 
 

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from penstock.bench.entries import PLAIN, strategy_of
 from penstock.bench.formats import bounds, length, markdown, share, times
-from penstock.bench.grid import Setting
+from penstock.bench.grid import WARM_UP, Setting
 from penstock.bench.intervals import CONFIDENCE
+from penstock.bench.measure.silence import first_token_remark
 from penstock.bench.measure.small_model import SmallModel
 from penstock.bench.measure.summary import MAX_OVERRUNS, StrategyRun
 
@@ -121,6 +122,8 @@ def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = ()) -> li
     if small:
         how = "modelled" if small[0].modelled else "measured after the others, each prompt once"
         lines.append(f"The small model alone is the draft model on one device of its own, decoding plainly: {how}.")
+    if runs:
+        lines.append(f"Every entry began with a request of {WARM_UP} tokens to warm up, which does not count.")
     if any(run.wall_clock_speedup_interval for run in runs):
         lines.append(
             f"Speed-ups are geometric means over pairs of the same request; {CONFIDENCE:.0%} bounds: Student's t of "
@@ -137,6 +140,8 @@ def doubts(setting: Setting, runs: Sequence[StrategyRun]) -> list[str]:
         for run in runs
         if run.emulated and not run.valid
     ]
+    if (silent := first_token_remark(setting, runs)) is not None:
+        lines.append(silent)
     if looping := max(run.looping_outputs for run in runs):
         of = len(runs[0].requests)
         lines.append(f"{setting}: {looping} of {of} outputs fall into a loop, left out of the acceptance figures.")

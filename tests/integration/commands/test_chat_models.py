@@ -1,4 +1,4 @@
-"""``penstock generate`` with a chat model: it answers; with ``--raw``, and without a template, it continues."""
+"""Chat models on the command line: they answer, and benches follow their turns; ``--raw`` continues the text."""
 
 from __future__ import annotations
 
@@ -50,3 +50,21 @@ def test_a_conversation_needs_a_template(target: Path) -> None:
     refused = run("generate", "hi", "--model", str(target), "--system-prompt", "Be brief.")
     assert refused.returncode == 2
     assert "messages need a chat template, and the checkpoint has none" in refused.stderr
+
+
+def test_a_bench_follows_turns_with_the_answers(chat_model: Path, tmp_path: Path) -> None:
+    prompts, figures = tmp_path / "talks.jsonl", tmp_path / "bench.json"
+    prompts.write_text(json.dumps({"turns": ["hi", "and?"]}) + "\n")
+    bench = ["bench", "--model", str(chat_model), "--prompts", str(prompts), "--max-tokens", "8"]
+    done = run(*bench, "--strategies", "auto", "--json", str(figures))
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "The chat template was applied; later turns follow plain decoding's answers" in said
+    assert "Every entry began with a request of 4 tokens to warm up" in said
+    plain, auto = json.loads(figures.read_text())["runs"]
+    assert auto["identical_to_autoregressive"]
+    assert [one["prompt_sha256"] for one in plain["requests"]] == [one["prompt_sha256"] for one in auto["requests"]]
+    assert len({one["prompt_sha256"] for one in plain["requests"]}) == 2
+    raw = run(*bench, "--strategies", "auto", "--raw")
+    assert raw.returncode == 0, raw.stderr
+    assert "the first turn alone was asked, as it stands: --raw." in " ".join(raw.stderr.split())

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.grid import Question, Setting, check_lengths, parse_temperatures, questions_of
+from penstock.bench.grid import Question, Setting, check_lengths, conversations_of, parse_temperatures
 from penstock.config import FieldError
 from penstock.core import RequestError, SamplingParams
 
-SETS = {"chat": ["a", "b"], "code": ["c"]}
+SETS: dict[str, list[tuple[str, ...]]] = {"chat": [("a", "x"), ("b",)], "code": [("c",)]}
 PARAMS = SamplingParams(seed=10, max_tokens=8)
 
 
 def asked(seeds: int, seeds_at_zero: int = 1) -> list[Question]:
-    return questions_of(SETS, [0.0, 1.0], seeds, PARAMS, seeds_at_zero)
+    return [one.opening for one in conversations_of(SETS, [0.0, 1.0], seeds, PARAMS, seeds_at_zero)]
 
 
 def test_sets_and_temperatures_take_turns_and_seeds_come_outermost() -> None:
@@ -51,7 +51,7 @@ def test_temperatures_are_numbers_with_commas() -> None:
     with pytest.raises(FieldError, match=r"temperature is '0,warm'"):
         parse_temperatures("0,warm")
     with pytest.raises(RequestError, match="temperature is -1"):
-        questions_of(SETS, [-1.0], 1, PARAMS, 1)
+        conversations_of(SETS, [-1.0], 1, PARAMS, 1)
 
 
 def test_a_prompt_that_does_not_fit_is_refused_by_set_and_number() -> None:
@@ -59,6 +59,9 @@ def test_a_prompt_that_does_not_fit_is_refused_by_set_and_number() -> None:
         setup=SimpleNamespace(max_model_len=10), get_tokenizer=lambda: SimpleNamespace(encode=list)
     )
     check_lengths(llm, asked(1))
-    long = questions_of({"chat": ["a", "b" * 3]}, [0.0], 1, PARAMS, 1)
+    _, long = conversations_of({"chat": [("a",), ("b" * 3,)]}, [0.0], 1, PARAMS, 1)
     with pytest.raises(FieldError, match="prompt 2 of chat and max_tokens 8 exceed max_model_len 10"):
-        check_lengths(llm, long)
+        check_lengths(llm, [long.opening])
+    later = long.question(1, {"prompt": "b", "prompt_token_ids": [1, 2, 3]})
+    with pytest.raises(FieldError, match="prompt 2 of chat, turn 2 and max_tokens 8"):
+        check_lengths(llm, [later])

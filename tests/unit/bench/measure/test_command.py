@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bench.grid import Question
 from penstock.bench.looping import is_looping
-from penstock.bench.measure.command import placed, plan_of, seeds_remark, settings_of
+from penstock.bench.measure.command import Plan, placed, plan_of, seeds_remark, settings_of
 from penstock.bench.measure.meter import Meter
 from penstock.bench.measure.options import BenchOptions
-from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets, read_prompts
+from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets, read_prompts, read_turns
 from penstock.bench.report import prepare
 from penstock.cluster.timing import LinkTiming
 from penstock.core import ConfigError
@@ -88,6 +89,7 @@ def write(path: Path, *lines: str) -> Path:
 
 def test_prompts_are_read_in_both_layouts(tmp_path: Path) -> None:
     file = write(tmp_path / "p.jsonl", json.dumps({"prompt": "a"}), "", json.dumps({"turns": ["b", "c"]}), "broken")
+    assert read_turns(file, 2) == [("a",), ("b", "c")]
     assert read_prompts(file, 2) == ["a", "b"]
 
 
@@ -98,6 +100,7 @@ def test_prompts_are_read_in_both_layouts(tmp_path: Path) -> None:
         ("[]", "line 2: is not an object"),
         ("{}", "line 2: needs a field"),
         ('{"turns": []}', "line 2"),
+        ('{"turns": ["a", 1]}', "line 2"),
     ],
 )
 def test_a_bad_prompt_file_is_refused_by_line(tmp_path: Path, line: str, words: str) -> None:
@@ -118,11 +121,15 @@ def test_two_files_of_one_name_are_refused_and_lines_are_named_per_file(tmp_path
     one = write(tmp_path / "chat.jsonl", json.dumps({"prompt": "a"}))
     same = write(tmp_path / "a" / "chat.jsonl", json.dumps({"prompt": "b"}))
     code = write(tmp_path / "code.jsonl", json.dumps({"turns": ["c"]}), json.dumps({"turn": "d"}))
-    assert read_prompt_sets([one, code], 1) == {"chat": ["a"], "code": ["c"]}
+    assert read_prompt_sets([one, code], 1) == {"chat": [("a",)], "code": [("c",)]}
     with pytest.raises(ConfigError, match="would both be called 'chat'; rename one"):
         read_prompt_sets([one, same], 1)
     with pytest.raises(ConfigError, match=r"code\.jsonl, line 2: needs a field 'prompt'"):
         read_prompt_sets([one, code], 2)
+
+
+def openings(plan: Plan) -> list[Question]:
+    return [one.opening for one in plan.conversations]
 
 
 def test_one_table_serves_all_strategies_and_plain_decoding_is_added() -> None:
@@ -131,8 +138,8 @@ def test_one_table_serves_all_strategies_and_plain_decoding_is_added() -> None:
     widths = [config.strategy_options for _, config in plan.strategies if config]
     assert widths == [PipeDecOptions(width=4), PipeDecOptions(width=8)]
     assert plan.drafting is plan.strategies[2][1], "the widest, which needs the most slots"
-    assert len(plan.questions) == 4
-    assert plan.total == 12, "prompt lookup needs no small model"
+    assert len(plan.conversations) == 4
+    assert plan.total(openings(plan)) == 12, "prompt lookup needs no small model"
 
 
 @pytest.mark.parametrize(
@@ -147,9 +154,8 @@ def test_a_draft_model_on_this_host_is_measured_alone_once_per_prompt(
         strategies=("pipedec",), cluster=cluster, speculative_config=table, temperature=(0.0, 1.0), seeds=3
     )
     plan = plan_of(options)
-    assert len(plan.small_questions) == expected
-    assert plan.total == 2 * len(plan.questions) + expected
-    assert len(plan.questions) == 4 * (1 + 3)
+    assert len(plan.conversations) == 4 * (1 + 3)
+    assert plan.total(openings(plan)) == 2 * len(plan.conversations) + expected
 
 
 def test_seeds_that_change_nothing_are_not_run_and_it_is_said() -> None:
@@ -159,7 +165,7 @@ def test_seeds_that_change_nothing_are_not_run_and_it_is_said() -> None:
     synthetic = {"method": "synthetic", "accuracy": [0.5]}
     drawn = BenchOptions(strategies=("pipedec",), temperature=(0.0,), seeds=3, speculative_config=synthetic)
     assert seeds_remark(drawn, plan_of(drawn)) == []
-    assert len(plan_of(drawn).questions) == 4 * 3, "another seed has the synthetic drafter err elsewhere"
+    assert len(plan_of(drawn).conversations) == 4 * 3, "another seed has the synthetic drafter err elsewhere"
     sampled = BenchOptions(strategies=("pipedec",), temperature=(1.0,), seeds=3)
     assert seeds_remark(sampled, plan_of(sampled)) == []
 
@@ -194,7 +200,7 @@ def test_a_bench_has_a_cluster_for_every_place_of_the_drafter() -> None:
     plan = plan_of(BenchOptions(**options, cluster="demo", drafter_on=places, num_prompts=2))
     found = {place: cluster and cluster.drafter for place, cluster in plan.clusters.items()}
     assert found == {"engine": "board-5", "last-stage": "board-4", "board-2": "board-2"}
-    assert plan.total == 3 * 2 * 2
+    assert plan.total(openings(plan)) == 3 * 2 * 2
     with pytest.raises(ConfigError, match="drafter_on is 'board-9', which is no device"):
         plan_of(BenchOptions(**options, cluster="demo", drafter_on=("board-9",)))
     with pytest.raises(ConfigError, match="drafter_on changes modelled times: it needs an emulated cluster"):
