@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, Final
 
@@ -79,6 +79,8 @@ EDGES: Final[Mapping[str, Sequence[Any]]] = {
 DEEP: Final = (b"[" * 100_000, b'{"prompt":' * 20_000, b'{"messages":' + b'[{"content":' * 10_000)
 EVERY: Final = 10
 """Attempts between two looks at how others fare."""
+BESIDE: Final = 0.2
+"""Share of the attempts beside which another request runs."""
 
 
 class Bodies:
@@ -88,7 +90,8 @@ class Bodies:
 
     def attempt(self, rng: random.Random) -> str:
         path, body = hostile(rng)
-        answer = self._victim.post(path, body, half=rng.random() < 0.2)
+        with self._victim.beside_others() if rng.random() < BESIDE else nullcontext():
+            answer = self._victim.post(path, body, half=rng.random() < 0.2)
         self._victim.check(answer, body)
         self._left -= 1
         if not self._left:

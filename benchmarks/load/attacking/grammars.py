@@ -53,7 +53,8 @@ class Grammars:
         answer = self._ask(kind, grammar)
         if answer.status == 200:
             keeps(kind, grammar, simple, answer.json()["choices"][0])
-        again = self._ask(kind, grammar)
+        with self._victim.beside_others():
+            again = self._ask(kind, grammar)
         if told(again) != told(answer):
             raise Fault(f"{kind} {grammar!r:.2000}: {told(answer)}, the second time {told(again)}")
         self._left -= 1

@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -82,17 +83,28 @@ class Victim:
             if not message or not isinstance(message, str):
                 raise Fault(f"an error without a message: {text} to {shortened(sent)}")
 
+    @contextmanager
+    def beside_others(self) -> Iterator[None]:
+        """Another request runs meanwhile, and has its answer in the end. Raises Fault."""
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(self._canary)
+            yield
+            self._check_right(other.result())
+
     def check_others(self) -> None:
         """That others get their answers, and soon, and that nothing went wrong inside. Raises Fault."""
         began = time.monotonic()
-        if (found := self._canary()) != self._right:
-            raise Fault(f"another request's answer is {found}, it was {self._right}")
+        self._check_right(self._canary())
         if (seconds := time.monotonic() - began) > SLOW:
             raise Fault(f"another request's answer took {seconds:.1f} s")
         lines, self._seen = self.server.lines[self._seen :], len(self.server.lines)
         for line in lines:
             if not line.startswith("{") or any(mark in line for mark in MARKS) or '"level": "error"' in line:
                 raise Fault(f"logged: {line}")
+
+    def _check_right(self, found: Any) -> None:
+        if found != self._right:
+            raise Fault(f"another request's answer is {found}, it was {self._right}")
 
     def _canary(self) -> Any:
         answer = self.post("/v1/completions", json.dumps(CANARY).encode())
