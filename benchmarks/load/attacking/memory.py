@@ -59,7 +59,7 @@ class Memory:
     def _ask(self, seed: int) -> None:
         rng = random.Random(seed)
         prompt = f"{rng.randrange(10**6)} # {rng.choice(('load', 'merge', 'split'))}\n"
-        body = {"prompt": prompt, "max_tokens": rng.randint(4, 24), "temperature": 1.0, "seed": seed, "stream": True}
+        body = {"prompt": prompt, "max_tokens": rng.randint(2, 8), "temperature": 1.0, "seed": seed, "stream": True}
         data = request("/v1/completions", json.dumps(body).encode())
         if rng.random() < LEAVES:
             with socket.create_connection(self._victim.server.address, timeout=HUNG) as connection:
