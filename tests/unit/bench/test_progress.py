@@ -1,0 +1,33 @@
+"""A bar for a person, lines for a log."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from penstock.bench.progress import LINE_EVERY, LoggedProgress, progress_bar
+
+
+def test_a_log_has_a_line_every_few_seconds() -> None:
+    out, now = io.StringIO(), [0.0]
+    with LoggedProgress(console=Console(file=out, width=40), disable=True, get_time=lambda: now[0]) as bar:
+        task = bar.add_task("a rather long description of the work", total=100)
+        for second in range(26):
+            now[0] = float(second)
+            bar.update(task, completed=2 * second)
+        bar.advance(task)
+    assert out.getvalue().splitlines() == [
+        "a rather long description of the work: 20 of 100, 0:00:10 so far, about 0:00:40 to go",
+        "a rather long description of the work: 40 of 100, 0:00:20 so far, about 0:00:30 to go",
+    ]
+    assert LINE_EVERY == 10.0
+    assert isinstance(progress_bar(Console(file=out)), LoggedProgress)
+
+
+def test_a_terminal_has_a_bar() -> None:
+    out = io.StringIO()
+    with progress_bar(Console(file=out, force_terminal=True, width=80)) as bar:
+        assert not isinstance(bar, LoggedProgress)
+        bar.add_task("work", total=2, completed=1)
+    assert "1/2" in out.getvalue()
