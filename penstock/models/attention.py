@@ -40,7 +40,12 @@ def _dispatch(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """What transformers calls in every layer; its tensors have a leading axis of one sequence."""
-    return _attend.get()(module, query[0], key[0], value[0], attention_mask, **options)[None], None
+    return attend(module, query[0], key[0], value[0], attention_mask, **options)[None], None
+
+
+def attend(module: Any, *arguments: Any, **options: Any) -> Tensor:
+    """What a layer's attention comes to, by whatever ``attending`` has named; the arguments of ``Attend``."""
+    return _attend.get()(module, *arguments, **options)
 
 
 AttentionInterface.register(ATTENTION, _dispatch)
@@ -62,21 +67,27 @@ class Arenas:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._joint: dict[int, Tensor] = {}
+        """Where keys and values are alike: the layer's two arenas as one, [2 K, capacity, d]."""
 
     @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for pair in self._layers.values() for t in pair)
 
-    def store(self, layer: int, slots_N: Tensor, key_KNd: Tensor, value_KNe: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the rows' keys and values into their slots; returns the layer's arenas [K, capacity, d] and [.., e]."""
+    def store(
+        self, layer: int, slots_N: Tensor, key_KNd: Tensor, value_KNe: Tensor, joint_XNd: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Put the rows' keys and values into their slots; returns the layer's arenas [K, capacity, d] and [.., e].
+
+        ``joint_XNd`` are keys and values as one tensor, where the layer has them so: it is then stored at once.
+        """
         if layer not in self._layers:
-            self._layers[layer] = (self._make(key_KNd), self._make(value_KNe))
+            self._make(layer, key_KNd, value_KNe)
         keys, values = self._layers[layer]
-        if key_KNd.dtype == torch.float16:
+        stored = [(keys, key_KNd), (values, value_KNe)] if joint_XNd is None else [(self._joint[layer], joint_XNd)]
+        for arena, rows in stored:
             # float16 overflows; a masked NaN still poisons a sum, so it must not get where a neighbour reads it.
-            key_KNd, value_KNe = key_KNd.nan_to_num(), value_KNe.nan_to_num()
-        keys.index_copy_(1, slots_N, key_KNd)
-        values.index_copy_(1, slots_N, value_KNe)
+            arena.index_copy_(1, slots_N, rows.nan_to_num() if rows.dtype == torch.float16 else rows)
         return keys, values
 
     def zero(self) -> None:
@@ -84,8 +95,17 @@ class Arenas:
             for arena in pair:
                 arena.zero_()
 
-    def _make(self, rows_KNd: Tensor) -> Tensor:
-        return rows_KNd.new_zeros(rows_KNd.shape[0], self.capacity, rows_KNd.shape[2])
+    def _make(self, layer: int, key_KNd: Tensor, value_KNe: Tensor) -> None:
+        groups, _, width = key_KNd.shape
+        if key_KNd.shape == value_KNe.shape:
+            joint = self._joint[layer] = key_KNd.new_zeros(2 * groups, self.capacity, width)
+            self._layers[layer] = joint[:groups], joint[groups:]
+        else:
+            shape = (groups, self.capacity)
+            self._layers[layer] = (
+                key_KNd.new_zeros(*shape, width),
+                value_KNe.new_zeros(*shape, value_KNe.shape[2]),
+            )
 
 
 @dataclass
@@ -206,13 +226,18 @@ class SlotAttention:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
+        joint: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        keys, values = self.arenas.store(module.layer_idx, self.plan.slots_N, key_KNd, value_KNe)
+        keys, values = self.arenas.store(module.layer_idx, self.plan.slots_N, key_KNd, value_KNe, joint)
         scoring = Scoring(scaling, softcap, s_aux)
+        segments = self.plan.segments(sliding_window)
+        if len(segments) == 1:
+            (segment,) = segments
+            return self.kernel(query_HNd, segment.read(keys), segment.read(values), segment, scoring).transpose(0, 1)
         heads, rows = query_HNd.shape[:2]
         output_NHe = query_HNd.new_empty(rows, heads, values.shape[2])
-        for segment in self.plan.segments(sliding_window):
+        for segment in segments:
             keys_KSd, values_KSe = segment.read(keys), segment.read(values)
             output_Hne = self.kernel(query_HNd[:, segment.rows], keys_KSd, values_KSe, segment, scoring)
             output_NHe[segment.rows] = output_Hne.transpose(0, 1)

@@ -16,7 +16,7 @@ from penstock.models.attention import SlotAttention
 from penstock.models.gate import refusal
 
 HANDLED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
-HARMLESS: Final = frozenset({"position_ids", "cache_position", "position_embeddings"})
+HARMLESS: Final = frozenset({"position_ids", "cache_position", "position_embeddings", "joint"})
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,12 @@ class ProbedAttention:
         self.calls: list[_Call] = []
 
     def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Tensor:
-        self.calls.append(_Call(module.layer_idx, options.get("sliding_window"), _problem(mask, options)))
+        self.calls.append(_Call(module.layer_idx, options.get("sliding_window"), problem_of(mask, options)))
         return self.attention(module, query, key, value, mask, **options)
 
 
-def _problem(mask: Any, options: dict[str, Any]) -> str:
+def problem_of(mask: Any, options: dict[str, Any]) -> str:
+    """What of an attention call we cannot answer; nothing if we can."""
     if mask is not None:
         return "it brings its own attention mask"
     if options.get("is_causal") is False:

@@ -15,6 +15,8 @@ from penstock.dtypes import torch_dtype
 from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, folded_kernel, plain_kernel
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from penstock.models.fused.fuse import fuse
+from penstock.models.fused.norms import rms_norm
 from penstock.models.loader import load_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
 from penstock.models.quantization.floats import pack_linears, weight_bytes
@@ -65,9 +67,11 @@ class StageModel:
         self.device = torch.device(device)
         self._base = getattr(module, parts.base)
         self._causal = module
-        setattr(module, parts.base, NormOnly(getattr(self._base, parts.norm)))
+        norm = getattr(self._base, parts.norm)
+        setattr(module, parts.base, NormOnly(norm if plain else rms_norm(norm)))
         setattr(self._base, parts.norm, nn.Identity())
         if not plain:
+            self._base = fuse(self._base, parts, first, last)
             pack_linears(self._base)
             pack_linears(self._causal)
         self._plain = plain

@@ -1,0 +1,80 @@
+"""Replaces a stage's layers by fused ones where those compute the same, which is tried, not believed.
+
+An architecture may do more than its parts show: scale its residuals or its embedding, or turn its heads in another way.
+So some rows run through the base model as it is, and every fused layer has to make the same of what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from penstock.models.attention import attending
+from penstock.models.fused.base import FusedBase
+from penstock.models.fused.layer import FusedLayer, has_form
+from penstock.models.fused.norms import agree, sample_of
+from penstock.models.fused.onlooker import Onlooker, Sight
+from penstock.models.fused.rotary import rotation_of
+from penstock.models.gate import Parts
+
+ROWS: Final = 3
+"""Of the sample."""
+
+
+@torch.no_grad()
+def fuse(base: Any, parts: Parts, first: int, last: int) -> Any:
+    """``base`` with its layers [first, last) fused; ``base`` itself where any of them is of another form.
+
+    Its norm behind the layers has been taken out. It loses its layers.
+    """
+    layers = getattr(base, parts.layers)
+    own = list(layers[first:last])
+    if not own or not hasattr(base, "rotary_emb") or not all(has_form(layer) for layer in own):
+        return base
+    embed = getattr(base, parts.embed)
+    sights = see(base, own, embed if first == 0 else None)
+    if sights is None:
+        return base
+    fused = [FusedLayer(layer, sight.scoring) for layer, sight in zip(own, sights, strict=True)]
+    if not all(does_the_same(layer, sight) for layer, sight in zip(fused, sights, strict=True)):
+        return base
+    own.clear()
+    for index, layer in enumerate(fused, first):
+        layers[index] = layer  # what it replaces goes, before the next one's weights are copied
+        layer.join()
+    return FusedBase(embed, base.rotary_emb, layers, fused)
+
+
+def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
+    """Run some rows through ``base``. None if it does anything but embed, turn, and go from layer to layer."""
+    weight = own[0].input_layernorm.weight
+    positions_1N = torch.arange(1, ROWS + 1, device=weight.device)[None]
+    if embed is None:
+        entering = sample_of(weight, ROWS)
+        inputs = {"inputs_embeds": entering}
+    else:
+        entering = embed(positions_1N)
+        inputs = {"input_ids": positions_1N}
+    onlooker = Onlooker()
+    with onlooker.watching(own), attending(onlooker):
+        left = base(**inputs, position_ids=positions_1N, use_cache=False).last_hidden_state
+    sights = onlooker.sights
+    passed = [entering, *(sight.gave for sight in sights)]
+    met = [*(sight.given for sight in sights), left]
+    turned = base.rotary_emb(entering, positions_1N)
+    plain = all(map(agree, passed, met))
+    return sights if plain and all(sight.fits(turned) for sight in sights) else None
+
+
+def does_the_same(layer: FusedLayer, sight: Sight) -> bool:
+    """Whether a fused layer asks the same of its attention, and gives the same, as the layer that was seen."""
+    onlooker = Onlooker()
+    cos, sin = sight.turned
+    heads = layer.heads
+    with onlooker.watching([layer]), attending(onlooker):
+        gave = layer(sight.given, rotation_of(cos, sin, heads.rotated, heads.groups))
+    asked: Sequence[Tensor] = onlooker.sights[0].asked
+    return agree(gave, sight.gave) and all(map(agree, asked, sight.asked))
