@@ -84,7 +84,7 @@ def executors(named: list[Named], case: str) -> Iterator[Executors]:
     options = {**CASES[case], "speculative_config": next(config for name, config in named if name != PLAIN)}
     with LLM(host=hosts[0], **options) as direct, LLM(host=hosts[1], **options) as relayed:
         yield {
-            design: (llm, {name: Estimates() for name, _ in named})
+            design: (llm, {name: llm.loop.estimates.anew() for name, _ in named})
             for design, llm in (("direct", direct), ("relayed", relayed))
         }
 

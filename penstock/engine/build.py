@@ -129,4 +129,5 @@ def make_loop(setup: Resolved, pipeline: Pipeline, drafter: Drafter | None, host
         setup.max_model_len,
         options.prefill_stretch,
     )
-    return EngineLoop(pipeline, drafter, scheduler, host)
+    emulated = setup.cluster is not None and setup.cluster.emulated
+    return EngineLoop(pipeline, drafter, scheduler, host, contended=not emulated)

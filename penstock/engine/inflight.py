@@ -18,6 +18,11 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._batches)
 
+    @property
+    def oldest(self) -> int | None:
+        """The stream number of the batch that comes out next; None while nothing is in flight."""
+        return next(iter(self._batches), None)
+
     def entered(self, stream: int, nodes: list[Node]) -> None:
         self._batches[stream] = nodes
         self._stream_of.update((node.id, stream) for node in nodes)

@@ -61,7 +61,10 @@ class Observer:
 
 
 class EngineLoop:
-    """Requests over one pipeline and at most one drafter. ``step`` is called until ``busy`` is False."""
+    """Requests over one pipeline and at most one drafter. ``step`` is called until ``busy`` is False.
+
+    ``contended``: stages that compute at the same time may slow each other, as real ones of one host do.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,8 @@ class EngineLoop:
         scheduler: Scheduler,
         clock: Clock,
         observers: Sequence[Observer] = (),
+        *,
+        contended: bool = False,
     ) -> None:
         self.pipeline = pipeline
         self.drafter = drafter
@@ -80,7 +85,7 @@ class EngineLoop:
         self.nodes: Nodes = scheduler.nodes
         self.builder = BatchBuilder()
         self.inflight = InFlight()
-        self.estimates = Estimates()
+        self.estimates = Estimates(contended)
         self.draft_due = math.inf
         """When the drafter is expected to answer; infinite while it has not been asked."""
         self.requests: dict[int, Request] = {}
@@ -229,6 +234,7 @@ class EngineLoop:
         return first if first < math.inf else None
 
     def _take_results(self) -> None:
+        tokens = 0
         for result in self.pipeline.poll():
             self._changed = True
             out = self.inflight.out(result.stream)
@@ -246,9 +252,26 @@ class EngineLoop:
                 observer.arrived(result, self.clock.now())
             self._deferred += [request.output.detokenize_pending for request in touched.values()]
             for request in touched.values():
+                before = request.produced
                 while request.started and self._advance(request):
                     if not self.scheduler.grow(request):
                         self._preempt(request)
+                tokens += request.produced - before
+        if tokens:
+            self._record_tokens(tokens)
+
+    def _record_tokens(self, tokens: int) -> None:
+        """Have the estimates know when tokens come, and what is under way by then."""
+        running, following = self.scheduler.running, self.builder.next_stream
+        decoding = all(request.produced and not request.prefilling for request in running)
+        oldest = self.inflight.oldest
+        self.estimates.trials.record_tokens(
+            tokens,
+            self._now,
+            len(running) if decoding else 0,
+            following if oldest is None else oldest,
+            following,
+        )
 
     def _advance(self, request: Request) -> bool:
         """Walk a request's tree as far as it goes. Returns whether it goes on once there are slots for it."""
@@ -330,6 +353,7 @@ class EngineLoop:
 
     def _start_requests(self) -> None:
         for request in self.scheduler.admit():
+            self.estimates.trials.interrupt()
             if request.sampling.grammar:
                 self._prepare_grammar(request)
             for observer in self.observers:

@@ -7,22 +7,32 @@ from penstock.estimates.draft_timing import DraftTiming
 from penstock.estimates.drafts import DraftQuality
 from penstock.estimates.pipeline_times import PipelineTimes
 from penstock.estimates.round_trips import RoundTrips
+from penstock.estimates.trials import Trials
 from penstock.messages import Result
 
 
 class Estimates:
-    """All estimates of one engine. Its loop alone records; strategies, scheduler and pace read."""
+    """All estimates of one engine. Its loop alone records; strategies, scheduler and pace read.
 
-    def __init__(self) -> None:
+    ``contended``: stages may slow each other, so that what speculation is worth has to be tried.
+    """
+
+    def __init__(self, contended: bool = False) -> None:
         self.drafts = DraftQuality()
         self.drafter = BatchTimes()
         """Of the drafter's rounds, by the rows that they take."""
         self.pipeline = PipelineTimes()
         self.round_trips = RoundTrips(self.pipeline)
+        self.trials = Trials(contended)
+
+    def anew(self) -> Estimates:
+        """Of the same engine, with nothing learned."""
+        return Estimates(self.trials.needed)
 
     def record_draft(self, rows: int, seconds: float, timing: DraftTiming) -> None:
         """The drafter has answered, so many seconds after it was asked."""
         self.drafter.record(rows, seconds)
+        self.trials.record_draft()
         if (turn := timing.turn) is not None:
             self.pipeline.record_drafter_turn(turn.stage, turn.end - turn.start)
 

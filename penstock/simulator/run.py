@@ -24,6 +24,7 @@ from penstock.requests.slots import SlotPool, speculative_slots
 from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.pipeline import SimulatedPipeline
 from penstock.simulator.script import Script
+from penstock.simulator.shared_host import HostTime, SharedDevice, SharedHost
 from penstock.simulator.stage import SimulatedCore
 from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.strategies.base import Strategy
@@ -86,18 +87,20 @@ def simulate(
     speculation: SpeculativeConfig | None,
     warm_up: int = 0,
     overhead_per_hop: float = 0.0,
+    host: SharedHost | None = None,
 ) -> list[Simulated]:
     """Every request of the script alone, one after the other, with one strategy; None decodes plainly.
 
     The engine is a fresh one, and keeps what it learns from request to request. The first ``warm_up`` tokens of the
     first request come before, and do not count. Every message takes ``overhead_per_hop`` seconds longer than its link
-    does: what ``penstock bench`` has measured, say. The cluster has to be emulated and, unless decoding is plain, to
+    does: what ``penstock bench`` has measured, say. With ``host`` all stages compute on it, whatever hosts the cluster
+    names; drafter and engine have their own. The cluster has to be emulated and, unless decoding is plain, to
     name a drafter.
     """
     numbers = [*range(len(script.picks))]
     if warm_up:
         script, numbers = script.with_again(0, warm_up), [len(numbers), *numbers]
-    loop = make_loop(cluster, script, speculation, overhead_per_hop=overhead_per_hop)
+    loop = make_loop(cluster, script, speculation, overhead_per_hop=overhead_per_hop, host=host)
     done = []
     for number in numbers:
         strategy = make_strategy(speculation, len(cluster.stages))
@@ -161,6 +164,7 @@ def make_loop(
     speculation: SpeculativeConfig | None,
     concurrency: int = 1,
     overhead_per_hop: float = 0.0,
+    host: SharedHost | None = None,
 ) -> EngineLoop:
     """An engine on modelled devices, for so many requests at a time. As ``simulate`` has it."""
     clock = VirtualClock()
@@ -168,7 +172,12 @@ def make_loop(
     links = [longer(link, overhead_per_hop) for link in link_timings(cluster)]
     last = len(timings) - 1
     stages = [StageEmulation(timing=timing, up=links[i], down=links[i + 1]) for i, timing in enumerate(timings)]
-    drivers = [emulated_driver(i, SimulatedCore(script, i == last), clock.now, stage) for i, stage in enumerate(stages)]
+    time = HostTime(host) if host is not None else None
+    devices = [SharedDevice(i, clock.now, timing, time) if time else None for i, timing in enumerate(timings)]
+    drivers = [
+        emulated_driver(i, SimulatedCore(script, i == last), clock.now, stage, devices[i])
+        for i, stage in enumerate(stages)
+    ]
     pipeline = SimulatedPipeline(drivers, clock, LinkModel(links[0]))
     drafter = None
     if speculation is not None:
@@ -181,7 +190,8 @@ def make_loop(
     most_rows = speculation.strategy_options.most_rows if speculation is not None else 0
     longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
     pool = SlotPool(longest * concurrency, speculative_slots(len(timings), most_rows), sharing=False)
-    return EngineLoop(pipeline, drafter, Scheduler(pool, CHUNK, concurrency, longest), pipeline)
+    scheduler = Scheduler(pool, CHUNK, concurrency, longest)
+    return EngineLoop(pipeline, drafter, scheduler, pipeline, contended=host is not None)
 
 
 def longer(link: LinkTiming, seconds: float) -> LinkTiming:

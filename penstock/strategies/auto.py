@@ -30,6 +30,9 @@ class Auto(Continuous):
     corrected scores fall until nothing is worth that. The drafter is asked all the same, so that a better time is
     noticed, unless so many decode that not even a sure row would be worth its place.
 
+    That is what batches are expected to be worth. Where stages may slow each other, trials say what speculation comes
+    to (``estimates/trial.py``): while it loses, roots enter alone and the drafter is asked nothing.
+
     Where the only stage's own device would draft, it is not asked: its passes would come on top of plain decoding.
 
     Corrections are taken while the drafter's best candidate is not wrong more often after them than before. Where it
@@ -37,9 +40,11 @@ class Auto(Continuous):
     """
 
     def corrects(self, context: Context) -> bool:
-        return super().corrects(context) and context.estimates.drafts.correction_gain > MISLED
+        return speculates(context) and super().corrects(context) and context.estimates.drafts.correction_gain > MISLED
 
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
+        if not speculates(context):
+            return []
         times = context.estimates.pipeline
         if times.shared and times.step_s(1) >= times.latency_s(1) > 0:
             return []
@@ -48,6 +53,9 @@ class Auto(Continuous):
         return super().ask(tree, context)
 
     def ready_at(self, tree: TokenTree, context: Context) -> float:
+        if not speculates(context):
+            self._order.look(tree, context.estimates.drafts.chances)
+            return now_if(not tree.root.entered)
         at = super().ready_at(tree, context)
         if at != NOW or not tree.root.entered:
             return at
@@ -55,6 +63,19 @@ class Auto(Continuous):
         worth = context.load.requests * (step / latency) ** 2 if latency else 0.0
         best = math.exp(self._order.best_unsent(tree))
         return now_if(best >= worth or self._order.mass_unsent(tree, self.width) >= worth)
+
+    def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
+        return speculates(context) and super().can_piggyback(tree, context)
+
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
+        if speculates(context):
+            return super().enter(tree, context)
+        return [self._order.take_unsent(tree)]
+
+
+def speculates(context: Context) -> bool:
+    """Whether anything is drafted and sent besides the roots, by what trials under this load have found."""
+    return context.estimates.trials.speculates(context.load.requests)
 
 
 def could_enter(context: Context) -> bool:

@@ -60,7 +60,7 @@ def measure_all(
     setting and strategy, in the order of their coming.
     """
     named = with_plain(strategies)
-    estimates = {name: Estimates() for name, _ in named}
+    estimates = {name: llm.loop.estimates.anew() for name, _ in named}
     for name, config in named:
         run_alone(llm, replace(questions[0], params=short(questions[0].params)), config, estimates[name])
     samples: dict[str, list[Sample]] = {name: [] for name, _ in named}

@@ -23,7 +23,7 @@ class FakeLLM:
         self.setup = SimpleNamespace(stages=2, cluster=None, speculator=None)
         self.loop = SimpleNamespace(use_estimates=self.use_estimates, drain=lambda: None, observers=[])
         self.drafter = None
-        self.estimates = Estimates()
+        self.estimates = self.loop.estimates = Estimates()
         self.runs: list[tuple[str, int, Estimates]] = []
 
     def use_estimates(self, estimates: Estimates) -> None:

@@ -1,0 +1,151 @@
+"""`auto` where stages share a host: two stage processes of a real model on two cores, nothing of it emulated.
+
+    python -m benchmarks.strategies.shared_host MODEL PROMPTS [--only CASE ...] [--per-set N] [--tokens N]
+
+MODEL is a chat model's folder, PROMPTS one of question files. Every prompt is decoded greedily and plainly, with `auto`
+and, as it is told, with `continuous`, in turn; each learns from its own runs. A case is a drafter, alone on the host or
+beside a process that burns one core:
+
+- ``ngram``: prompt lookup;
+- ``right``: synthetic, right in 80 to 95% of the steps;
+- ``wrong``: synthetic, never right;
+- ``random``: a draft model of two small layers with random weights, in a process of its own.
+
+A case is written to benchmarks/measured/strategies/shared_host.json as it ends, and is not run again while it is there
+with as many prompts and tokens. Stop whatever else runs on the host, or the figures mean little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shared.measured import kept_figures, store
+from penstock import LLM, SamplingParams
+from penstock.bench.entries import parse_entries
+from penstock.bench.grid import Question, Setting
+from penstock.bench.intervals import paired_ratio
+from penstock.bench.measure.comparison import measure_all
+from penstock.bench.prompts import read_prompt_sets
+
+NAME, HOW = "shared_host", "Measured: two stage processes of one thread each on two cores, nothing emulated"
+COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --per-set {} --tokens {}"
+ENTRIES = ("autoregressive", "auto", "continuous")
+RIGHT = [0.88, 0.94]
+"""The synthetic drafter's: the target's token is its best candidate in 88% of the steps, one of its best two in 94%."""
+RANDOM = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+"""The draft model with random weights: sizes that differ from the target's."""
+DRAFTERS: Mapping[str, Mapping[str, Any]] = {
+    "ngram": {"method": "ngram"},
+    "right": {"method": "synthetic", "accuracy": RIGHT},
+    "wrong": {"method": "synthetic", "accuracy": [0.0, 0.0]},
+    "random": {"method": "draft_model"},
+}
+BUSY = "+busy"
+CASES = tuple(f"{drafter}{beside}" for beside in ("", BUSY) for drafter in DRAFTERS)
+
+
+def questions(llm: LLM, folder: Path, per_set: int, tokens: int) -> list[Question]:
+    """The first prompts of every set as the chat template puts them, the sets in turn."""
+    sets = read_prompt_sets(sorted(folder.glob("*.jsonl")), per_set)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    asked = [(name, text) for texts in zip(*(pairs(*one) for one in sets.items()), strict=True) for name, text in texts]
+    return [Question(Setting(name, 0.0), i, chat(llm, text), params) for i, (name, text) in enumerate(asked)]
+
+
+def pairs(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    return [(name, text) for text in texts]
+
+
+def chat(llm: LLM, text: str) -> dict[str, list[int]]:
+    messages = [{"role": "user", "content": text}]
+    return {"prompt_token_ids": llm.get_tokenizer().apply_chat_template(messages)}
+
+
+@contextmanager
+def one_core_busy(busy: bool) -> Iterator[None]:
+    """A process that computes for as long as the block lasts."""
+    if not busy:
+        yield
+        return
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def random_draft_model(model: Path) -> Iterator[str]:
+    """A folder with a draft model that knows nothing: the target's kind and vocabulary, small, weights at random."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model)
+    config.update({**RANDOM, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32})
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        for path in model.glob("tokenizer*"):
+            (Path(folder) / path.name).symlink_to(path.resolve())
+        yield folder
+
+
+def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
+    """By set, seconds of every prompt by entry; and whether all entries gave the same tokens."""
+    drafter = dict(DRAFTERS[case.removesuffix(BUSY)])
+    with random_draft_model(options.model) as draft, one_core_busy(case.endswith(BUSY)):
+        if drafter["method"] == "draft_model":
+            drafter["model"] = draft
+        named = parse_entries(ENTRIES, drafter)
+        with LLM(options.model, pipeline_parallel_size=2, speculative_config=named[1][1]) as llm:
+            asked = questions(llm, options.prompts, options.per_set, options.tokens)
+            runs = measure_all(llm, asked, named)
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        seconds.setdefault(run.prompt_set, {})[run.strategy] = [round(one["seconds"], 4) for one in run.requests]
+    identical = all(run.identical_to_autoregressive for run in runs)
+    return {"per_set": options.per_set, "tokens": options.tokens, "identical": identical, "seconds": seconds}
+
+
+def lines(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
+    for name, by_entry in figures["seconds"].items():
+        plain = by_entry["autoregressive"]
+        ratios = [f"{entry} {sum(plain) / sum(by_entry[entry]):.3f}" for entry in ENTRIES[1:]]
+        speed = (figures["tokens"] - 1) * len(plain) / sum(plain)
+        yield f"{case:12} {name:10} plain {speed:5.1f} tokens/s, " + ", ".join(ratios)
+    for entry in ENTRIES[1:]:
+        every = [(one["autoregressive"], one[entry]) for one in figures["seconds"].values()]
+        ratio = paired_ratio([p / s for plain, own in every for p, s in zip(plain, own, strict=True)])
+        assert ratio is not None
+        yield f"{case:12} all: {entry} {ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="auto on two stages of one host")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--per-set", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args()
+    for case in options.only:
+        figures = kept_figures(NAME)
+        sizes = options.per_set, options.tokens
+        if case not in figures or (figures[case]["per_set"], figures[case]["tokens"]) != sizes:
+            figures[case] = measured(options, case)
+            command = (
+                f"python -m benchmarks.strategies.shared_host MODEL PROMPTS --per-set {sizes[0]} --tokens {sizes[1]}"
+            )
+            store(NAME, HOW, ([command], figures))
+        print("\n".join(lines(case, figures[case])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

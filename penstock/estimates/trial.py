@@ -1,0 +1,143 @@
+"""Whether speculation pays, found out by trying: what its tokens take beside those of plain decoding."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.estimates.decoding_rate import DecodingRate
+
+PLAIN_TOKENS: Final = 3
+"""How many plain tokens tell how fast plain decoding is: each takes a trip, and trips are alike."""
+STAKE: Final = 4.0
+"""Plain tokens that a trial of speculation may lose before it ends."""
+MOST: Final = 8.0
+"""Plain tokens that speculation may lose, once it has gained as many, before it ends."""
+SHARE: Final = 0.01
+"""Of the time that decoding takes, what trials may lose."""
+RARE: Final = 0.1
+"""Of this share, what plain tokens may lose where speculation is clearly faster."""
+CLEAR: Final = 1.3
+"""Speculation is clearly faster from so many times plain decoding's speed on."""
+LEAST: Final = 0.1
+"""Of a plain token, what each one decoded plainly is taken to lose at least: small differences are chance."""
+LATE: Final = 4.0
+"""Tokens that took longer than so many plain ones, while those before them did not, were held up by something else:
+they count as no later than that."""
+KEPT: Final = 1.0
+"""Tokens that what was seen before weighs when a way of decoding begins again: the load may be another."""
+
+
+class Trial:
+    """Two ways of decoding under one load. Speculation gambles with a stake of seconds; plain decoding saves it up.
+
+                    stake                         every token adds what a plain one takes,
+                      |           .------.        and costs what it took
+        MOST ---------|----------'------- \\----------------------------------
+                      |       .'           \\    .'
+        STAKE --------|-----.'              \\.'\\                     .-- a trial
+                      |   .'                    \\                _.-'
+            0 --------|-.-------------------------\\----------_.-'----------
+                      plain: SHARE of the time   plain: SHARE of the time
+
+    Plain decoding is measured first. Then speculation begins with a stake. Its gains raise that, as far as MOST, and
+    its losses lower it; when nothing is left plain decoding takes over, and sets a hundredth of its time aside. Once
+    that is a stake, there is the next trial. So whatever drafts and load are like, decoding takes little more than that
+    hundredth longer than plainly; and speculation that gains goes on, however its luck varies.
+
+    All of that is reckoned with what a plain token takes, which the host's load changes. It is measured again whenever
+    plain decoding takes over, and what speculation was charged is corrected: a load that slows both ends neither. While
+    speculation goes on some plain tokens are decoded now and then, the seldomer the more they lose.
+
+    ``requests`` that decode together bring as many tokens at a time, so that all counts of tokens are times that.
+    """
+
+    def __init__(self, requests: int = 1) -> None:
+        self.plain = DecodingRate()
+        self.speculating = DecodingRate()
+        self.speculates = False
+        """What is to be done now."""
+        self._requests = requests
+        self._stake = 0.0
+        """Seconds that speculation may lose; below 0 where it has lost more than it had."""
+        self._needed = STAKE
+        """The stake, in plain tokens, from which on speculation begins again."""
+        self._charged = 0
+        """Tokens of which speculation was charged since it had the highest stake."""
+        self._charged_at = 0.0
+        """Seconds per plain token, as they were reckoned with."""
+        self._measured = 0
+        """Plain tokens measured since plain decoding began."""
+        self._saved = 0.0
+        """Seconds that plain tokens amid speculation may lose."""
+        self._late = False
+        """Whether the last tokens were held up."""
+
+    @property
+    def speed_up(self) -> float:
+        """Speed with speculation over plain decoding's; 0 while one is not known."""
+        speculating = self.speculating.seconds_per_token
+        return self.plain.seconds_per_token / speculating if speculating else 0.0
+
+    def record(self, tokens: int, seconds: float, settled: bool) -> None:
+        """So many tokens took so long. ``settled``: nothing of the way before was under way any more."""
+        longest = LATE * self.plain.seconds_per_token * max(tokens, self._requests)
+        was_late, self._late = self._late, seconds > longest > 0
+        if self._late and not was_late:
+            seconds = longest
+        if settled:
+            (self.speculating if self.speculates else self.plain).record(tokens, seconds)
+        if self.speculates:
+            self._record_speculating(tokens, seconds)
+        else:
+            self._record_plain(tokens if settled else 0, seconds)
+
+    def _record_speculating(self, tokens: int, seconds: float) -> None:
+        plain, most = self.plain.seconds_per_token, self._of_plain(MOST)
+        self._charged += tokens
+        self._stake += tokens * plain - seconds
+        if self._stake >= most:
+            self._stake, self._charged = most, 0
+        if self._stake <= 0:
+            self._begin_plain(STAKE / 2)
+            return
+        cost = self._of_plain(PLAIN_TOKENS) * max(1 - 1 / (self.speed_up or 1.0), LEAST)
+        share = SHARE * (RARE if self.speed_up >= CLEAR else 1.0)
+        self._saved = min(self._saved + share * seconds, cost)
+        if self._saved >= cost:
+            self._saved = 0.0
+            self._begin_plain(0.0)
+
+    def _record_plain(self, measured: int, seconds: float) -> None:
+        before, self._measured = self._measured, self._measured + measured
+        enough = PLAIN_TOKENS * self._requests
+        if self._measured < enough:
+            return
+        if before < enough:
+            self._correct()
+        self._stake += SHARE * seconds
+        if self._stake >= self._of_plain(self._needed):
+            self._begin_speculating()
+
+    def _correct(self) -> None:
+        """Plain decoding has been measured anew: charge speculation by that."""
+        plain, charged = self.plain.seconds_per_token, self._charged
+        if not self.speculating.weight:
+            self._stake = self._of_plain(STAKE)
+            return
+        self._stake = max(self._stake + charged * (plain - self._charged_at), min(self._stake, 0.0))
+        if self._stake <= self._of_plain(self._needed):
+            self._needed = STAKE
+
+    def _of_plain(self, tokens: float) -> float:
+        """What so many plain tokens take for each request: seconds."""
+        return tokens * self._requests * self.plain.seconds_per_token
+
+    def _begin_speculating(self) -> None:
+        self.speculating.age(KEPT)
+        self.speculates = True
+        self._stake = min(self._stake, self._of_plain(MOST))
+
+    def _begin_plain(self, needed: float) -> None:
+        self._charged_at = self.plain.seconds_per_token
+        self.plain.age(KEPT)
+        self.speculates, self._needed, self._measured = False, needed, 0

@@ -1,0 +1,150 @@
+"""Speculation on trial: it goes on where it gains, and what it loses elsewhere is bounded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from penstock.estimates.trial import LATE, MOST, PLAIN_TOKENS, SHARE, STAKE, Trial
+
+PLAIN = 0.05
+
+
+def run(trial: Trial, tokens: int, speculating: Callable[[], float], plain: float = PLAIN) -> float:
+    """Decode so many tokens one by one, and return the seconds."""
+    total = 0.0
+    for _ in range(tokens):
+        seconds = speculating() if trial.speculates else plain
+        total += seconds
+        trial.record(1, seconds, settled=True)
+    return total
+
+
+def steadily(speed_up: float, plain: float = PLAIN) -> Callable[[], float]:
+    return lambda: plain / speed_up
+
+
+def test_plain_decoding_is_measured_first_and_speculation_tried_next() -> None:
+    trial = Trial()
+    for _ in range(PLAIN_TOKENS):
+        assert not trial.speculates
+        trial.record(1, PLAIN, settled=True)
+    assert trial.speculates
+    assert trial.plain.seconds_per_token == pytest.approx(PLAIN)
+
+
+def test_what_is_not_settled_measures_nothing() -> None:
+    trial = Trial()
+    for _ in range(20):
+        trial.record(1, PLAIN, settled=False)
+    assert not trial.speculates
+    assert trial.plain.weight == 0
+
+
+def test_several_requests_take_as_many_times_the_tokens() -> None:
+    trial = Trial(requests=4)
+    for _ in range(PLAIN_TOKENS - 1):
+        trial.record(4, PLAIN, settled=True)
+    trial.record(3, PLAIN, settled=True)
+    assert not trial.speculates
+    trial.record(1, PLAIN, settled=True)
+    assert trial.speculates
+
+
+@given(st.floats(0.2, 0.95), st.integers(0, 2000))
+def test_speculation_that_loses_costs_a_stake_and_a_hundredth(speed_up: float, tokens: int) -> None:
+    took = run(Trial(), tokens, steadily(speed_up))
+    last = PLAIN / speed_up  # the token that takes the rest of a stake takes more than that
+    assert took <= tokens * PLAIN * (1 + 1.1 * SHARE) + (STAKE + 1) * PLAIN + last
+
+
+@given(st.floats(1.35, 6.0))
+def test_speculation_that_gains_goes_on_but_for_a_plain_token_now_and_then(speed_up: float) -> None:
+    trial, tokens = Trial(), 4000
+    took = run(trial, tokens, steadily(speed_up))
+    assert took <= tokens * PLAIN / speed_up * (1 + 0.1 * SHARE) + 2 * PLAIN_TOKENS * PLAIN
+
+
+@given(st.integers(0, 1000))
+def test_luck_that_varies_does_not_end_what_gains(seed: int) -> None:
+    """Half of the tokens come at once after another, the others take more than a trip: 1.33 times plain decoding."""
+    draw = random.Random(seed)
+    took = run(Trial(), 3000, lambda: PLAIN * draw.choice((0.3, 1.2)))
+    assert took < 0.8 * 3000 * PLAIN
+
+
+@given(st.floats(1.5, 6.0))
+def test_a_load_that_slows_both_alike_ends_neither(slower: float) -> None:
+    trial = Trial()
+    run(trial, 200, steadily(1.5))
+    took = run(trial, 400, steadily(1.5, slower * PLAIN), slower * PLAIN)
+    assert trial.speculates
+    lost = (MOST + STAKE + 2 * PLAIN_TOKENS) * LATE * slower * PLAIN
+    assert took < 400 * slower * PLAIN / 1.5 + lost
+
+
+def test_speculation_ends_soon_after_it_has_begun_to_lose_and_is_back_after_it_gains_again() -> None:
+    trial = Trial()
+    run(trial, 300, steadily(2.0))
+    assert trial.speculates
+    ends = next(i for i in range(100) if not run_one_is_speculated(trial, 0.6))
+    assert ends * (1 / 0.6 - 1) <= MOST + 2
+    run(trial, 1000, steadily(2.0))
+    assert trial.speculates
+
+
+def run_one_is_speculated(trial: Trial, speed_up: float) -> bool:
+    run(trial, 1, steadily(speed_up))
+    return trial.speculates
+
+
+def test_plain_tokens_amid_speculation_find_that_plain_decoding_has_become_faster() -> None:
+    """Other work has gone: what was 1.25 times plain decoding's speed is now less than it."""
+    trial = Trial()
+    run(trial, 300, steadily(1.25, 0.10), 0.10)
+    run(trial, 1500, steadily(0.7))
+    assert not trial.speculates
+    assert trial.plain.seconds_per_token == pytest.approx(PLAIN, rel=0.01)
+
+
+def test_one_token_that_was_held_up_does_not_end_speculation() -> None:
+    trial = Trial()
+    run(trial, 100, steadily(1.5))
+    trial.record(1, 60.0, settled=True)
+    assert trial.speculates
+
+
+class Decoding(RuleBasedStateMachine):
+    """Whatever speculation does, and however tokens come, plain decoding would have been little faster."""
+
+    @initialize(requests=st.integers(1, 6))
+    def begin(self, requests: int) -> None:
+        self.requests = requests
+        self.trial = Trial(requests)
+        self.took = self.plainly = self.worst = 0.0
+
+    @rule(tokens=st.integers(1, 4), times=st.floats(0.0, 3.0), count=st.integers(1, 40), settled=st.booleans())
+    def decode(self, tokens: int, times: float, count: int, settled: bool) -> None:
+        for _ in range(count):
+            plain = tokens * PLAIN / self.requests
+            seconds = plain * (times if self.trial.speculates else 1.0)
+            self.took, self.plainly = self.took + seconds, self.plainly + plain
+            self.worst = max(self.worst, seconds)
+            self.trial.record(tokens, seconds, settled)
+
+    @invariant()
+    def loses_little(self) -> None:
+        assert self.took <= self.plainly * (1 + 1.1 * SHARE) + (STAKE + 1) * PLAIN + self.worst
+
+    @invariant()
+    def knows_what_a_plain_token_takes(self) -> None:
+        if self.trial.plain.weight:
+            assert self.trial.plain.seconds_per_token == pytest.approx(PLAIN / self.requests)
+
+
+TestDecoding = Decoding.TestCase

@@ -1,0 +1,111 @@
+"""What of a running engine's time counts for which trial."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.estimates.estimates import Estimates
+from penstock.estimates.trial import PLAIN_TOKENS
+from penstock.estimates.trials import Trials, load_of
+
+TRIP = 0.05
+
+
+class Engine:
+    """One batch enters after another; tokens come when it says so."""
+
+    def __init__(self) -> None:
+        self.trials = Trials(needed=True)
+        self.now = 0.0
+        self.following = 0
+
+    def tokens(
+        self, count: int = 1, seconds: float = TRIP, requests: int = 1, in_flight: int = 0, entered: int = 1
+    ) -> None:
+        """A batch has come out with so many tokens; as many as said have entered since the last, or are in flight."""
+        self.now += seconds
+        self.following += entered
+        self.trials.record_tokens(count, self.now, requests, self.following - in_flight, self.following)
+
+    def measure_plain(self) -> None:
+        """The first token, which ends the prompt's time, and as many as a trial measures."""
+        for _ in range(PLAIN_TOKENS + 1):
+            self.tokens()
+
+
+def test_where_nothing_has_to_be_tried_there_is_speculation() -> None:
+    trials = Trials()
+    assert trials.speculates(1)
+    trials.record_tokens(1, 0.0, 1, 0, 0)
+    trials.record_tokens(1, 1.0, 1, 0, 0)
+    assert trials.of(1).plain.weight == 0
+    assert Estimates().anew().trials.speculates(1)
+
+
+def test_estimates_of_contended_stages_begin_with_plain_decoding_also_anew() -> None:
+    assert not Estimates(contended=True).trials.speculates(1)
+    assert not Estimates(contended=True).anew().trials.speculates(1)
+
+
+def test_time_counts_from_token_to_token() -> None:
+    engine = Engine()
+    engine.tokens(seconds=7.0)
+    assert engine.trials.of(1).plain.weight == 0
+    engine.tokens()
+    assert engine.trials.of(1).plain.seconds_per_token == pytest.approx(TRIP)
+
+
+def test_the_time_in_which_a_prompt_is_computed_does_not_count() -> None:
+    engine = Engine()
+    engine.tokens()
+    engine.trials.interrupt()
+    engine.tokens(seconds=3.0, requests=0)
+    engine.tokens(seconds=3.0)
+    assert engine.trials.of(1).plain.weight == 0
+    engine.tokens()
+    assert engine.trials.of(1).plain.seconds_per_token == pytest.approx(TRIP)
+
+
+def test_every_load_has_its_own_trial() -> None:
+    engine = Engine()
+    engine.measure_plain()
+    assert engine.trials.speculates(1)
+    assert not engine.trials.speculates(2)
+    assert [load_of(requests) for requests in (0, 1, 2, 3, 4, 5, 8, 9)] == [0, 0, 1, 2, 2, 3, 3, 4]
+    assert engine.trials.of(3) is engine.trials.of(4)
+
+
+def test_a_token_counts_for_the_load_that_it_was_decoded_under() -> None:
+    engine = Engine()
+    engine.tokens(requests=2)
+    engine.tokens(requests=1)  # one of two ended with it
+    assert (engine.trials.of(2).plain.weight, engine.trials.of(1).plain.weight) == (1, 0)
+
+
+def test_speculation_is_measured_once_the_drafter_has_answered_and_old_batches_are_out() -> None:
+    engine = Engine()
+    engine.measure_plain()
+    speculating = engine.trials.of(1).speculating
+    engine.tokens(seconds=0.06)
+    assert speculating.weight == 0  # the drafter computes the text so far
+    engine.trials.record_draft()
+    engine.tokens(seconds=0.06)
+    assert speculating.weight == 0  # it did when this token's time began
+    engine.tokens(2)
+    assert speculating.seconds_per_token == pytest.approx(TRIP / 2)
+
+
+def test_plain_decoding_is_measured_once_what_was_drafted_is_out() -> None:
+    engine = Engine()
+    engine.measure_plain()
+    engine.trials.record_draft()
+    while engine.trials.speculates(1):
+        engine.tokens(seconds=2 * TRIP, in_flight=2)
+    plain = engine.trials.of(1).plain
+    before = plain.weight
+    engine.tokens(seconds=0.01, in_flight=1, entered=0)  # of what had been drafted, as is the next
+    engine.tokens(seconds=0.01, in_flight=0, entered=0)
+    assert plain.weight == before
+    engine.tokens()
+    assert plain.weight == pytest.approx(before + 1, rel=0.02)
+    assert plain.seconds_per_token == pytest.approx(TRIP)

@@ -1,0 +1,134 @@
+"""Stages that share a host's cores and memory, and what `auto` makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.cluster import Cluster, load_cluster
+from penstock.cluster.uniform import uniform_cluster
+from penstock.config import FieldError
+from penstock.simulator.run import simulate
+from penstock.simulator.script import Script, profile_script
+from penstock.simulator.shared_host import HostTime, SharedHost
+from penstock.speculation import SpeculativeConfig
+
+GOOD, FAIR, POOR, WRONG = (0.9, 0.95), (0.6, 0.8), (0.3, 0.4), (0.0, 0.0)
+
+
+@pytest.fixture
+def two_stages() -> Cluster:
+    return uniform_cluster(load_cluster("spd-8"), 2)
+
+
+def seconds(cluster: Cluster, script: Script, strategy: str | None, host: SharedHost | None = None) -> float:
+    speculation = SpeculativeConfig(strategy=strategy) if strategy is not None else None
+    return sum(run.seconds for run in simulate(cluster, script, speculation, host=host))
+
+
+def speed_up(cluster: Cluster, accuracy: Sequence[float], strategy: str, host: SharedHost | None = None) -> float:
+    """Over plain decoding on the same host."""
+    script = profile_script(accuracy, 4, 250, seed=0)
+    return seconds(cluster, script, None, host) / seconds(cluster, script, strategy, host)
+
+
+# --------------------------------------------------------------------------------------------------------- the host
+
+
+def test_a_stage_alone_computes_at_full_speed_and_two_on_one_core_at_half() -> None:
+    host = SharedHost(cores=1)
+    assert (host.speed(1, 0.0), host.speed(2, 0.0)) == (1.0, 1.0)
+    assert SharedHost(cores=2).speed(2, 0.0) == 2.0
+    assert SharedHost(cores=4, streams=1.5).speed(3, 0.0) == 1.5
+
+
+def test_other_processes_take_their_share_of_the_cores_while_they_are_there() -> None:
+    host = SharedHost(cores=2, busy=((0.0, 0), (5.0, 1), (9.0, 3)))
+    assert [host.speed(1, at) for at in (0.0, 5.0, 9.0)] == [1.0, 1.0, 0.5]
+    assert [host.speed(2, at) for at in (4.9, 5.0, 9.0)] == [2.0, pytest.approx(4 / 3), pytest.approx(0.8)]
+    assert (host.next_change(0.0), host.next_change(5.0)) == (5.0, 9.0)
+
+
+def test_what_overlaps_takes_as_long_together_as_the_host_has_speed_for() -> None:
+    time = HostTime(SharedHost(cores=1))
+    assert time.run(0.0, 2.0) == 2.0
+    assert time.run(1.0, 2.0) == 4.0  # it waits for the core
+    assert time.run(4.0, 1.0) == 5.0
+
+
+def test_memory_that_feeds_one_and_a_half_stages_slows_the_second_by_half_while_the_first_computes() -> None:
+    time = HostTime(SharedHost(cores=2, streams=1.5))
+    assert time.run(0.0, 2.0) == 2.0
+    assert time.run(0.0, 2.0) == 3.0  # one second's worth of it by 2.0
+
+
+def test_a_batch_feels_others_come_and_go() -> None:
+    time = HostTime(SharedHost(cores=1, busy=((0.0, 0), (1.0, 1), (3.0, 0))))
+    assert time.run(0.0, 3.0) == 4.0  # one second alone, one's worth within two, one alone
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"cores": 0}, "cores"),
+        ({"streams": 0.0}, "streams"),
+        ({"busy": ((1.0, 2),)}, "busy"),
+        ({"busy": ((0.0, 2), (5.0, 0), (4.0, 1))}, "busy"),
+    ],
+)
+def test_what_no_host_has_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(FieldError, match=message):
+        SharedHost(**fields)  # type: ignore[arg-type]
+
+
+def test_plain_decoding_is_as_fast_on_a_shared_host(two_stages: Cluster) -> None:
+    script = profile_script(FAIR, 1, 20, seed=0)
+    alone, shared = (seconds(two_stages, script, None, host) for host in (None, SharedHost(cores=1)))
+    assert shared == pytest.approx(alone)
+
+
+# ------------------------------------------------------------------------------------------------- what auto decides
+
+CONTENDED = {
+    "one core": SharedHost(cores=1),
+    "memory": SharedHost(cores=2, streams=1.3),
+    "other work": SharedHost(cores=2, busy=((0.0, 1),)),
+}
+
+
+@pytest.mark.parametrize("name", CONTENDED)
+@pytest.mark.parametrize("accuracy", [POOR, WRONG], ids=["poor", "wrong"])
+def test_on_contended_stages_auto_decodes_plainly_where_speculation_loses(
+    name: str, accuracy: tuple[float, ...], two_stages: Cluster
+) -> None:
+    host = CONTENDED[name]
+    assert speed_up(two_stages, accuracy, "continuous", host) < 0.8
+    assert speed_up(two_stages, accuracy, "auto", host) > 0.98
+
+
+@pytest.mark.parametrize("name", CONTENDED)
+def test_on_contended_stages_auto_speculates_where_that_gains_all_the_same(name: str, two_stages: Cluster) -> None:
+    as_told, auto = (speed_up(two_stages, GOOD, strategy, CONTENDED[name]) for strategy in ("continuous", "auto"))
+    assert as_told > 1.8
+    assert auto > 0.97 * as_told
+
+
+@pytest.mark.parametrize("accuracy", [GOOD, FAIR], ids=["good", "fair"])
+def test_on_stages_with_a_core_each_auto_speculates(accuracy: tuple[float, ...], two_stages: Cluster) -> None:
+    host = SharedHost(cores=2)
+    as_told, auto = (speed_up(two_stages, accuracy, strategy, host) for strategy in ("continuous", "auto"))
+    assert as_told > 1.6
+    assert auto > 0.99 * as_told
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["it comes", "it goes"])
+def test_load_that_changes_amid_a_request_is_noticed(first: int, two_stages: Cluster) -> None:
+    """Another process on two cores: speculation that gains without it loses beside it, and plain decoding does not."""
+    script = profile_script((0.4, 0.5), 1, 2000, seed=0)
+    plain = seconds(two_stages, script, None)
+    host = SharedHost(cores=2, busy=((0.0, first), (plain / 2, 1 - first)))
+    auto, as_told = (seconds(two_stages, script, strategy, host) for strategy in ("auto", "continuous"))
+    assert seconds(two_stages, script, None, host) == pytest.approx(plain)
+    assert auto < 0.97 * plain
+    assert auto < 0.97 * as_told

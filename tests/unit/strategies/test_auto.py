@@ -1,0 +1,66 @@
+"""What `auto` does while trials say that plain decoding is faster."""
+
+from __future__ import annotations
+
+from penstock.estimates.estimates import Estimates
+from penstock.messages import Span
+from penstock.strategies.auto import Auto
+from penstock.strategies.base import NOW, ON_EVENT
+from penstock.tree import TokenTree
+from tests.contexts import context
+from tests.unit.test_tree import make_tree
+
+SURE = ((7, -0.001), (8, -8.0))
+
+
+def contended(*, speculates: bool) -> Estimates:
+    """Two stages of 10 ms that may slow each other; the trial of one request stands as said."""
+    estimates = Estimates(contended=True)
+    for rows in (1, 128):
+        estimates.pipeline.record_spans([Span(i, 0.01 * i, 0.01 * i, 0.01 * i + 0.01, 0.0, 0.0, rows) for i in (0, 1)])
+    estimates.trials.of(1).speculates = speculates
+    return estimates
+
+
+def answered(tree: TokenTree) -> None:
+    tree.root.asked, tree.root.candidates = True, SURE
+
+
+def test_the_root_enters_alone_and_nothing_is_asked() -> None:
+    auto, tree, told = Auto(8, 2), make_tree(), context(contended(speculates=False))
+    assert auto.ask(tree, told) == []
+    assert auto.ready_at(tree, told) == NOW
+    assert auto.enter(tree, told) == [tree.root]
+    tree.root.entered = True
+    assert auto.ready_at(tree, told) == ON_EVENT
+    assert not auto.can_piggyback(tree, told)
+    assert not auto.corrects(told)
+
+
+def test_what_has_been_drafted_waits_while_plain_decoding_is_measured_and_enters_later() -> None:
+    auto, tree, estimates = Auto(8, 2), make_tree(), contended(speculates=True)
+    assert auto.ask(tree, context(estimates)) == [tree.root]
+    answered(tree)
+    estimates.trials.of(1).speculates = False
+    assert auto.ready_at(tree, context(estimates)) == NOW
+    assert auto.enter(tree, context(estimates)) == [tree.root]
+    tree.root.entered = True
+    assert auto.ready_at(tree, context(estimates)) == ON_EVENT
+    estimates.trials.of(1).speculates = True
+    assert auto.ready_at(tree, context(estimates)) == NOW
+    assert auto.enter(tree, context(estimates))[0].token == 7
+
+
+def test_a_drafted_node_that_has_become_the_root_enters() -> None:
+    auto, tree, estimates = Auto(8, 2), make_tree(), contended(speculates=True)
+    auto.ask(tree, context(estimates))
+    answered(tree)
+    auto.ready_at(tree, context(estimates))
+    (root,) = auto.enter(tree, context(contended(speculates=False)))
+    root.entered = True
+    drafted, *_ = auto.ask(tree, context(estimates))  # a node now, that has not entered
+    tree.commit(7)
+    assert tree.root is drafted
+    told = context(contended(speculates=False))
+    assert auto.ready_at(tree, told) == NOW
+    assert auto.enter(tree, told) == [drafted]
