@@ -110,7 +110,7 @@ def complete(
             follower.finish()
             if follower.completion is not None:
                 text = prompt if isinstance(prompt, str) else prompt["prompt"]
-                report(llm.setup, text, follower.prompt_token_ids, follower.completion, as_json)
+                report(llm, text, follower.prompt_token_ids, follower.completion, as_json)
 
 
 def sampling_params(llm: LLM, asked: Asked, given: Mapping[str, Any]) -> SamplingParams:
@@ -136,9 +136,9 @@ def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
         writer.write(file)
 
 
-def report(setup: Resolved, prompt: str, prompt_ids: list[int], completion: CompletionOutput, as_json: bool) -> None:
+def report(llm: LLM, prompt: str, prompt_ids: list[int], completion: CompletionOutput, as_json: bool) -> None:
     """One JSON object on stdout; else one line of statistics where a person watches stderr."""
-    metrics = metrics_of(setup, completion)
+    metrics = metrics_of(llm.setup, completion, llm.loop.estimates.plain_s)
     if as_json:
         result = {
             "prompt": prompt,
@@ -154,16 +154,21 @@ def report(setup: Resolved, prompt: str, prompt_ids: list[int], completion: Comp
         typer.secho(statistics_line(metrics), dim=True, err=True)
 
 
-def metrics_of(setup: Resolved, completion: CompletionOutput) -> dict[str, Any]:
-    """Figures of one completion. The speed counts from the first token on: before it lies the prompt."""
+def metrics_of(setup: Resolved, completion: CompletionOutput, plain_s: float = 0.0) -> dict[str, Any]:
+    """Figures of one completion. The speed counts from the first token on: before it lies the prompt.
+
+    ``plain_s`` is what a plain token takes, 0 if that was not measured.
+    """
     speculation = setup.speculation
     drafts = speculation is not None and speculation.drafts
     tokens, seconds, first = len(completion.token_ids), completion.seconds or 0.0, completion.first_token_seconds or 0.0
+    speed = (tokens - 1) / (seconds - first) if tokens > 1 and seconds > first else None
     return {
         "tokens": tokens,
         "seconds": seconds,
         "first_token_seconds": first,
-        "tokens_per_second": (tokens - 1) / (seconds - first) if tokens > 1 and seconds > first else None,
+        "tokens_per_second": speed,
+        "speed_up": speed * plain_s if speed is not None and plain_s and drafts else None,
         "mean_acceptance_length": completion.metrics.mean_acceptance_length,
         **asdict(completion.metrics),
         "strategy": speculation.strategy if speculation else "autoregressive",
@@ -175,11 +180,13 @@ def metrics_of(setup: Resolved, completion: CompletionOutput) -> dict[str, Any]:
 
 
 def statistics_line(metrics: Mapping[str, Any]) -> str:
-    """For example: ``48 tokens, 9.9 tokens/s · 31 of 47 drafted · first after 0.4 s · pipedec on 4 stages``."""
+    """For example: ``48 tokens, 9.9 tokens/s, about 1.6x plain decoding · 31 of 47 had been drafted · ...``."""
     decided = metrics["accepted"] + metrics["misses"]
     parts = [f"{metrics['tokens']} tokens"]
     if metrics["tokens_per_second"] is not None:
         parts[0] += f", {metrics['tokens_per_second']:.1f} tokens/s"
+    if metrics["speed_up"] is not None:
+        parts[0] += f", about {metrics['speed_up']:.2f}x plain decoding"
     if decided:
         parts.append(f"{metrics['accepted']} of {decided} had been drafted")
     parts.append(f"first token after {metrics['first_token_seconds']:.2f} s")

@@ -155,7 +155,8 @@ class History:
             self.drafter.share(DeviceTurns(pipeline, self.pool.total % self.stages))
         scheduler = Scheduler(self.pool, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
         scheduler.growth = rng.choice([1, 4, 64])
-        self.loop = EngineLoop(pipeline, self.drafter, scheduler, self.clock)
+        self.contended = self.pool.total % 3 == 0  # as above
+        self.loop = EngineLoop(pipeline, self.drafter, scheduler, self.clock, contended=self.contended)
         self.shared = [rng.randrange(self.vocabulary) for _ in range(rng.choice([0, 20, 60]))]
         self.loop.observers.append(Preempted(self.preempted))
         self.requests = [self._request(number) for number in range(rng.randint(1, 5))]
@@ -214,6 +215,8 @@ class History:
     def _strategy(self) -> Strategy:
         rng = self.rng
         most = self.vocabulary - 1
+        if self.contended:  # trials are of requests that all are on trial
+            return Auto(rng.randint(1, 12), rng.randint(1, most))
         return rng.choice(
             [
                 Autoregressive(),

@@ -263,7 +263,7 @@ class EngineLoop:
     def _record_tokens(self, tokens: int) -> None:
         """Have the estimates know when tokens come, and what is under way by then."""
         running, following = self.scheduler.running, self.builder.next_stream
-        decoding = all(request.produced and not request.prefilling for request in running)
+        decoding = all(one.strategy.on_trial and one.produced and not one.prefilling for one in running)
         oldest = self.inflight.oldest
         self.estimates.trials.record_tokens(
             tokens,
@@ -396,8 +396,9 @@ class EngineLoop:
             batch = self.builder.batch(entries, wanted)
             for request, _ in entries:
                 self.scheduler.cache_blocks(request, self.builder.prefix(request))
+            beside, rows = len(self.inflight), len(entering)
             self.inflight.entered(batch.stream, entering)
-            due = self.estimates.round_trips.record_entered(batch.stream, len(entering), self._now)
+            due = self.estimates.round_trips.record_entered(batch.stream, rows, self._now, beside)
             for node in entering:
                 node.due, node.stream = due, batch.stream
             self.pipeline.submit(batch)

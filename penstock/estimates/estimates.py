@@ -29,6 +29,11 @@ class Estimates:
         """Of the same engine, with nothing learned."""
         return Estimates(self.trials.needed)
 
+    @property
+    def plain_s(self) -> float:
+        """What a token of one request takes where nothing is drafted, as it was measured; 0 while that is not known."""
+        return self.trials.of(1).plain.seconds_per_token or self.round_trips.alone_s
+
     def record_draft(self, rows: int, seconds: float, timing: DraftTiming) -> None:
         """The drafter has answered, so many seconds after it was asked."""
         self.drafter.record(rows, seconds)

@@ -18,9 +18,18 @@ class RoundTrips:
         """The lag's part that batches wait in the stages' buffers: seconds, a running mean."""
         self._expected: dict[int, float] = {}
         """By stream number, when each batch in flight would be out if there were no lag."""
+        self._alone: dict[int, float] = {}
+        """By stream number, when those of one row entered that had the stages to themselves, as far as is known."""
+        self.alone_s = 0.0
+        """Seconds of a round trip of one row while nothing else is in flight, as every one of plain decoding is; a
+        running mean, 0 while none was seen."""
 
-    def record_entered(self, stream: int, rows: int, now: float) -> float:
-        """A batch of so many rows enters. Returns when its result is expected."""
+    def record_entered(self, stream: int, rows: int, now: float, in_flight: int) -> float:
+        """A batch of so many rows enters, beside so many in flight. Returns when its result is expected."""
+        if in_flight:
+            self._alone.pop(stream - 1, None)
+        elif rows == 1:
+            self._alone[stream] = now
         self._expected[stream] = expected = now + self._pipeline.latency_s(rows)
         return expected + self._lag
 
@@ -31,9 +40,11 @@ class RoundTrips:
         expected, a lag that is known by now would be corrected once more by every batch that had entered before, and
         swing where many are in flight.
         """
-        expected = self._expected.pop(result.stream)
+        expected, entered = self._expected.pop(result.stream), self._alone.pop(result.stream, None)
         if not result.picks:  # every row of it had died
             return
+        if entered is not None:
+            self.alone_s = running_mean(self.alone_s or now - entered, now - entered)
         waits = [span.start - span.received for span in result.spans]
         self._lag = max(0.0, running_mean(self._lag, now - expected))
         self._waiting = max(0.0, running_mean(self._waiting, sum(waits)))

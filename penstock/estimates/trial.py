@@ -14,6 +14,8 @@ MOST: Final = 8.0
 """Plain tokens that speculation may lose, once it has gained as many, before it ends."""
 SHARE: Final = 0.01
 """Of the time that decoding takes, what trials may lose."""
+HALVINGS: Final = 2
+"""How often this share is halved, once for every trial that ends without having gained: drafts may be hopeless."""
 RARE: Final = 0.1
 """Of this share, what plain tokens may lose where speculation is clearly faster."""
 CLEAR: Final = 1.3
@@ -40,9 +42,10 @@ class Trial:
                       plain: SHARE of the time   plain: SHARE of the time
 
     Plain decoding is measured first. Then speculation begins with a stake. Its gains raise that, as far as MOST, and
-    its losses lower it; when nothing is left plain decoding takes over, and sets a hundredth of its time aside. Once
-    that is a stake, there is the next trial. So whatever drafts and load are like, decoding takes little more than that
-    hundredth longer than plainly; and speculation that gains goes on, however its luck varies.
+    its losses lower it; when nothing is left plain decoding takes over, and sets a hundredth of its time aside, less
+    after further trials that gained nothing. Once that is a stake, there is the next trial. So whatever drafts and load
+    are like, decoding takes little more than that hundredth longer than plainly; and speculation that gains goes on,
+    however its luck varies.
 
     All of that is reckoned with what a plain token takes, which the host's load changes. It is measured again whenever
     plain decoding takes over, and what speculation was charged is corrected: a load that slows both ends neither. While
@@ -69,6 +72,8 @@ class Trial:
         """Plain tokens measured since plain decoding began."""
         self._saved = 0.0
         """Seconds that plain tokens amid speculation may lose."""
+        self._failures = 0
+        """Trials in a row that ended without having gained all that a stake can hold."""
         self._late = False
         """Whether the last tokens were held up."""
 
@@ -89,15 +94,16 @@ class Trial:
         if self.speculates:
             self._record_speculating(tokens, seconds)
         else:
-            self._record_plain(tokens if settled else 0, seconds)
+            self._record_plain(tokens, seconds, settled)
 
     def _record_speculating(self, tokens: int, seconds: float) -> None:
         plain, most = self.plain.seconds_per_token, self._of_plain(MOST)
         self._charged += tokens
         self._stake += tokens * plain - seconds
         if self._stake >= most:
-            self._stake, self._charged = most, 0
+            self._stake, self._charged, self._failures = most, 0, 0
         if self._stake <= 0:
+            self._failures += 1
             self._begin_plain(STAKE / 2)
             return
         cost = self._of_plain(PLAIN_TOKENS) * max(1 - 1 / (self.speed_up or 1.0), LEAST)
@@ -107,14 +113,19 @@ class Trial:
             self._saved = 0.0
             self._begin_plain(0.0)
 
-    def _record_plain(self, measured: int, seconds: float) -> None:
-        before, self._measured = self._measured, self._measured + measured
+    def _record_plain(self, tokens: int, seconds: float, settled: bool) -> None:
+        if not settled:
+            if self._charged_at:  # what was drafted is in the way
+                self._stake -= max(0.0, seconds - tokens * self._charged_at)
+            return
+        before, self._measured = self._measured, self._measured + tokens
         enough = PLAIN_TOKENS * self._requests
         if self._measured < enough:
             return
         if before < enough:
             self._correct()
-        self._stake += SHARE * seconds
+        halvings = min(max(0, self._failures - 1), HALVINGS)
+        self._stake += SHARE / 2**halvings * seconds
         if self._stake >= self._of_plain(self._needed):
             self._begin_speculating()
 

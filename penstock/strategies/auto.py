@@ -39,6 +39,8 @@ class Auto(Continuous):
     is, few are: what they do is still seen, but not more than a fraction of the tokens suffer.
     """
 
+    on_trial = True
+
     def corrects(self, context: Context) -> bool:
         return speculates(context) and super().corrects(context) and context.estimates.drafts.correction_gain > MISLED
 

@@ -24,6 +24,7 @@ class Autoregressive:
 
     rate_limited = False
     sends_root_first = True
+    on_trial = False
 
     def corrects(self, context: Context) -> bool:
         return False

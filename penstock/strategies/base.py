@@ -27,6 +27,9 @@ class Strategy(Protocol):
     sends_root_first: bool
     """Whether a new root enters alone and as soon as it can, whatever the drafter may say: before that is asked."""
 
+    on_trial: bool
+    """Whether it decodes plainly while ``estimates.trials`` say so, so that these may measure it."""
+
     @property
     def candidates(self) -> int:
         """How many candidates the drafter is to give for each node it is asked about; 0 if it is never asked."""

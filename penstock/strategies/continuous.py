@@ -59,6 +59,7 @@ class Continuous:
 
     rate_limited = True
     sends_root_first = False
+    on_trial = False
 
     def __init__(self, width: int, children: int, in_flight_correction: bool = True) -> None:
         self.width = width

@@ -76,6 +76,7 @@ class FlowSpec:
 
     rate_limited = False
     sends_root_first = False
+    on_trial = False
 
     def __init__(self, stages: int, options: FlowSpecOptions) -> None:
         self.stages = stages

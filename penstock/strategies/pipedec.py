@@ -44,6 +44,7 @@ class PipeDec:
 
     rate_limited = False
     sends_root_first = True
+    on_trial = False
 
     def __init__(self, depth: int, width: int, children: int) -> None:
         self.depth = depth

@@ -37,6 +37,7 @@ class StaticTree:
 
     rate_limited = False
     sends_root_first = False
+    on_trial = False
 
     def __init__(self, tree_size: int, tree_depth: int, children: int) -> None:
         self.size = tree_size

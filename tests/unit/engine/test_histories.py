@@ -54,3 +54,15 @@ def test_histories_share_and_preempt() -> None:
         cached += sum(request.cached > 0 for request in history.requests)
         preempted += len(history.preempted)
         assert seed < 200
+
+
+def test_histories_begin_and_end_speculation_on_trial() -> None:
+    """Or they would say nothing of it."""
+    began = ended = seed = 0
+    while min(began, ended) < 5:
+        history, seed = History(random.Random(seed)), seed + 1
+        history.run()
+        trials = [history.loop.estimates.trials.of(requests) for requests in (1, 2, 3, 5)]
+        began += any(trial.speculating.weight > 0 for trial in trials)
+        ended += any(trial.speculating.weight > 0 and not trial.speculates for trial in trials)
+        assert seed < 300

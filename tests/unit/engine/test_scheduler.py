@@ -28,6 +28,7 @@ class Willing:
     candidates = 0
 
     sends_root_first = False
+    on_trial = False
 
     def __init__(self, rate_limited: bool) -> None:
         self.rate_limited = rate_limited

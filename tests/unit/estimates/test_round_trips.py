@@ -31,7 +31,8 @@ class Conveyor:
         errors = []
         for _ in range(batches):
             self.now += 0.01
-            entered.append((self.now, self.estimates.round_trips.record_entered(self._stream, 1, self.now)))
+            due = self.estimates.round_trips.record_entered(self._stream, 1, self.now, len(entered))
+            entered.append((self.now, due))
             self._stream += 1
             if len(entered) > in_flight:
                 at, due = entered.popleft()
@@ -48,7 +49,7 @@ class Conveyor:
 
 def test_results_are_expected_after_the_pipelines_latency() -> None:
     round_trips = Conveyor(late=0.0).estimates.round_trips
-    assert round_trips.record_entered(0, 1, now=5.0) == pytest.approx(5.02)
+    assert round_trips.record_entered(0, 1, now=5.0, in_flight=0) == pytest.approx(5.02)
 
 
 @pytest.mark.parametrize("in_flight", [0, 14, 100])
@@ -63,13 +64,32 @@ def test_what_results_come_late_by_is_learned_without_swinging(in_flight: int) -
 def test_what_is_early_once_is_not_expected_before_the_pipelines_latency() -> None:
     conveyor = Conveyor(late=-0.005)
     conveyor.run(50, 3)
-    assert conveyor.estimates.round_trips.record_entered(1000, 1, conveyor.now) == pytest.approx(conveyor.now + 0.02)
+    due = conveyor.estimates.round_trips.record_entered(1000, 1, conveyor.now, in_flight=3)
+    assert due == pytest.approx(conveyor.now + 0.02)
 
 
 def test_a_round_trip_leaves_out_what_batches_waited_for_others() -> None:
     conveyor = Conveyor(late=0.005, waited=0.004)
     conveyor.run(300, 3)
     assert conveyor.estimates.round_trips.round_trip_s(1) == pytest.approx(0.021, abs=1e-5)
+
+
+def test_a_trip_alone_is_that_of_one_row_beside_which_nothing_is_in_flight() -> None:
+    trips = Estimates().round_trips
+    result = [Result(stream=stream, picks=[SampledToken(1, 1)], spans=[]) for stream in range(6)]
+    trips.record_entered(0, 1, now=0.0, in_flight=0)
+    trips.record_entered(1, 1, now=1.0, in_flight=1)  # the first one was not alone either
+    trips.record_result(result[0], 2.0)
+    trips.record_result(result[1], 3.0)
+    trips.record_entered(2, 5, now=4.0, in_flight=0)  # several rows
+    trips.record_result(result[2], 5.0)
+    assert trips.alone_s == 0
+    trips.record_entered(3, 1, now=6.0, in_flight=0)
+    trips.record_entered(4, 1, now=8.0, in_flight=0)  # the other has come out, and is recorded later
+    trips.record_result(result[3], 8.0)
+    assert trips.alone_s == 2.0
+    trips.record_result(result[4], 11.0)
+    assert trips.alone_s == pytest.approx(2.1)
 
 
 rows_of_a_batch = st.integers(1, 300)
@@ -88,7 +108,7 @@ class AnyPipeline(RuleBasedStateMachine):
 
     @rule(rows=rows_of_a_batch)
     def enters(self, rows: int) -> None:
-        due = self.estimates.round_trips.record_entered(self.streams, rows, self.now)
+        due = self.estimates.round_trips.record_entered(self.streams, rows, self.now, len(self.in_flight))
         assert due >= self.now + self.estimates.pipeline.latency_s(rows)
         self.in_flight.append((self.streams, rows))
         self.streams += 1

@@ -1,0 +1,30 @@
+"""What ``penstock generate`` says of a completion."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.core import CompletionOutput
+from penstock.generate import metrics_of, statistics_line
+from penstock.speculation import SpeculativeConfig
+
+
+def said(strategy: str | None, plain_s: float) -> str:
+    """Of 11 tokens, one at once and ten a second."""
+    speculation = SpeculativeConfig(method="ngram", strategy=strategy) if strategy is not None else None
+    setup: Any = SimpleNamespace(speculation=speculation, stages=2, cluster=None)
+    completion = CompletionOutput(0, list(range(11)), seconds=1.5, first_token_seconds=0.5)
+    return statistics_line(metrics_of(setup, completion, plain_s))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "continuous"])
+def test_the_speed_stands_beside_plain_decodings_where_that_was_measured(strategy: str) -> None:
+    assert said(strategy, 0.08).startswith("11 tokens, 10.0 tokens/s, about 0.80x plain decoding · ")
+    assert said(strategy, 0.0).startswith("11 tokens, 10.0 tokens/s · ")
+
+
+def test_plain_decoding_is_beside_nothing() -> None:
+    assert "plain" not in said(None, 0.08)
