@@ -49,21 +49,21 @@ FOREIGN: Final = (
 """Values that name Python code, which lies in the folder."""
 
 
-def open_all(folder: Path) -> None:
-    """All that is done with a checkpoint before its first request, and a text through its tokenizer."""
+def open_all(place: Path) -> None:
+    """All that is done with a checkpoint, a folder or a GGUF file, before its first request, and a text's tokens."""
     from penstock.core import RequestError
     from penstock.models.checkpoint import open_checkpoint
     from penstock.models.stage_model import load_stage
     from penstock.text.grammar import load_grammar_tokenizer
     from penstock.text.tokenizer import load_tokenizer
 
-    checkpoint = open_checkpoint(str(folder))
+    checkpoint = open_checkpoint(str(place))
     checkpoint.even_split(STAGES)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(checkpoint.path)
     with contextlib.suppress(RequestError):
         tokenizer.decode(tokenizer.encode("a text"))
-    load_grammar_tokenizer.__wrapped__(folder, checkpoint.vocab_size, checkpoint.eos_token_ids)
-    load_stage(str(folder), 0, checkpoint.num_layers, capacity=8, max_model_len=8)
+    load_grammar_tokenizer.__wrapped__(checkpoint.path, checkpoint.vocab_size, checkpoint.eos_token_ids)
+    load_stage(str(place), 0, checkpoint.num_layers, capacity=8, max_model_len=8)
 
 
 def open_speculator(folder: Path, target: Path = DEMO / "target") -> None:
