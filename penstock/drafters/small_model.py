@@ -24,7 +24,7 @@ class SmallModelOptions(DrafterOptions):
     priced_as = Weights.DRAFT_MODEL
 
     model: str | None = None
-    """Folder or hub name of the small model, whose tokenizer has to be the target's."""
+    """Folder, GGUF file or hub name of the small model, whose tokenizer has to be the target's."""
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -19,7 +19,7 @@ SHORTEST_STAGE_TIMEOUT: Final = 5.0
 """Seconds: some heartbeats, of which a busy host delays one or two."""
 DEMO: Final = Path(__file__).parent.parent / "demo"
 
-MODEL_NAME: Final = Option("Checkpoint folder or hub id; 'demo' is the pair that is shipped.", MODEL)
+MODEL_NAME: Final = Option("Checkpoint folder, GGUF file or hub id; 'demo' is the pair that is shipped.", MODEL)
 CLUSTER: Final = Option(
     "Preset, random-SEED, local-N, or a file ending in .toml: which devices there are, real or emulated.",
     PIPELINE,
@@ -149,5 +149,5 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
 
 
 def model_folder(name: str, part: str) -> str:
-    """The shipped pair goes by the name "demo"; everything else is a folder or a hub id."""
+    """The shipped pair goes by the name "demo"; everything else is a folder, a GGUF file or a hub id."""
     return str(DEMO / part) if name == "demo" else name

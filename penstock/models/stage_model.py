@@ -229,7 +229,7 @@ def load_stage(
     max_model_len: int | None = None,
     tokenizer: str = "",
 ) -> StageModel:
-    """Load layers [first, last) of the checkpoint in folder (or hub id) ``path``, with ``capacity`` slots.
+    """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
     ``plain`` selects the slow reference path. ``max_model_len`` is needed only for rotary embeddings that depend on the
     length of a text. A draft model's grammars are those of its target, the checkpoint in ``tokenizer``. Raises

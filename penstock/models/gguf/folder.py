@@ -31,6 +31,13 @@ TOKENS: Final = "tokenizer.ggml.tokens"
 MERGES: Final = "tokenizer.ggml.merges"
 ENDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 """Tokens that end a text, a turn, a message."""
+SAMPLING: Final = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 MOST_CUTS: Final = 1 << 25
 """Ways to cut tokens in two, where merges have to be found among them; a vocabulary of 256,000 has 16 million."""
 
@@ -68,7 +75,7 @@ def make(header: Header, folder: Path) -> None:
         made.mkdir()
         table = config_table(header)
         (made / CONFIG_FILE).write_text(json.dumps(table, indent=1))
-        (made / GENERATION_FILE).write_text(json.dumps({"eos_token_id": ends(header)}))
+        (made / GENERATION_FILE).write_text(json.dumps({"eos_token_id": ends(header), **sampling(header)}))
         if header.count(TOKENS):
             write_tokenizer(header, made)
         try:
@@ -81,6 +88,16 @@ def make(header: Header, folder: Path) -> None:
 def ends(header: Header) -> list[Any]:
     stated = [header.value(key) for key in ENDS]
     return sorted({end for end in stated if end is not None}, key=str)
+
+
+def sampling(header: Header) -> dict[str, Any]:
+    """The sampling parameters that the file recommends; its floats have seven digits."""
+    stated = {name: header.value(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in stated.items()
+        if value is not None
+    }
 
 
 def write_tokenizer(header: Header, made: Path) -> None:
