@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from penstock.core import ConfigError
 from penstock.foreign_files import problem_in, said, shown
 from penstock.models.gguf.accepted import contradiction, number, refusal
 from penstock.models.gguf.blocks import FLOATS, floats
-from penstock.models.gguf.header import MAGIC, VERSIONS, Header
+from penstock.models.gguf.header import MAGIC, UINT32, VERSIONS, Header
 
 MOST_COUNTED: Final = 100_000
 """Of anything that the metadata counts: layers, heads."""
@@ -73,7 +73,8 @@ def translated(header: Header) -> dict[str, Any]:
     """What transformers makes of the entries about the model, in a file of their own without vocabulary and tensors."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         about = [key for key in header.entries if key.startswith(f"{header.architecture}.") or key.endswith(TOKEN_ID)]
-        (Path(folder) / "header.gguf").write_bytes(entries_alone(header, about))
+        more = [] if f"{header.architecture}.vocab_size" in header.entries else [vocabulary_entry(header)]
+        (Path(folder) / "header.gguf").write_bytes(entries_alone(header, about, more))
         try:
             config = AutoConfig.from_pretrained(folder, gguf_file="header.gguf", trust_remote_code=False)
         except Exception as error:
@@ -82,11 +83,18 @@ def translated(header: Header) -> dict[str, Any]:
     return found
 
 
-def entries_alone(header: Header, keys: Iterable[str]) -> bytes:
-    """A GGUF file of these entries and the architecture."""
+def vocabulary_entry(header: Header) -> bytes:
+    """What transformers else looks for among the tokens, and warns that it has not found."""
+    key = f"{header.architecture}.vocab_size".encode()
+    size = min(tensor_shape(header, EMBEDDING)[0], MOST_NUMBER)
+    return struct.pack("<Q", len(key)) + key + struct.pack("<II", UINT32, size)
+
+
+def entries_alone(header: Header, keys: Iterable[str], more: Sequence[bytes] = ()) -> bytes:
+    """A GGUF file of these entries and the architecture; ``more`` are entries of one's own."""
     raw = header.bytes()
     entries = [header.entries[key] for key in ("general.architecture", *keys)]
-    kept = [raw[entry.start : entry.end] for entry in entries]
+    kept = [*(raw[entry.start : entry.end] for entry in entries), *more]
     return MAGIC + struct.pack("<IQQ", VERSIONS[-1], 0, len(kept)) + b"".join(kept)
 
 

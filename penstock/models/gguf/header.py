@@ -25,6 +25,7 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Types of values, as ``struct`` names them."""
+UINT32: Final = 4
 STRING: Final = 8
 ARRAY: Final = 9
 

@@ -55,9 +55,9 @@ def test_every_strategy_gives_the_tokens_of_generate(tmp_path: Path, architectur
 
 @pytest.mark.processes
 def test_target_and_draft_model_may_be_files(tmp_path: Path) -> None:
-    target, draft = (make_gguf(tmp_path / kind.name, kind=kind) for kind in (Kind.Q8_0, Kind.Q4_0))
+    target, draft = (make_gguf(tmp_path / kind.name, kind=kind) for kind in (Kind.Q8_0, Kind.F16))
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    speculation = {"method": "draft_model", "model": str(draft)}
+    speculation = {"method": "draft_model", "model": str(draft), "strategy": "pipedec"}
     with LLM(target, pipeline_parallel_size=2, speculative_config=speculation, max_model_len=256) as llm:
         found = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
         talk = llm.get_tokenizer().render([{"role": "user", "content": "the"}], True)

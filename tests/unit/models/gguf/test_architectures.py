@@ -68,6 +68,11 @@ def test_it_is_what_transformers_makes_of_the_file(tmp_path: Path, architecture:
     assert own["rope_parameters"]["rope_theta"] == THETA
 
 
+def test_nothing_is_said_of_what_transformers_does_not_find(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    open_checkpoint(str(make_gguf(tmp_path, seed=3)))
+    assert caplog.records == []
+
+
 def test_a_stage_reads_its_own_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_gguf(tmp_path, kind=Kind.Q8_0)
     checkpoint = open_checkpoint(str(path))
