@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt
+# What was skipped, a line a reason (tests/skips.py).
+SKIPS := $(VENV)/skipped.txt
+# PAGE= where there is no Chromium: its tests are then counted among the skipped.
+PAGE := --page
 # By a path, not by a finder, which a folder named penstock beside a script of one's own would hide.
 EDITABLE := --config-settings editable_mode=compat --editable
 
@@ -12,12 +16,14 @@ demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
 test: $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -m "not processes" --numprocesses auto --dist worksteal
-	$(BIN)/python -m pytest -m "processes and not page"
+	@rm -f $(SKIPS)
+	$(BIN)/python -m pytest -m "not processes" --numprocesses auto --dist worksteal --skips $(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page" --skips $(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
+	@cat $(SKIPS)
 
 test-page: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m page --page
+	$(BIN)/python -m pytest -m page $(PAGE) --skips $(SKIPS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.skips import Skips
+
 # How long an example takes says how busy the machine is.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
@@ -37,6 +39,12 @@ os.environ["HF_ASSETS_CACHE"] = ASSETS.name
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--page", action="store_true", help="run the tests of the web page too: they need Chromium")
+    parser.addoption("--skips", metavar="FILE", help="append the table of what was skipped to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # whoever has xdist's workers hears of theirs
+        config.pluginmanager.register(Skips(config.getoption("--skips")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

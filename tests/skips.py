@@ -1,0 +1,65 @@
+"""What may be skipped: a run ends with a table of what was, and fails where a reason is not listed here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+LISTED: Final = {
+    "needs a CUDA device": "The samplers' arithmetic on a GPU is compared where there is one; CI has none.",
+    "oneDNN computes no packed bfloat16": "Older processors have no bfloat16 kernels; there the product packs nothing.",
+    "Linux's scheduling policies": "Other systems have none to ask for, and the product asks for none there.",
+    "this system allows too few open files": "A hard limit that only root raises; more than 1024 files are one test's.",
+    "the paper's module has one timing": "Early exit has no such option: there is nothing to compare.",
+    "the package registry cannot be reached": "The real model comes as a package; without a network there is none.",
+    "the page is tested by `make test-page`": "It needs Chromium, which CI installs where it may.",
+}
+"""How a reason begins, and why it is good enough."""
+
+
+class Skips:
+    """Counts a run's skips by their reasons, those of xdist's workers too. ``file``, if any, has the table appended."""
+
+    def __init__(self, file: str | None = None) -> None:
+        self._file = file
+        self._reasons: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._count(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._count(report)
+
+    def _count(self, report: Any) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        unlisted = [reason for reason in self._reasons if not sentence(reason)]
+        if unlisted and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        lines = table(self._reasons)
+        if lines:
+            terminalreporter.section("skipped", "-")
+            terminalreporter.write_line("\n".join(lines))
+        if lines and self._file is not None:
+            with Path(self._file).open("a") as file:
+                file.write("\n".join(lines) + "\n")
+
+
+def sentence(reason: str) -> str:
+    """Why tests may be skipped for this reason; nothing if they may not."""
+    return next((why for start, why in LISTED.items() if reason.startswith(start)), "")
+
+
+def table(reasons: Counter[str]) -> list[str]:
+    """A line for each reason: how many tests, the reason, and why that may be."""
+    return [
+        f"{count:5} skipped: {reason}. {sentence(reason) or 'NOT LISTED in tests/skips.py: the run fails.'}"
+        for reason, count in reasons.most_common()
+    ]
