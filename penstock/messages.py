@@ -27,14 +27,21 @@ NO_SLOT: Final = -1
 
 Word = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A number of a request, node, stream or sample, or a seed."""
-Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-"""A slot, position, token id or count. What of them there is, a stage's own capacity and vocabulary say."""
-Parent = Annotated[int, msgspec.Meta(ge=NO_SLOT, lt=2**31)]
+MOST: Final = 2**31
+"""Every slot, position, token id and count is below."""
+Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
+"""One of these. What of them there is, a stage's own capacity and vocabulary say."""
+Parent = Annotated[int, msgspec.Meta(ge=NO_SLOT, lt=MOST)]
 SeedWord = Annotated[int, msgspec.Meta(ge=0)]
 """Up to 2**64 - 1, the largest that msgpack holds."""
 LARGEST: Final = sys.float_info.max
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=LARGEST)]
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Logarithm = Annotated[float, msgspec.Meta(le=0.0)]
+"""Of a probability, which may be 0."""
+AnyStage = Annotated[int, msgspec.Meta(ge=-1, lt=MOST)]
+"""The number of a stage; -1: of none in particular."""
 
 
 class ForeignFrame(PenstockError):
@@ -61,7 +68,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Index = 0
     min_p: Probability = 0.0
-    logprobs: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
+    logprobs: Annotated[int, msgspec.Meta(ge=-1, lt=MOST)] = -1
     barred: tuple[Index, ...] = ()
     barred_before: Index = 0
     presence_penalty: Finite = 0.0
@@ -118,14 +125,14 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     sent, or, in the drafter itself, the last that the batch needed; None where there were none.
     """
 
-    stage: int
-    received: float
-    start: float
-    end: float
-    computed: float
-    modelled: float
-    rows: int
-    features: float | None = None
+    stage: Index
+    received: Finite
+    start: Finite
+    end: Finite
+    computed: Finite
+    modelled: Finite
+    rows: Index
+    features: Finite | None = None
 
     @property
     def overrun(self) -> bool | None:
@@ -153,13 +160,13 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True, rename=SHORT_NAMES):
     committed: list[CommittedSlots] = []
     closed: list[Word] = []
     rows: Rows
-    wanted: list[int] = []
+    wanted: list[Index] = []
     candidates: Index = 0
     feature_nodes: list[Word] = []
     feature_levels: list[Index] = []
-    alive: list[int] = []
+    alive: list[Index] = []
     dtype: str = ""
-    width: int = 0
+    width: Word = 0
     spans: list[Span] = []
 
 
@@ -174,7 +181,7 @@ class Features(msgspec.Struct, tag="features", kw_only=True):
     nodes: list[Word]
     slots: list[Index]
     dtype: str = ""
-    width: int = 0
+    width: Word = 0
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
@@ -184,26 +191,26 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     the error if the row becomes its last token.
     """
 
-    node: int
-    token: int
-    logprob: float = 0.0
-    rank: int = 0
-    top: list[tuple[int, float]] = []
+    node: Word
+    token: Index
+    logprob: Logarithm = 0.0
+    rank: Index = 0
+    top: list[tuple[Index, Logarithm]] = []
     error: str = ""
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True):
     """A drafter's answer for one row: tokens best first, and the log of the chance that the target picks each."""
 
-    node: int
-    tokens: list[int]
-    scores: list[float]
+    node: Word
+    tokens: list[Index]
+    scores: list[Logarithm]
 
 
 class Result(msgspec.Struct, tag="result", kw_only=True):
     """What came out of the last stage for one batch. Every batch has exactly one, also when no row survived."""
 
-    stream: int
+    stream: Word
     picks: list[SampledToken] = []
     candidates: list[Candidates] = []
     spans: list[Span] = []
@@ -219,49 +226,49 @@ class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
     """Sent upstream: the buffer in front of this stage is free again."""
 
-    stage: int
+    stage: Index
 
 
 class ReserveDevice(msgspec.Struct, tag="reserve_device", kw_only=True):
     """To a modelled device that holds a stage: a drafter's pass takes so many seconds of it."""
 
-    seconds: float
+    seconds: Seconds
 
 
 class DeviceReserved(msgspec.Struct, tag="device_reserved", kw_only=True):
     """To the engine: when the stage's modelled device takes the drafter's pass, after what came to it before."""
 
-    stage: int
-    start: float
-    end: float
+    stage: Index
+    start: Finite
+    end: Finite
 
 
 class PrepareGrammar(msgspec.Struct, tag="prepare_grammar", kw_only=True):
     """To the last stage: compile a request's grammar beside the batches. Sent before the request's first row enters."""
 
-    request: int
+    request: Word
     grammar: str
 
 
 class GrammarPrepared(msgspec.Struct, tag="grammar_prepared", kw_only=True):
     """To the engine: the request's grammar has been compiled, or cannot be, which the picks of its rows then say."""
 
-    request: int
+    request: Word
 
 
 class ForgetGrammar(msgspec.Struct, tag="forget_grammar", kw_only=True):
     """To the last stage: no row of the request needs its grammar any more."""
 
-    request: int
+    request: Word
 
 
 class Started(msgspec.Struct, tag="started", kw_only=True):
     """A stage has loaded its layers and listens at ``address``. Sizes of its arenas and its tensors in bytes."""
 
-    stage: int
+    stage: Index
     address: str
-    kv_bytes: int
-    weight_bytes: int
+    kv_bytes: Word
+    weight_bytes: Word
 
 
 class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):
@@ -274,7 +281,7 @@ class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):
 class Heartbeat(msgspec.Struct, tag="heartbeat", kw_only=True):
     """To the engine: the stage's loop goes round. The next one waits for the engine's HeartbeatAck."""
 
-    stage: int
+    stage: Index
 
 
 class HeartbeatAck(msgspec.Struct, tag="heartbeat_ack", kw_only=True):
@@ -284,7 +291,7 @@ class HeartbeatAck(msgspec.Struct, tag="heartbeat_ack", kw_only=True):
 class Failed(msgspec.Struct, tag="failed", kw_only=True):
     """A stage cannot go on; ``cause`` is one line for people, ``details`` its traceback."""
 
-    stage: int
+    stage: AnyStage
     cause: str
     details: str = ""
 
@@ -320,7 +327,7 @@ class Delivery(msgspec.Struct, tag="delivery", kw_only=True):
     """
 
     message: Message
-    arrives: float = 0.0
+    arrives: Finite = 0.0
 
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -384,6 +391,8 @@ def tensor_bytes(message: Message) -> int:
     if isinstance(message, Features):
         check_features(message)
         return len(message.nodes) * message.width * DTYPE_BYTES[message.dtype]
+    if isinstance(message, Result):
+        check_result(message)
     return 0
 
 
@@ -414,20 +423,28 @@ def check_batch(batch: Batch) -> None:
         raise MalformedMessage(
             f"stream {batch.stream}: {len(batch.feature_levels)} levels of {len(batch.feature_nodes)} feature_nodes"
         )
-    if (batch.dtype and batch.dtype not in DTYPE_BYTES) or batch.width < 0:
-        raise MalformedMessage(f"stream {batch.stream}: dtype {batch.dtype!r}, width {batch.width}")
+    if batch.dtype and batch.dtype not in DTYPE_BYTES:
+        raise MalformedMessage(f"stream {batch.stream}: dtype {batch.dtype!r}")
 
 
 def within(indices: list[int], count: int) -> bool:
-    return not indices or (min(indices) >= 0 and max(indices) < count)
+    return not indices or max(indices) < count
+
+
+def check_result(result: Result) -> None:
+    """Raise MalformedMessage unless every candidate has its score."""
+    for answer in result.candidates:
+        if len(answer.scores) != len(answer.tokens):
+            raise MalformedMessage(
+                f"stream {result.stream}: {len(answer.tokens)} candidates, {len(answer.scores)} scores"
+            )
 
 
 def check_features(features: Features) -> None:
     """Raise MalformedMessage unless every row has its slot and every layer the same share of a line."""
     if len(features.slots) != len(features.nodes):
         raise MalformedMessage(f"features of {len(features.nodes)} nodes name {len(features.slots)} slots")
-    known = features.dtype in DTYPE_BYTES and features.width >= 0
-    if not known or not features.layers or features.width % len(features.layers):
+    if features.dtype not in DTYPE_BYTES or not features.layers or features.width % len(features.layers):
         raise MalformedMessage(
             f"features of layers {features.layers}: dtype {features.dtype!r}, width {features.width}"
         )

@@ -34,6 +34,7 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
             device=setup.devices[i],
             threads=setup.threads[i],
             max_model_len=setup.max_model_len,
+            vocab_size=setup.checkpoint.vocab_size,
             tap=tap,
             emulation=emulations[i],
         )
@@ -113,6 +114,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         device=setup.devices[-1],
         threads=setup.threads[-1],
         max_model_len=setup.max_model_len,
+        vocab_size=setup.checkpoint.vocab_size,
         target=target,
         tokenizer=str(setup.checkpoint.source),
         emulation=drafter_emulation(setup.cluster, depth_of(setup)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from penstock.messages import Batch, Cancel, GrammarPrepared, Message, Ready, Result
+from penstock.messages import MOST, Batch, Cancel, GrammarPrepared, Message, Ready, Result
 from penstock.pipeline.base import Clock
 from penstock.stage.device import Link
 from penstock.stage.visibility import ProtocolError
@@ -15,15 +15,16 @@ class EngineEnd:
     """The first stage's buffer, what is sent into it over ``link``, and results on their way.
 
     Every batch that leaves is remembered until its result has come: results arrive in stream order, and speak of
-    nothing but the rows whose successors were asked for.
+    nothing but the rows whose successors were asked for, in tokens below ``vocab_size``.
     """
 
-    def __init__(self, clock: Clock, link: Link) -> None:
+    def __init__(self, clock: Clock, link: Link, vocab_size: int = MOST) -> None:
         self.listener: Callable[[Message], bool] | None = None
         self.unprepared: set[int] = set()
         """Requests whose grammars the last stage has yet to compile."""
         self._clock = clock
         self._link = link
+        self._vocab_size = vocab_size
         self._free_at: float | None = 0.0
         self._results: deque[tuple[Result, float]] = deque()
         """Each with the moment at which it arrives."""
@@ -43,9 +44,9 @@ class EngineEnd:
     def received(self, message: Message, arrives: float) -> bool:
         """Take in a message of the stages. Returns whether it was one that belongs here.
 
-        Raises ProtocolError for a result that answers no batch of ours.
+        Raises ProtocolError for a result that answers no batch of ours, or names a token that there is not.
         """
-        if isinstance(message, Ready):
+        if isinstance(message, Ready) and message.stage == 0:
             self._free_at = arrives
         elif isinstance(message, GrammarPrepared):
             self.unprepared.discard(message.request)
@@ -63,6 +64,8 @@ class EngineEnd:
         answered = [pick.node for pick in result.picks] + [answer.node for answer in result.candidates]
         if len(set(answered)) < len(answered) or not wanted.issuperset(answered):
             raise ProtocolError(f"result {stream} speaks of nodes that it was not asked about")
+        if (token := highest_token(result)) >= self._vocab_size:
+            raise ProtocolError(f"result {stream} names token {token}; the model's are 0 to {self._vocab_size - 1}")
 
     def arrived(self) -> list[Result]:
         """Results that have arrived by now, in stream order."""
@@ -79,3 +82,12 @@ class EngineEnd:
             return free
         arrives = self._results[0][1]
         return arrives if free is None else min(arrives, free)
+
+
+def highest_token(result: Result) -> int:
+    """-1 if it names none."""
+    picks = max(
+        (max(pick.token, *(token for token, _ in pick.top)) if pick.top else pick.token for pick in result.picks),
+        default=-1,
+    )
+    return max((max(answer.tokens, default=-1) for answer in result.candidates), default=picks)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.messages import Batch, Cancel, Message, Result
+from penstock.messages import MOST, Batch, Cancel, Message, Result
 from penstock.pipeline.assembly import entrance, load_layers, make_core, make_driver
 from penstock.pipeline.base import Clock
 from penstock.pipeline.engine_end import EngineEnd
@@ -29,12 +29,13 @@ class InProcessPipeline:
         clock: Clock,
         entrance: Link = REAL_LINK,
         drafter: InProcessPipeline | None = None,
+        vocab_size: int = MOST,
     ) -> None:
         self._drafter = drafter
         self.stages = len(drivers)
         self.drivers = drivers
         self._clock = clock
-        self._end = EngineEnd(clock, entrance)
+        self._end = EngineEnd(clock, entrance, vocab_size)
         self._dues = [math.inf] * len(drivers)
         """When each driver has something to do: asked anew only after a message to it or a step of it."""
 
@@ -146,7 +147,8 @@ class InProcessHost:
         cores = [make_core(plan, i, len(plans), load_layers(plan)) for i, plan in enumerate(plans)]
         drivers = [make_driver(plan, i, cores[i], self.now) for i, plan in enumerate(plans)]
         readers = [self._pipelines[plan.tap.address] for plan in plans if plan.tap is not None]
-        pipeline = InProcessPipeline(drivers, self, entrance(plans[0]), readers[0] if readers else None)
+        reader = readers[0] if readers else None
+        pipeline = InProcessPipeline(drivers, self, entrance(plans[0]), reader, plans[0].vocab_size)
         self._pipelines[pipeline.address] = pipeline
         return pipeline
 

@@ -25,6 +25,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     max_model_len: int
+    vocab_size: int
+    """The target's, a drafter's too."""
     threads: int = 1
     """That compute, where the stage has a process of its own."""
     tap: TapSpec | None = None

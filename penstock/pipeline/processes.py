@@ -213,7 +213,7 @@ class ProcessPipeline:
         self._lost_at = math.inf
         self._inboxes: list[Outbox] = []
         self._closing = False
-        self._end = EngineEnd(host, entrance(plans[0]))
+        self._end = EngineEnd(host, entrance(plans[0]), plans[0].vocab_size)
         self._last_heartbeat = [host.now()] * self.stages
         self._silence = Silence(self.stages)
         host.register(self._session, self._on_message, self._on_exit, self._on_listened)
@@ -326,7 +326,7 @@ class ProcessPipeline:
             self._hear(message.stage)
             self._inboxes[message.stage].send(encode(HeartbeatAck(), self._session))
             return False
-        if isinstance(message, Started) and len(self.started) < self.stages:
+        if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
             self.started[message.stage] = message
             self._hear(message.stage)
         elif isinstance(message, Failed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from penstock.messages import Batch, Cancel, Candidates, Features, SampledToken, Sampling
+from penstock.messages import MOST, Batch, Cancel, Candidates, Features, Opened, SampledToken, Sampling
 from penstock.stage.cancels import Cancels
 from penstock.stage.visibility import BatchView, ProtocolError, Visibility
 
@@ -55,13 +55,16 @@ class StageCore:
     ``process`` gives back the rows that survived and either their hidden states or, on the last stage, picks.
     """
 
-    def __init__(self, layers: Layers, capacity: int, is_last: bool, taps: Sequence[int] = ()) -> None:
+    def __init__(
+        self, layers: Layers, capacity: int, is_last: bool, taps: Sequence[int] = (), vocab_size: int = MOST
+    ) -> None:
         self.layers = layers
         self.taps = list(taps)
         """Layers whose states go to a drafter."""
         self.reader: Reader | None = None
         """The layers again, where they are a learned drafter's."""
-        self.visibility = Visibility(capacity)
+        self.visibility = Visibility(capacity, vocab_size)
+        self._vocab_size = vocab_size
         self.is_last = is_last
         self._cancels = Cancels()
         self._samplings: dict[int, Sampling] = {}
@@ -99,6 +102,7 @@ class StageCore:
         for request in batch.closed:
             self._samplings.pop(request, None)
         for opened in batch.opened:
+            check_tokens(opened, self._vocab_size)
             self._samplings[opened.request] = opened.sampling
         self.visibility.apply_header(batch)
         rows = self._cancels.surviving(batch)
@@ -123,3 +127,14 @@ class StageCore:
         if batch.candidates:
             return rows, None, [], self.layers.candidates(view, hidden, wanted, samplings, batch.candidates)
         return rows, None, self.layers.pick(view, hidden, wanted, samplings), []
+
+
+def check_tokens(opened: Opened, vocab_size: int) -> None:
+    """Raise ProtocolError unless the model has the tokens that a request's sampling names.
+
+    ``barred`` ones, which may be any that a client calls its stop tokens, need not exist.
+    """
+    sampling = opened.sampling
+    named = max((*sampling.allowed_token_ids, *(token for token, _ in sampling.logit_bias)), default=-1)
+    if named >= vocab_size:
+        raise ProtocolError(f"request {opened.request} names token {named}; the model's are 0 to {vocab_size - 1}")

@@ -11,7 +11,7 @@ from operator import or_
 import numpy as np
 
 from penstock.core import PenstockError
-from penstock.messages import NO_SLOT, Batch
+from penstock.messages import MOST, NO_SLOT, Batch
 
 
 class ProtocolError(PenstockError):
@@ -96,12 +96,20 @@ class _RequestSlots:
         above = self.paths.get(parent, 0)
         if not above and parent != NO_SLOT and parent not in self.is_committed:
             raise ProtocolError(f"slot {parent} is named as a parent but holds no row")
-        if above and self.positions[parent] != position - 1:
+        if not self._holds(parent, position - 1):
             raise ProtocolError(f"slot {parent} is named as a parent at position {position - 1}, its row has another")
         if above >> slot & 1:
             raise ProtocolError(f"slot {slot} is named for position {position} below the row that it holds")
         self.paths[slot] = above | 1 << slot
         self.positions[slot] = position
+
+    def _holds(self, slot: int, position: int) -> bool:
+        """Whether a slot, which may be none, is at a position: the committed ones, computed here or not, by order."""
+        if slot in self.paths:
+            return bool(self.positions[slot] == position)
+        if slot == NO_SLOT:
+            return position < 0
+        return position < len(self.committed) and self.committed[position] == slot
 
     def seen_by(self, slots: Sequence[int]) -> list[int]:
         """The part of each slot's path that is above the committed prefix, as bits; none if it is committed itself."""
@@ -112,13 +120,16 @@ class _RequestSlots:
 class Visibility:
     """Follows the stream of batches on one stage. ``capacity`` is the number of slots of the stage's arenas.
 
+    ``vocab_size`` is the number of the model's tokens.
+
     A row sees a slot if and only if that slot holds one of its ancestors or itself. Committed slots are kept in
     position order, so the committed prefix of a row at position p is the first p of them; above it a row sees what its
     parent saw, and itself. Commit and prune therefore move no data.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, vocab_size: int = MOST) -> None:
         self.capacity = capacity
+        self.vocab_size = vocab_size
         self._positions = np.zeros(capacity, dtype=np.int64)
         self._tokens = np.zeros(capacity, dtype=np.int64)
         self._requests: dict[int, _RequestSlots] = {}
@@ -132,7 +143,7 @@ class Visibility:
                 raise ProtocolError(f"stream {batch.stream}: request {opened.request} is opened twice")
             self._requests[opened.request] = _RequestSlots(self._positions)
         for committed in batch.committed:
-            self._check_slots(committed.slots, batch.stream)
+            check_below(self.capacity, "slot", committed.slots, batch.stream)
             self._of(committed.request, batch.stream).commit(committed.slots)
 
     def view(self, batch: Batch, surviving: Sequence[int]) -> BatchView:
@@ -142,10 +153,12 @@ class Visibility:
         def column(values: Sequence[int]) -> list[int]:
             return [values[row] for row in surviving]
 
-        requests, slots_listed, parents, positions_listed = map(
-            column, (rows.requests, rows.slots, rows.parents, rows.positions)
+        requests, slots_listed, parents, positions_listed, tokens_listed = map(
+            column, (rows.requests, rows.slots, rows.parents, rows.positions, rows.tokens)
         )
-        self._check_slots(slots_listed, batch.stream)
+        check_below(self.capacity, "slot", slots_listed, batch.stream)
+        check_below(self.capacity, "position", positions_listed, batch.stream)  # each holds a slot
+        check_below(self.vocab_size, "token", tokens_listed, batch.stream)
         by_request: dict[int, list[int]] = {}
         for i, request in enumerate(requests):
             by_request.setdefault(request, []).append(i)
@@ -153,7 +166,7 @@ class Visibility:
             table = self._of(request, batch.stream)
             for i in indices:
                 table.register(slots_listed[i], parents[i], positions_listed[i])
-        slots, positions, tokens = map(array_of, (slots_listed, positions_listed, column(rows.tokens)))
+        slots, positions, tokens = map(array_of, (slots_listed, positions_listed, tokens_listed))
         self._tokens[slots] = tokens
         return BatchView(
             requests=array_of(requests),
@@ -166,11 +179,6 @@ class Visibility:
             slot_tokens=self._tokens,
             views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
         )
-
-    def _check_slots(self, slots: Sequence[int], stream: int) -> None:
-        if slots and not (min(slots) >= 0 and max(slots) < self.capacity):
-            wrong = next(slot for slot in slots if not 0 <= slot < self.capacity)
-            raise ProtocolError(f"stream {stream}: slot {wrong} is outside the {self.capacity} of this stage")
 
     def _of(self, request: int, stream: int) -> _RequestSlots:
         try:
@@ -189,6 +197,12 @@ class Visibility:
         mask[:, :seen_committed] = slot_positions[None, :seen_committed] <= positions[rows, None]
         mask[:, seen_committed:] = sees
         return RequestView(request, rows, all_slots, slot_positions, mask)
+
+
+def check_below(limit: int, what: str, numbers: Sequence[int], stream: int) -> None:
+    if numbers and not (min(numbers) >= 0 and max(numbers) < limit):
+        wrong = next(number for number in numbers if not 0 <= number < limit)
+        raise ProtocolError(f"stream {stream}: {what} {wrong} is outside the {limit} of this stage")
 
 
 def array_of(values: Sequence[int]) -> np.ndarray:

@@ -24,11 +24,14 @@ from penstock.messages import (
     Failed,
     Features,
     ForeignFrame,
+    ForgetGrammar,
+    GrammarPrepared,
     Heartbeat,
     HeartbeatAck,
     MalformedMessage,
     Message,
     Opened,
+    PrepareGrammar,
     Ready,
     ReserveDevice,
     Result,
@@ -47,7 +50,8 @@ SESSION = "5" * 32
 whole = st.integers(-(2**63), 2**64 - 1)
 word = st.integers(0, 2**63 - 1)
 index = st.integers(0, 2**31 - 1)
-number = st.floats(allow_nan=False)
+number = st.floats(allow_nan=False, allow_infinity=False)
+logarithm = st.floats(max_value=0.0)
 text = st.text(max_size=8)
 
 
@@ -73,7 +77,7 @@ def batches(draw: st.DrawFn) -> tuple[Batch, list[bytes]]:
         feature_nodes=draw(st.lists(word, min_size=count, max_size=count) | st.just([])),
         dtype=draw(st.sampled_from(["", *DTYPE_BYTES])),
         width=draw(st.integers(0, 9)),
-        spans=draw(st.lists(st.builds(Span, whole, number, number, number, number, number, whole), max_size=2)),
+        spans=draw(st.lists(st.builds(Span, index, number, number, number, number, number, index), max_size=2)),
     )
     size = len(batch.alive) * batch.width * DTYPE_BYTES.get(batch.dtype, 0)
     return batch, [bytes(size)] if size else []
@@ -90,19 +94,23 @@ def features(draw: st.DrawFn) -> tuple[Features, list[bytes]]:
     return sent, [bytes(size)] if size else []
 
 
-picks = st.builds(SampledToken, whole, whole, number, whole, st.lists(st.tuples(whole, number), max_size=2))
-candidates = st.builds(Candidates, whole, st.lists(whole, max_size=2), st.lists(number, max_size=2))
+picks = st.builds(SampledToken, word, index, logarithm, index, st.lists(st.tuples(index, logarithm), max_size=2))
+ranked = st.lists(st.tuples(index, logarithm), max_size=2)
+candidates = st.builds(lambda node, pairs: Candidates(node, [t for t, _ in pairs], [s for _, s in pairs]), word, ranked)
 others: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Result, stream=whole, picks=st.lists(picks, max_size=3), candidates=st.lists(candidates, max_size=3)),
+    st.builds(Result, stream=word, picks=st.lists(picks, max_size=3), candidates=st.lists(candidates, max_size=3)),
     st.builds(Cancel, before=word, nodes=st.lists(word)),
-    st.builds(Ready, stage=whole),
-    st.builds(ReserveDevice, seconds=number),
-    st.builds(DeviceReserved, stage=whole, start=number, end=number),
-    st.builds(Started, stage=whole, address=text, kv_bytes=whole, weight_bytes=whole),
+    st.builds(Ready, stage=index),
+    st.builds(ReserveDevice, seconds=st.floats(0, allow_infinity=False)),
+    st.builds(DeviceReserved, stage=index, start=number, end=number),
+    st.builds(Started, stage=index, address=text, kv_bytes=word, weight_bytes=word),
+    st.builds(PrepareGrammar, request=word, grammar=text),
+    st.builds(GrammarPrepared, request=word),
+    st.builds(ForgetGrammar, request=word),
     st.builds(ConnectNeighbours, upstream=text, downstream=text),
-    st.builds(Heartbeat, stage=whole),
+    st.builds(Heartbeat, stage=index),
     st.just(HeartbeatAck()),
-    st.builds(Failed, stage=whole, cause=text, details=text),
+    st.builds(Failed, stage=st.integers(-1, 2**31 - 1), cause=text, details=text),
     st.just(Stop()),
 )
 messages = st.one_of(batches(), features(), others.map(lambda message: (message, [])))
@@ -193,11 +201,12 @@ def simple(**fields: Any) -> Batch:
     [
         (simple(rows=Rows([0], [1, 2], [0, 1], [-1, 0], [0, 1], [5, 6])), [], "differ in length"),
         (simple(alive=[2]), [], "past its 2 rows"),
-        (simple(wanted=[-1]), [], "past its 2 rows"),
+        (simple(wanted=[-1]), [], "wanted"),
+        (simple(wanted=[2]), [], "past its 2 rows"),
         (simple(alive=[1, 0]), [], "ascending"),
         (simple(alive=[1, 1]), [], "ascending"),
         (simple(dtype="float64", width=1), [], "dtype 'float64'"),
-        (simple(width=-1), [], "width -1"),
+        (simple(width=-1), [], "width"),
         (simple(alive=[0, 1], dtype="float16", width=3), [bytes(11)], "frame of 11 bytes, header announces 12"),
         (simple(alive=[0, 1], dtype="float16", width=3), [], "frame of 0 bytes, header announces 12"),
         (simple(alive=[0, 1], dtype="float16", width=3), [bytes(6), bytes(6)], "tensor frame"),
@@ -207,7 +216,7 @@ def simple(**fields: Any) -> Batch:
         (state(layers=[]), [bytes(32)], "features of layers"),
         (state(layers=[1, 2, 3]), [bytes(32)], "width 4"),
         (state(dtype="int8"), [bytes(8)], "dtype 'int8'"),
-        (state(width=-4), [], "width -4"),
+        (state(width=-4), [], "width"),
         (state(), [bytes(31)], "frame of 31 bytes, header announces 32"),
         (Stop(), [b"tail"], "header announces 0"),
         (Stop(), [b"", b""], "tensor frame"),
@@ -270,3 +279,74 @@ def test_row_numbers_that_no_stage_has_are_malformed(column: str, value: int) ->
     getattr(batch.rows, column)[0] = value
     with pytest.raises(MalformedMessage, match="Expected `int`"):
         decode([encode(batch, SESSION)], SESSION)
+
+
+below = st.integers(-(2**63), -2)
+beyond = st.integers(2**31, 2**64 - 1)
+not_index = below | st.just(-1) | beyond
+not_word = below | st.just(-1) | st.integers(2**63, 2**64 - 1)
+not_logarithm = st.just(float("nan")) | st.floats(min_value=0.0, exclude_min=True)
+not_seconds = bad_number | st.floats(max_value=0.0, exclude_max=True)
+
+
+def picked(**fields: Any) -> Result:
+    return Result(stream=1, picks=[SampledToken(**{"node": 1, "token": 2, **fields})])
+
+
+def guessed(node: Any = 1, token: Any = 2, score: Any = -1.0) -> Result:
+    return Result(stream=1, candidates=[Candidates(node, [token], [score])])
+
+
+def started(**fields: Any) -> Started:
+    return Started(**{"stage": 0, "address": "", "kv_bytes": 1, "weight_bytes": 1, **fields})
+
+
+def spanned(place: int, value: Any) -> Result:
+    numbers: list[Any] = [0, 1.0, 1.0, 2.0, 1.0, 0.0, 3, 1.0]
+    numbers[place] = value
+    return Result(stream=1, spans=[Span(*numbers)])
+
+
+lies = st.one_of(
+    st.builds(Result, stream=not_word),
+    st.builds(picked, node=not_word),
+    st.builds(picked, token=not_index),
+    st.builds(picked, rank=not_index),
+    st.builds(picked, logprob=not_logarithm),
+    st.builds(picked, top=st.tuples(not_index, logarithm).map(lambda pair: [pair])),
+    st.builds(picked, top=st.tuples(index, not_logarithm).map(lambda pair: [pair])),
+    st.builds(guessed, node=not_word),
+    st.builds(guessed, token=not_index),
+    st.builds(guessed, score=not_logarithm),
+    st.builds(spanned, st.sampled_from([0, 6]), not_index),
+    st.builds(spanned, st.sampled_from([1, 2, 3, 4, 5, 7]), bad_number),
+    st.builds(Ready, stage=not_index),
+    st.builds(Heartbeat, stage=not_index),
+    st.builds(Failed, stage=below | beyond, cause=text),
+    st.builds(started, stage=not_index),
+    st.builds(started, kv_bytes=not_word),
+    st.builds(started, weight_bytes=not_word),
+    st.builds(GrammarPrepared, request=not_word),
+    st.builds(DeviceReserved, stage=not_index, start=number, end=number),
+    st.builds(DeviceReserved, stage=index, start=bad_number, end=number),
+    st.builds(DeviceReserved, stage=index, start=number, end=bad_number),
+    st.builds(ReserveDevice, seconds=not_seconds),
+)
+
+
+@settings(max_examples=500)
+@given(lies)
+def test_numbers_for_the_engine_out_of_range_are_malformed(message: Message) -> None:
+    with pytest.raises(MalformedMessage, match=r"Expected `(int|float)`"):
+        decode([encode(message, SESSION)], SESSION)
+
+
+@given(bad_number)
+def test_a_message_that_never_arrives_is_malformed(arrives: float) -> None:
+    with pytest.raises(MalformedMessage, match="arrives"):
+        decode([encode(Ready(stage=0), SESSION, arrives)], SESSION)
+
+
+def test_candidates_without_their_scores_are_malformed() -> None:
+    with pytest.raises(MalformedMessage, match="2 candidates, 1 scores"):
+        decode([encode(Result(stream=1, candidates=[Candidates(1, [2, 3], [-1.0])]), SESSION)], SESSION)

@@ -249,6 +249,10 @@ def batch(stream: int, **fields: Any) -> Batch:
     return Batch(**{**content, **fields})
 
 
+def foreign_tokens(stream: int) -> Batch:
+    return batch(stream, opened=[Opened(999, Sampling(logit_bias=((90_000, 1.0),)))], **STATES)
+
+
 STATES = {"dtype": "float32", "width": 32}
 LIES: dict[str, tuple[int, Callable[[int], Message], list[bytes], str]] = {
     "wrong stream": (0, lambda n: batch(n + 5), [], "arrived where"),
@@ -257,7 +261,19 @@ LIES: dict[str, tuple[int, Callable[[int], Message], list[bytes], str]] = {
     "tensor of another type": (1, lambda n: batch(n, dtype="float16", width=32), [bytes(64)], "brings float16"),
     "unknown slot": (0, lambda n: batch(n, rows=rows(slot=10**6)), [], "slot 1000000 is outside"),
     "unknown parent": (0, lambda n: batch(n, rows=rows(slot=1, parent=2, position=1)), [], "holds no row"),
-    "unknown token": (0, lambda n: batch(n, rows=Rows([999], [1], [0], [NO_SLOT], [0], [10**9])), [], "Error"),
+    "unknown token": (
+        0,
+        lambda n: batch(n, rows=Rows([999], [1], [0], [NO_SLOT], [0], [10**9])),
+        [],
+        "token 1000000000 is outside",
+    ),
+    "unknown position": (
+        0,
+        lambda n: batch(n, rows=rows(slot=1, position=9 * 10**8)),
+        [],
+        "position 900000000 is outside",
+    ),
+    "token of another model in a sampling": (1, lambda n: foreign_tokens(n), [bytes(128)], "names token 90000"),
     "not for a stage": (0, lambda n: Result(stream=0), [], "unexpected Result"),
 }
 """Which stage is lied to, what it is told (n: the stream number that is due), the tensor frames, the complaint."""

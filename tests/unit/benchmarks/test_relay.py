@@ -43,6 +43,7 @@ def plans(links: list[LinkTiming | None]) -> list[StagePlan]:
             dtype="float32",
             device="cpu",
             max_model_len=8,
+            vocab_size=8,
             emulation=StageEmulation(up=links[i], down=links[i + 1]),
         )
         for i in range(len(links) - 1)

@@ -17,6 +17,7 @@ def plan(emulation: StageEmulation | None) -> StagePlan:
         dtype="float32",
         device="cpu",
         max_model_len=8,
+        vocab_size=8,
         emulation=emulation,
     )
 

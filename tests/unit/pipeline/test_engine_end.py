@@ -15,7 +15,8 @@ from tests.unit.stage.test_driver import link
 
 
 def awaiting(*streams: int) -> EngineEnd:
-    end = EngineEnd(VirtualClock(), REAL_LINK)
+    """In a model of 50 tokens."""
+    end = EngineEnd(VirtualClock(), REAL_LINK, 50)
     for stream in streams:
         end.sending(prompt(stream, stream, PROMPT))
     return end
@@ -28,6 +29,9 @@ def awaiting(*streams: int) -> EngineEnd:
         (Result(stream=0, picks=[SampledToken(3, 5)]), "speaks of nodes"),
         (Result(stream=0, picks=[SampledToken(4, 5), SampledToken(4, 5)]), "speaks of nodes"),
         (Result(stream=0, candidates=[Candidates(99, [1], [0.0])]), "speaks of nodes"),
+        (Result(stream=0, picks=[SampledToken(4, 50)]), "result 0 names token 50; the model's are 0 to 49"),
+        (Result(stream=0, picks=[SampledToken(4, 5, top=[(49, 0.0), (51, 0.0)])]), "names token 51"),
+        (Result(stream=0, candidates=[Candidates(4, [3, 77, 4], [0.0] * 3)]), "names token 77"),
     ],
 )
 def test_results_that_answer_no_batch_are_refused(result: Result, complaint: str) -> None:
@@ -42,6 +46,12 @@ def test_a_result_too_many_is_refused() -> None:
         end.received(Result(stream=0), 0.0)
     assert [result.stream for result in end.arrived()] == [0]
     assert end.arrived() == []
+
+
+def test_no_stage_but_the_first_has_a_buffer_of_the_engines() -> None:
+    end = awaiting(0)
+    assert not end.received(Ready(stage=1), 0.0)
+    assert not end.ready
 
 
 def test_messages_take_their_time_on_the_entrance() -> None:

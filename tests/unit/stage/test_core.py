@@ -135,3 +135,15 @@ def test_each_row_is_picked_with_its_own_requests_sampling() -> None:
     opened = [Opened(0, Sampling(seed=10)), Opened(1, Sampling(seed=11))]
     stage.process(batch(0, table, opened=opened, wanted=[0, 1, 2]), None)
     assert layers.noted == [10, 11, 10]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(allowed_token_ids=(3, 100)), Sampling(logit_bias=((100, 1.0),))])
+def test_a_request_that_names_tokens_of_another_model_is_refused(sampling: Sampling) -> None:
+    stage = StageCore(HashLayers(0, capacity=16, vocabulary=100), 16, is_last=True, vocab_size=100)
+    with pytest.raises(ProtocolError, match="request 0 names token 100; the model's are 0 to 99"):
+        stage.process(batch(0, rows(0, TOKENS), opened=[Opened(0, sampling)]), None)
+
+
+def test_barred_tokens_may_be_any() -> None:
+    stage = StageCore(HashLayers(0, capacity=16, vocabulary=100), 16, is_last=True, vocab_size=100)
+    stage.process(batch(0, rows(0, TOKENS), opened=[Opened(0, Sampling(barred=(500,)))]), None)

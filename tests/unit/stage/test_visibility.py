@@ -169,6 +169,11 @@ def test_a_dropped_row_is_not_registered() -> None:
         (Rows([0], [5], [2], [2], [2], [0]), {}, "slot 2 is named as a parent but holds no row"),
         (Rows([0], [5], [0], [1], [2], [0]), {}, "slot 0 is named for position 2 below the row that it holds"),
         (Rows([0], [5], [2], [1], [4], [0]), {}, "slot 1 is named as a parent at position 3"),
+        (Rows([0], [5], [2], [1], [8], [0]), {}, "position 8 is outside the 8"),
+        (Rows([0], [5], [2], [1], [2], [50]), {}, "token 50 is outside the 50"),
+        (Rows([0], [5], [2], [NO_SLOT], [3], [0]), {}, "slot -1 is named as a parent at position 2"),
+        (Rows([0], [5], [2], [0], [2], [0]), {"committed": [CommittedSlots(0, [0])]}, "slot 0 .* at position 1"),
+        (Rows([0], [5], [2], [1], [1], [0]), {"committed": [CommittedSlots(0, [0, 1])]}, "slot 1 .* at position 0"),
         (Rows(), {"committed": [CommittedSlots(0, [8])]}, "slot 8 is outside"),
         (Rows(), {"committed": [CommittedSlots(9, [1])]}, "request 9 is not open"),
         (Rows(), {"opened": [Opened(0, Sampling())]}, "request 0 is opened twice"),
@@ -176,7 +181,7 @@ def test_a_dropped_row_is_not_registered() -> None:
     ],
 )
 def test_contradictions_are_refused(rows: Rows, header: dict, complaint: str) -> None:
-    visibility = Visibility(8)
+    visibility = Visibility(8, 50)
     feed(visibility, chain(0, 1))
     with pytest.raises(ProtocolError, match=complaint):
         feed(visibility, Batch(stream=1, rows=rows, alive=list(range(len(rows))), **header))
