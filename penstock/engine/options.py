@@ -37,6 +37,14 @@ Stages = Annotated[
         default="as the cluster or the split says, else 1",
     ),
 ]
+Threads = Annotated[
+    int | None,
+    Option(
+        "Threads that each stage, and a drafter with weights, computes with.",
+        PIPELINE,
+        default="this host's cores, shared among them",
+    ),
+]
 SpeculativeSlots = Annotated[
     int | None,
     Option(
@@ -69,14 +77,7 @@ class PipelineOptions:
         str | None, Option("Layers of each stage.", PIPELINE, metavar="N,N,...", default="an even split")
     ] = None
     cluster: Annotated[str | Cluster | None, CLUSTER] = None
-    threads: Annotated[
-        int | None,
-        Option(
-            "Threads that each stage, and a drafter with weights, computes with.",
-            PIPELINE,
-            default="this host's cores, shared among them",
-        ),
-    ] = None
+    threads: Threads = None
     stage_timeout: Annotated[
         float | None,
         Option("Seconds without a sign of life after which a stage is lost; one batch must take less.", PIPELINE),

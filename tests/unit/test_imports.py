@@ -67,7 +67,14 @@ HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
 MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler", "trainer")
 LIGHT = ("trainer.options",)
 """Of these parts, what the command line needs for its help."""
-HEAVY_WHEN_CALLED = {"pipeline.forking", "text.tokenizer", "text.template_process", "recording", "dtypes"}
+HEAVY_WHEN_CALLED = {
+    "bench.peers.hf",
+    "pipeline.forking",
+    "text.tokenizer",
+    "text.template_process",
+    "recording",
+    "dtypes",
+}
 
 DECISIONS = (
     "core",

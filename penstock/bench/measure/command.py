@@ -25,6 +25,8 @@ from penstock.bench.measure.small_model import SmallModel, asked_once, measured_
 from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.measure.tables import SMALL, remarks, tables_of
 from penstock.bench.measure.turns import questions_of
+from penstock.bench.peers.beside import PeerRun, peers_beside
+from penstock.bench.peers.names import check_peers
 from penstock.bench.progress import progress_bar
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets
 from penstock.bench.recordings.record import check_record, record
@@ -51,6 +53,7 @@ class Plan:
     clusters: dict[str, Cluster | None]
     """By where the drafter runs; a single one under "" where that was not asked."""
     drafting: SpeculativeConfig | None
+    peers: tuple[str, ...] = ()
 
     @property
     def cluster(self) -> Cluster | None:
@@ -66,7 +69,7 @@ class Plan:
     def total(self, questions: Sequence[Question]) -> int:
         """How many requests will be decoded."""
         small = len(asked_once(questions)) if self.measures_small_model else 0
-        return len(questions) * len(self.strategies) * len(self.clusters) + small
+        return len(questions) * (len(self.strategies) * len(self.clusters) + len(self.peers)) + small
 
 
 @dataclass
@@ -77,6 +80,7 @@ class Measured:
     questions: list[Question]
     runs: list[StrategyRun]
     silent: dict[Setting, str]
+    peers: list[PeerRun] = field(default_factory=list)
     small: list[SmallModel] = field(default_factory=list)
 
 
@@ -100,16 +104,16 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
 def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -> None:
     """Print tables and remarks, and write the files that were asked for."""
     runs, small = found.runs, found.small
-    said = [*remarks(runs, small), *turns_remark(options, plan, found), *seeds_remark(options, plan)]
-    for table in tables_of(runs, small):
+    said = [*remarks(runs, small, found.peers), *turns_remark(options, plan, found), *seeds_remark(options, plan)]
+    for table in tables_of(runs, small, found.peers):
         console.print(table)
     for line in said:
         console.print(line, highlight=False, markup=False)
     settings = settings_of(options, found.setup.stages)
     if options.json is not None:
-        options.json.write_text(as_json(settings, runs, small), encoding="utf-8")
+        options.json.write_text(as_json(settings, runs, small, found.peers), encoding="utf-8")
     if options.report is not None:
-        write_report(options.report, settings, runs, small, said)
+        write_report(options.report, settings, runs, small, found.peers, said)
     if options.record is not None:
         for file in record_runs(options.record, found.setup, runs, found.questions):
             console.print(f"recorded: {file}", highlight=False, markup=False)
@@ -127,7 +131,9 @@ def plan_of(options: BenchOptions) -> Plan:
     if options.drafter_on and (drafting is None or drafting.method == "ngram"):
         raise FieldError("drafter_on", "means nothing where no device drafts; remove it")
     clusters = {place: cluster_of(options, place) for place in options.drafter_on or ("",)}
-    return Plan(strategies, conversations, clusters, drafting)
+    plan = Plan(strategies, conversations, clusters, drafting, options.peer)
+    check_peers(options.peer, options.model, plan.cluster)
+    return plan
 
 
 def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
@@ -161,16 +167,21 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
             pipeline_parallel_size=options.pipeline_parallel_size,
             speculative_config=plan.drafting,
             dtype=options.dtype,
+            threads=options.threads,
             speculative_slots=options.speculative_slots,
             enable_prefix_caching=False,  # every strategy computes every prompt
             host=RealTimeHost(),
         ) as llm:
             questions = questions_of(llm, plan.conversations, options.raw) if found is None else found.questions
             ticker.begin(questions)
-            with on_time(llm):
-                runs = measure_all(llm, questions, plan.strategies, on_progress=ticker.strategy_begins)
+            with on_time(llm), peers_beside(plan.peers, llm, ticker.peer_begins) as peers:
+                peers.warm_up(questions[0])
+                runs = measure_all(
+                    llm, questions, plan.strategies, on_progress=ticker.strategy_begins, on_answered=peers.answer
+                )
             if found is None:
                 found = Measured(llm.setup, questions, [], silent_settings(llm, runs, questions))
+                found.peers = peers.runs([run for run in runs if run.setting not in found.silent])
         found.runs += placed(runs, place, first=not found.runs) if place else runs
     assert found is not None
     found.runs = [run for run in found.runs if run.setting not in found.silent]
@@ -217,6 +228,9 @@ class Ticker:
 
     def strategy_begins(self, name: str, index: int, total: int) -> None:
         self._move_on(f"{self._questions[index].setting}: {name}")
+
+    def peer_begins(self, name: str, question: Question) -> None:
+        self._move_on(f"{question.setting}: {name}")
 
     def small_model_begins(self) -> None:
         self._move_on(SMALL)

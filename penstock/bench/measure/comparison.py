@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str, int, int], None]
 """Told before each run: the strategy's label, the question's index, and how many questions there are."""
 
+OnAnswered = Callable[[Question, RequestOutput], None]
+"""Told after all strategies have answered a question: what plain decoding gave. Peers have their turn then."""
+
 
 def measure(
     llm: LLM,
@@ -51,6 +54,7 @@ def measure_all(
     strategies: Sequence[Named],
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
+    on_answered: OnAnswered | None = None,
 ) -> list[StrategyRun]:
     """Run every question alone through every strategy, strategy after strategy within each question.
 
@@ -74,6 +78,8 @@ def measure_all(
                 samples[name].append(sample)
                 if i == 0:
                     timelines[name] = timeline_of(meter)
+            if on_answered is not None:
+                on_answered(question, samples[named[0][0]][-1].output)
     runs = []
     for setting in settings_of(questions):
         plain = chosen(samples[named[0][0]], setting)

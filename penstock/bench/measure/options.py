@@ -12,8 +12,8 @@ from penstock.bench.grid import parse_temperatures
 from penstock.bench.options import Bandwidth, DrafterOn, FiguresFile, ReportFolder
 from penstock.bench.prompts import DEFAULT_PROMPTS
 from penstock.config import check
-from penstock.engine.options import CLUSTER, Dtype, EngineOptions, ModelName, SpeculativeSlots, Stages
-from penstock.options import OUTPUT, PIPELINE, SAMPLING, SPECULATION, Option
+from penstock.engine.options import CLUSTER, Dtype, EngineOptions, ModelName, SpeculativeSlots, Stages, Threads
+from penstock.options import MODEL, OUTPUT, PIPELINE, SAMPLING, SPECULATION, Option
 from penstock.strategies.registry import STRATEGIES
 
 
@@ -36,7 +36,18 @@ class BenchOptions:
     speculative_slots: SpeculativeSlots = EngineOptions.speculative_slots
     model: ModelName = EngineOptions.model
     dtype: Dtype = EngineOptions.dtype
+    peer: Annotated[
+        tuple[str, ...],
+        Option(
+            "hf (transformers' generate) or llama.cpp: the same model, prompts, tokens and threads, in the same run.",
+            MODEL,
+            metavar="NAME,...",
+            default="none",
+            parse=split_entries,
+        ),
+    ] = ()
     cluster: Annotated[str | None, CLUSTER] = None
+    threads: Threads = None
     pipeline_parallel_size: Stages = None
     time_scale: Annotated[
         float | None,
@@ -84,7 +95,7 @@ class BenchOptions:
         check(self.num_prompts >= 1, "num_prompts", self.num_prompts, "at least 1")
         check(self.max_tokens >= 2, "max_tokens", self.max_tokens, "at least 2: the first token is the prompt's")
         check(self.seeds >= 1, "seeds", self.seeds, "at least 1")
-        for name in ("strategies", "temperature", "drafter_on"):
+        for name in ("strategies", "temperature", "drafter_on", "peer"):
             values = getattr(self, name)
             check(len(set(values)) == len(values), name, ",".join(map(str, values)), "different ones")
         if self.json is not None:

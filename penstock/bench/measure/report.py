@@ -15,6 +15,8 @@ from penstock.bench.measure.occupancy import plot_timelines
 from penstock.bench.measure.small_model import SmallModel
 from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.measure.tables import by_setting, markdown_of, title_of
+from penstock.bench.peers.beside import PeerRun
+from penstock.bench.peers.tables import peers_markdown
 from penstock.bench.plots import NAN, Interval, Labels, Line, plot_bars, plot_heat_map, plot_lines
 from penstock.bench.report import Image, settings_part, shown
 
@@ -22,12 +24,18 @@ STEPS_SHOWN: Final = 60
 """The occupancy plot ends after this many stage times at most: beyond it the bars are too narrow to tell apart."""
 
 
-def as_json(settings: Mapping[str, Any], runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str:
+def as_json(
+    settings: Mapping[str, Any],
+    runs: Sequence[StrategyRun],
+    small: Sequence[SmallModel],
+    peers: Sequence[PeerRun] = (),
+) -> str:
     """The bench file: what ``--json`` writes and ``penstock compare`` reads."""
     content = {
         "settings": settings,
         "runs": [run.as_dict() for run in runs],
         "small_model": [vars(one) for one in small],
+        "peers": [one.as_dict() for one in peers],
     }
     return json.dumps(content, indent=2) + "\n"
 
@@ -37,10 +45,11 @@ def write_report(
     settings: Mapping[str, Any],
     runs: Sequence[StrategyRun],
     small: Sequence[SmallModel],
+    peers: Sequence[PeerRun],
     said: Sequence[str],
 ) -> None:
     """Write all files into ``folder``, which exists. ``said`` is what a reader has to know of the tables."""
-    (folder / "bench.json").write_text(as_json(settings, runs, small), encoding="utf-8")
+    (folder / "bench.json").write_text(as_json(settings, runs, small, peers), encoding="utf-8")
     images = [draw(folder, runs) for draw in (speedup_plot, timeline_plot)]
     text = [
         "# Strategies compared",
@@ -50,6 +59,8 @@ def write_report(
     ]
     for setting, some in by_setting(runs).items():
         text += [f"## {title_of(setting, some)}", markdown_of(some, small)]
+        if beside := [one for one in peers if one.setting == setting]:
+            text.append(peers_markdown(beside, some))
         text += [shown(image) for image in (depth_plot(folder, some), sweep_plot(folder, some)) if image]
     text += settings_part(settings)
     (folder / "report.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")

@@ -17,6 +17,8 @@ from penstock.bench.intervals import CONFIDENCE
 from penstock.bench.measure.silence import first_token_remark
 from penstock.bench.measure.small_model import SmallModel
 from penstock.bench.measure.summary import MAX_OVERRUNS, StrategyRun
+from penstock.bench.peers.beside import PeerRun
+from penstock.bench.peers.tables import peers_remarks, peers_table
 
 SMALL: Final = "small model alone"
 
@@ -66,8 +68,13 @@ def by_setting(runs: Sequence[StrategyRun]) -> dict[Setting, list[StrategyRun]]:
     return {setting: [run for run in runs if run.setting == setting] for setting in {run.setting: None for run in runs}}
 
 
-def tables_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = ()) -> list[Table]:
-    """Three tables per setting: how fast, how well drafted, at what cost. Speed-ups are over plain in the same run."""
+def tables_of(
+    runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers: Sequence[PeerRun] = ()
+) -> list[Table]:
+    """Three tables per setting: how fast, how well drafted, at what cost. Speed-ups are over plain in the same run.
+
+    A fourth one has the peers, where there are any.
+    """
     tables = []
     for setting, some in by_setting(runs).items():
         speed = new_table(title_of(setting, some), SPEED, some)
@@ -75,6 +82,8 @@ def tables_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = ()) -> 
             if one.setting == setting:
                 speed.add_row(SMALL, *small_cells(one, some))
         tables += [speed, new_table(None, DRAFTS, some), new_table(None, COST, some)]
+        if beside := [one for one in peers if one.setting == setting]:
+            tables.append(peers_table(beside, some))
     return tables
 
 
@@ -112,9 +121,9 @@ def markdown_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str
     return markdown(["strategy", *(column.heading for column in columns)], rows)
 
 
-def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = ()) -> list[str]:
+def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers: Sequence[PeerRun] = ()) -> list[str]:
     """What a reader has to know before quoting the tables."""
-    lines = []
+    lines = peers_remarks(peers)
     if any(run.emulated for run in runs):
         lines.append("Emulated: real tokens from real stage processes, each held back to its modelled device's time.")
     if any(run.synthetic for run in runs):

@@ -32,7 +32,7 @@ def some_runs(**other: Any) -> list[StrategyRun]:
 
 def report(folder: Path, runs: list[StrategyRun]) -> str:
     settings = {"cluster": "demo", "temperature": [0.0, 0.6], "versions": {"penstock": "1"}}
-    write_report(folder, settings, runs, [SmallModel("chat", 0.0, 30.0, modelled=True)], ["Said."])
+    write_report(folder, settings, runs, [SmallModel("chat", 0.0, 30.0, modelled=True)], [], ["Said."])
     return (folder / "report.md").read_text()
 
 

@@ -1,0 +1,179 @@
+"""What the peers did on the bench's own questions, and how much faster each of its entries was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.grid import WARM_UP, Question, Setting, place_of, token_ids_of
+from penstock.bench.intervals import Ratio, paired_ratio
+from penstock.bench.measure.summary import StrategyRun
+from penstock.bench.peers.names import PEERS
+from penstock.bench.peers.process import PeerProcess
+from penstock.bench.peers.worker import Answer, Ask, Setup
+from penstock.core import RequestOutput
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM
+    from penstock.engine.resolve import Resolved
+
+
+@dataclass(frozen=True)
+class PeerSample:
+    """A peer's answer to a question, and the index of the first token that is another than plain decoding's.
+
+    ``parted`` is -1 where all are the same, None where they are not compared.
+    """
+
+    question: Question
+    answer: Answer
+    parted: int | None
+
+
+@dataclass
+class PeerRun:
+    """A peer on all questions of one setting."""
+
+    peer: str
+    version: str
+    threads: int
+    setting: Setting
+    samples: list[PeerSample] = field(default_factory=list)
+    ratios: dict[str, Ratio | None] = field(default_factory=dict)
+    """How many times as fast as the peer each of the bench's entries is, on the same requests."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first of each request, over their seconds."""
+        seconds = sum(one.answer.seconds - one.answer.first_token_seconds for one in self.samples)
+        return sum(one.answer.tokens - 1 for one in self.samples) / seconds if seconds else 0.0
+
+    @property
+    def mean_ttft_ms(self) -> float:
+        return 1e3 * sum(one.answer.first_token_seconds for one in self.samples) / len(self.samples)
+
+    @property
+    def identity(self) -> str:
+        """Whether its tokens are plain decoding's: ``yes``, where they part, or ``-`` where that is not compared."""
+        for sample in self.samples:
+            if sample.parted is None:
+                return "-"
+            if sample.parted >= 0:
+                return f"until token {sample.parted + 1} of {place_of(sample.question)}"
+        return "yes"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "peer": self.peer,
+            "version": self.version,
+            "threads": self.threads,
+            "prompt_set": self.setting.prompt_set,
+            "temperature": self.setting.temperature,
+            "tokens_per_second": self.tokens_per_second,
+            "mean_ttft_ms": self.mean_ttft_ms,
+            "identical_to_autoregressive": self.identity,
+            "ratios": {entry: ratio and vars(ratio) for entry, ratio in self.ratios.items()},
+            "requests": [
+                {"prompt_sha256": one.question.prompt_sha256, "seed": one.question.params.seed, **vars(one.answer)}
+                for one in self.samples
+            ],
+        }
+
+
+class Peers:
+    """All peers of a bench, asked one after the other."""
+
+    def __init__(self, processes: Sequence[PeerProcess], llm: LLM, begins: Callable[[str, Question], None]) -> None:
+        """``begins`` is told before a peer is asked."""
+        self._processes = processes
+        self._llm = llm
+        self._begins = begins
+        self._runs: dict[tuple[str, Setting], PeerRun] = {}
+
+    def warm_up(self, question: Question) -> None:
+        for process in self._processes:
+            process.ask(ask_of(self._llm, question, WARM_UP))
+
+    def answer(self, question: Question, plain: RequestOutput) -> None:
+        """Have each answer with as many tokens as plain decoding has. A request of one token has nothing to time."""
+        reference = plain.outputs[0].token_ids
+        if len(reference) < 2:
+            return
+        for process in self._processes:
+            self._begins(process.name, question)
+            answer = process.ask(ask_of(self._llm, question, len(reference)))
+            key = process.name, question.setting
+            if key not in self._runs:
+                self._runs[key] = PeerRun(process.name, process.version, process.threads, question.setting)
+            sample = PeerSample(question, answer, self._parted(process.name, question, answer, reference))
+            self._runs[key].samples.append(sample)
+
+    def runs(self, entries: Sequence[StrategyRun]) -> list[PeerRun]:
+        """What each did, with the ratios of the bench's entries, in the settings' order."""
+        found = []
+        for setting in dict.fromkeys(run.setting for run in entries):
+            for process in self._processes:
+                run = self._runs[process.name, setting]
+                own = [entry for entry in entries if entry.setting == setting]
+                run.ratios = {entry.strategy: ratio_of(entry, run) for entry in own}
+                found.append(run)
+        return found
+
+    def _parted(self, peer: str, question: Question, answer: Answer, reference: Sequence[int]) -> int | None:
+        """Compared are greedy tokens of the same arithmetic; with bits less, or sampled otherwise, they may differ."""
+        exact = PEERS[peer].same_arithmetic and self._llm.setup.options.dtype == "float32"
+        if answer.token_ids is None or not exact or question.params.temperature > 0:
+            return None
+        pairs = enumerate(zip(answer.token_ids, reference, strict=True))
+        return next((i for i, (theirs, ours) in pairs if theirs != ours), -1)
+
+
+@contextmanager
+def peers_beside(names: Sequence[str], llm: LLM, begins: Callable[[str, Question], None]) -> Iterator[Peers]:
+    """Start the peers with the engine's model, format and number of threads. Raises PeerError."""
+    with ExitStack() as stack:
+        yield Peers([stack.enter_context(PeerProcess(setup_of(name, llm.setup))) for name in names], llm, begins)
+
+
+def setup_of(peer: str, setup: Resolved) -> Setup:
+    return Setup(
+        peer=peer,
+        model=str(setup.checkpoint.source),
+        threads=sum(setup.threads[: setup.stages]),
+        dtype=setup.options.dtype,
+        max_model_len=setup.max_model_len,
+    )
+
+
+def ask_of(llm: LLM, question: Question, tokens: int) -> Ask:
+    params = question.params
+    return Ask(
+        token_ids=token_ids_of(llm, question),
+        tokens=tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed or 0,
+    )
+
+
+def ratio_of(entry: StrategyRun, run: PeerRun) -> Ratio | None:
+    """Over the questions that both have timed, in pairs."""
+    speeds = {key_of(one): speed for one in entry.requests if (speed := speed_of(one)) is not None}
+    pairs = []
+    for sample in run.samples:
+        question, answer = sample.question, sample.answer
+        own = speeds.get((question.prompt_sha256, question.params.seed or 0))
+        if own is not None:
+            pairs.append(own * (answer.seconds - answer.first_token_seconds) / (answer.tokens - 1))
+    return paired_ratio(pairs)
+
+
+def key_of(request: Mapping[str, Any]) -> tuple[str, int]:
+    return request["prompt_sha256"], request["seed"]
+
+
+def speed_of(request: Mapping[str, Any]) -> float | None:
+    return request["tokens"] / request["seconds"] if request["tokens"] and request["seconds"] else None

@@ -1,0 +1,56 @@
+"""``penstock bench --peer``: transformers and llama.cpp in processes of their own, on the same file."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gguf_files import make_gguf
+from tests.integration.commands.test_cli import run
+
+pytestmark = pytest.mark.processes
+
+
+def figures(model: Path, folder: Path, peers: str) -> dict[str, Any]:
+    prompts, file = folder / "talks.jsonl", folder / "bench.json"
+    prompts.write_text(json.dumps({"turns": ["hi", "and?"]}) + "\n" + json.dumps({"prompt": "what?"}) + "\n")
+    asked = ["--prompts", str(prompts), "--max-tokens", "8", "--strategies", "auto", "--peer", peers]
+    done = run("bench", "--model", str(model), *asked, "--threads", "1", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def check(peer: dict[str, Any], name: str) -> None:
+    assert (peer["peer"], peer["threads"]) == (name, 1)
+    assert peer["tokens_per_second"] > 0
+    assert set(peer["ratios"]) == {"autoregressive", "auto"}
+    assert all(ratio["mean"] > 0 for ratio in peer["ratios"].values())
+
+
+def test_transformers_has_the_same_tokens_of_a_folder(target: Path, tmp_path: Path) -> None:
+    (peer,) = figures(target, tmp_path, "hf")["peers"]
+    check(peer, "hf")
+    assert peer["identical_to_autoregressive"] == "yes"
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed: pip install 'penstock[peers]'")
+def test_both_on_the_same_gguf_file(tmp_path: Path) -> None:
+    found = figures(make_gguf(tmp_path / "model"), tmp_path, "hf,llama.cpp")
+    hf, llama = found["peers"]
+    check(hf, "hf")
+    check(llama, "llama.cpp")
+    assert hf["identical_to_autoregressive"] == "yes"
+    assert [one["tokens"] for one in hf["requests"]] == [one["tokens"] for one in llama["requests"]]
+
+
+def test_a_peer_that_fails_is_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "model.gguf"
+    broken.write_bytes(b"GGUF")
+    done = run("bench", "--model", str(broken), "--peer", "lama.cpp")
+    assert done.returncode == 2
+    assert "did you mean 'llama.cpp'?" in done.stderr
