@@ -17,6 +17,8 @@ from penstock.strategies.options import StrategyOptions
 from penstock.strategies.registry import STRATEGIES
 
 DEFAULT_METHOD: Final = "ngram"
+PAIR: Final = "demo"
+"""The target that comes with a draft model of the same name, which drafts for it where nobody is named."""
 DEFAULT_STRATEGY: Final = "auto"
 
 
@@ -73,16 +75,18 @@ def make_strategy(config: SpeculativeConfig | None, stages: int) -> Strategy:
     return config.strategy_options.make(stages) if config is not None else Autoregressive()
 
 
-def parse_speculative(table: Mapping[str, Any]) -> SpeculativeConfig:
-    """Make the configuration of the user's ``speculative_config``.
+def parse_speculative(table: Mapping[str, Any], target: str = "") -> SpeculativeConfig:
+    """Make the configuration of the user's ``speculative_config`` for the model ``target``.
 
     Raises FieldError as ``SpeculativeConfig`` does, and for a drafter's option where nothing drafts.
     """
     rest = dict(table)
-    return parse_speculative_for(rest, [rest.pop("strategy", DEFAULT_STRATEGY)])[0]
+    return parse_speculative_for(rest, [rest.pop("strategy", DEFAULT_STRATEGY)], target)[0]
 
 
-def parse_speculative_for(table: Mapping[str, Any], strategies: Sequence[str]) -> tuple[SpeculativeConfig, ...]:
+def parse_speculative_for(
+    table: Mapping[str, Any], strategies: Sequence[str], target: str = ""
+) -> tuple[SpeculativeConfig, ...]:
     """One configuration per strategy, to compare them with the same drafter: ``table`` holds all their options.
 
     Raises FieldError as ``parse_speculative`` does; an option has to belong to at least one of the strategies.
@@ -94,6 +98,8 @@ def parse_speculative_for(table: Mapping[str, Any], strategies: Sequence[str]) -
     options = with_our_names(table, strategies)
     if not any(STRATEGIES[strategy].drafts for strategy in strategies):
         refuse_drafting(options, strategies)
+    else:
+        options = with_drafter(options, target)
     method = known_name(options.pop("method", DEFAULT_METHOD), DRAFTERS, "method")
     refuse_ignored(options, method, strategies)
     drafting = only(options, DRAFTERS[method])
@@ -101,6 +107,16 @@ def parse_speculative_for(table: Mapping[str, Any], strategies: Sequence[str]) -
         SpeculativeConfig(method=method, strategy=strategy, **drafting, **only(options, STRATEGIES[strategy]))
         for strategy in strategies
     )
+
+
+def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
+    """The options with who drafts where they leave it open: a model that is named, or the target's own draft model."""
+    named = dict(options)
+    if target == PAIR and "model" not in named and named.get("method", "draft_model") == "draft_model":
+        named["model"] = PAIR
+    if "model" in named:
+        named.setdefault("method", "draft_model")
+    return named
 
 
 def with_our_names(table: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:

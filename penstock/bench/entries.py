@@ -46,8 +46,8 @@ def strategy_of(label: str) -> str:
     return re.split(rf"[][]|{PLACED}", label, maxsplit=1)[0].strip()
 
 
-def parse_entries(entries: Sequence[str], common: Mapping[str, Any]) -> list[Named]:
-    """Each entry with the drafter and options of ``common`` and, on top, its own.
+def parse_entries(entries: Sequence[str], common: Mapping[str, Any], target: str = "") -> list[Named]:
+    """Each entry with the drafter and options of ``common`` for the model ``target`` and, on top, its own.
 
     Raises FieldError naming the entry and its option, or what is wrong with ``common``: an option there has to belong
     to at least one of the strategies.
@@ -56,7 +56,8 @@ def parse_entries(entries: Sequence[str], common: Mapping[str, Any]) -> list[Nam
     speculating = list(dict.fromkeys(name for name in map(strategy_of, entries) if name != PLAIN))
     if common and not speculating:
         raise FieldError("speculative_config", f"means nothing to strategy {PLAIN!r}; remove it")
-    shared = dict(zip(speculating, parse_speculative_for(common, speculating), strict=True)) if speculating else {}
+    configs = parse_speculative_for(common, speculating, target) if speculating else ()
+    shared = dict(zip(speculating, configs, strict=True))
     return [(entry, with_own(entry, shared.get(strategy_of(entry)), own[entry])) for entry in entries]
 
 

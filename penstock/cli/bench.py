@@ -20,10 +20,9 @@ def bench(*, context: typer.Context, options: BenchOptions, drafting: DraftingOp
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
-    plain = set(options.strategies) == {"autoregressive"}
     from penstock.bench.measure.command import run_bench
 
-    run_bench(replace(options, speculative_config={} if plain else drafting.table(options.model)))
+    run_bench(replace(options, speculative_config=drafting.table()))
 
 
 @app.command("serve")

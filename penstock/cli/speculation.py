@@ -18,7 +18,7 @@ EVERYTHING: Final = f"Everything about speculation, for example '{EXAMPLE}'. Met
 
 @dataclass(frozen=True, kw_only=True)
 class DraftingOptions:
-    """Who drafts: whom the flags name, else the demo model's own draft model, else prompt lookup."""
+    """Who drafts, as far as the flags say it."""
 
     draft_model: Annotated[
         str | None,
@@ -39,22 +39,13 @@ class DraftingOptions:
         ),
     ] = None
 
-    @property
-    def given(self) -> bool:
-        return self != DraftingOptions()
-
-    def table(self, model: str) -> dict[str, Any]:
-        """The table ``speculative_config`` for the target ``model``. Raises FieldError."""
+    def table(self) -> dict[str, Any]:
+        """The table ``speculative_config``. Raises FieldError."""
         table = read_table(self.speculative_config)
         if self.draft_model is not None:
             if "model" in table:
                 raise FieldError("model", "is set both by --draft-model and in --speculative-config; remove one")
             table["model"] = self.draft_model
-        drafts = table.get("strategy") != "autoregressive"
-        if "method" not in table and "model" not in table and model == "demo" and drafts:
-            table["model"] = "demo"
-        if "model" in table:
-            table.setdefault("method", "draft_model")
         return table
 
 
@@ -74,14 +65,12 @@ class SpeculationOptions:
 
     def config(self, model: str) -> SpeculativeConfig:
         """What all flags together come to, for the target ``model``. Raises FieldError."""
-        if self.strategy == "autoregressive" and not self.drafting.given:
-            return parse_speculative({"strategy": self.strategy})
-        table = self.drafting.table(model)
+        table = self.drafting.table()
         if self.strategy is not None:
             if "strategy" in table:
                 raise FieldError("strategy", "is set both by --strategy and in --speculative-config; remove one")
             table["strategy"] = self.strategy
-        return parse_speculative(table)
+        return parse_speculative(table, model)
 
 
 def read_table(text: str | None) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
 
     def __post_init__(self) -> None:
         if isinstance(self.speculative_config, Mapping):
-            object.__setattr__(self, "speculative_config", parse_speculative(self.speculative_config))
+            object.__setattr__(self, "speculative_config", parse_speculative(self.speculative_config, self.model))
         if isinstance(self.cluster, str):
             object.__setattr__(self, "cluster", load_cluster(self.cluster))
         check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")

@@ -10,6 +10,7 @@ from penstock.config import FieldError
 from penstock.drafters.ngram import NgramOptions
 from penstock.drafters.registry import DRAFTERS
 from penstock.drafters.synthetic import SyntheticOptions
+from penstock.engine.options import EngineOptions
 from penstock.speculation import (
     SpeculativeConfig,
     make_strategy,
@@ -69,7 +70,11 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
         ({"method": "synthetic", "accuracy": [0.5, 1.4]}, "accuracy", "between 0 and 1"),
         ({"method": "synthetic", "accuracy": [float("nan")]}, "accuracy", "between 0 and 1"),
         ({"method": "synthetic", "accuracy": [0.5], "seed": -1}, "seed", "0 or above"),
-        ({"model": "folder"}, "model", "belongs to method 'draft_model', not 'ngram'; remove it or set method"),
+        (
+            {"method": "ngram", "model": "folder"},
+            "model",
+            "belongs to method 'draft_model', not 'ngram'; remove it or set method",
+        ),
         ({"method": "draft_model", "model": "f", "seed": 1}, "seed", "belongs to method 'synthetic'"),
         ({"tree_size": 8}, "tree_size", "belongs to strategy 'flowspec' or 'static_tree', not strategy 'auto'"),
         ({"strategy": "static_tree", "width": 8}, "width", "or use tree_size, tree_depth, children"),
@@ -142,3 +147,25 @@ def test_refusals_for_several_strategies(table: dict[str, Any], strategies: list
     with pytest.raises(FieldError) as caught:
         parse_speculative_for(table, strategies)
     assert caught.value.field == path
+
+
+@pytest.mark.parametrize(
+    ("table", "target", "expected"),
+    [
+        ({}, "demo", SpeculativeConfig(method="draft_model", model="demo")),
+        ({"method": "draft_model"}, "demo", SpeculativeConfig(method="draft_model", model="demo")),
+        ({"method": "ngram"}, "demo", SpeculativeConfig(method="ngram")),
+        ({"strategy": "autoregressive"}, "demo", SpeculativeConfig(strategy="autoregressive")),
+        ({"model": "d"}, "demo", SpeculativeConfig(method="draft_model", model="d")),
+        ({"model": "d"}, "m", SpeculativeConfig(method="draft_model", model="d")),
+        ({}, "m", SpeculativeConfig(method="ngram")),
+    ],
+)
+def test_who_drafts_where_it_is_left_open(table: dict[str, str], target: str, expected: SpeculativeConfig) -> None:
+    assert parse_speculative(table, target) == expected
+    assert EngineOptions(model=target, speculative_config=table).speculative_config == expected
+
+
+def test_other_models_have_no_draft_model_of_their_own() -> None:
+    with pytest.raises(FieldError, match="model"):
+        parse_speculative({"method": "draft_model"}, "m")

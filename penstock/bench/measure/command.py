@@ -34,7 +34,7 @@ from penstock.bench.report import prepare
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import FieldError
 from penstock.core import SamplingParams
-from penstock.speculation import SpeculativeConfig
+from penstock.speculation import SpeculativeConfig, with_drafter
 
 if TYPE_CHECKING:
     from penstock.engine.resolve import Resolved
@@ -121,7 +121,7 @@ def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -
 
 def plan_of(options: BenchOptions) -> Plan:
     """Everything that can be refused without looking at a checkpoint. Raises ConfigError."""
-    strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}))
+    strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}, options.model))
     configs = [config for _, config in strategies if config is not None and not is_plain(config)]
     drafting = max(configs, key=lambda config: config.strategy_options.most_rows, default=None)
     sets = read_prompt_sets(options.prompts, options.num_prompts)
@@ -266,6 +266,8 @@ def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
     """Everything needed to repeat the run, and what it ran on."""
     shown = {one.name: getattr(options, one.name) for one in fields(options)}
     shown["prompts"] = ["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts]
+    if any(strategy_of(entry) != PLAIN for entry in options.strategies):
+        shown["speculative_config"] = with_drafter(options.speculative_config or {}, options.model)
     del shown["json"], shown["report"], shown["record"]
     packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
     host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}

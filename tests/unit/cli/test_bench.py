@@ -21,8 +21,7 @@ def test_defaults_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(serving_command, "run_bench_serve", seen.append)
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     assert invoke("bench").exit_code == invoke("bench", "serve").exit_code == 0
-    drafting = {"method": "draft_model", "model": "demo"}
-    assert seen == [BenchOptions(speculative_config=drafting), ServingOptions()]
+    assert seen == [BenchOptions(speculative_config={}), ServingOptions()]
 
 
 def test_bench_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +30,7 @@ def test_bench_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["--cluster", "demo", "--strategies", "autoregressive, pipedec", "--num-prompts", "2", "--top-k", "3"]
     assert invoke("bench", *flags).exit_code == 0
     assert seen[0].strategies == ("autoregressive", "pipedec")
-    assert seen[0].speculative_config == {"method": "draft_model", "model": "demo"}
+    assert seen[0].speculative_config == {}
     assert (seen[0].cluster, seen[0].num_prompts, seen[0].top_k) == ("demo", 2, 3)
     assert (seen[0].prompts, seen[0].temperature, seen[0].seeds) == ((DEFAULT_PROMPTS,), (0.0,), 1)
     assert invoke("bench", "--strategies", "autoregressive").exit_code == 0

@@ -133,7 +133,8 @@ def openings(plan: Plan) -> list[Question]:
 
 
 def test_one_table_serves_all_strategies_and_plain_decoding_is_added() -> None:
-    plan = plan_of(BenchOptions(strategies=("pipedec[width=4]", "pipedec"), speculative_config={"width": 8}))
+    shared = {"method": "ngram", "width": 8}
+    plan = plan_of(BenchOptions(strategies=("pipedec[width=4]", "pipedec"), speculative_config=shared))
     assert plan.strategies[0] == ("autoregressive", None)
     widths = [config.strategy_options for _, config in plan.strategies if config]
     assert widths == [PipeDecOptions(width=4), PipeDecOptions(width=8)]
