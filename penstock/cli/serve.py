@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 from penstock.cli.command import command, new_app
 from penstock.cli.speculation import SpeculationOptions
 from penstock.engine.options import MODEL_NAME, EngineOptions, ModelOptions, PipelineOptions, SharingOptions
 from penstock.server.http.listen import Listening
 from penstock.server.settings import ServedNames, ServerSettings
+
+GGUF: Final = ".gguf"
 
 app = new_app()
 
@@ -37,4 +40,12 @@ def serve(
     engine = EngineOptions(**vars(sharing), **vars(model), **vars(pipeline), speculative_config=config)
     from penstock.server.command import run_serve
 
-    run_serve(engine, replace(settings, served_model_name=served_model_name or (engine.model,)), listening)
+    run_serve(engine, replace(settings, served_model_name=served_model_name or (name_of(engine.model),)), listening)
+
+
+def name_of(model: str) -> str:
+    """What a model is called: the name of its folder, or of its GGUF file without the ending; a hub id as it is."""
+    place = Path(model).expanduser()
+    if place.suffix == GGUF:
+        return place.stem
+    return place.resolve().name if place.is_dir() else model

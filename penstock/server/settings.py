@@ -16,7 +16,10 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 """Of log lines, from the least to the most important."""
 
 ServedNames = Annotated[
-    tuple[str, ...], Option("What clients call the model. May be repeated.", SERVER, default="as MODEL is")
+    tuple[str, ...],
+    Option(
+        "What clients call the model. May be repeated.", SERVER, default="the folder's or file's name, or the hub id"
+    ),
 ]
 
 

@@ -14,6 +14,7 @@ from penstock.core import ConfigError, PipelineError, QueueFull, RequestError
 
 RETRY_SECONDS: Final = 2
 """What Retry-After says where the server is only busy."""
+TIMEOUT: Final = "timeout"
 INVALID: Final = "invalid_request_error"
 FIELD_PATH: Final = re.compile(r"[.\[]")
 """What separates a field's name from a place in it: ``messages[0].content``."""
@@ -79,7 +80,7 @@ def busy(message: str, code: str, status: int = 503) -> ApiError:
 def timed_out(seconds: float) -> ApiError:
     """The request took too long. Clients are told not to send it again of themselves: it would take as long."""
     message = f"the request was not done within {seconds:g} s (--request-timeout); ask for fewer tokens"
-    return ApiError(504, message, code="timeout", headers={"x-should-retry": "false"})
+    return ApiError(504, message, code=TIMEOUT, headers={"x-should-retry": "false"})
 
 
 def client_closed() -> ApiError:

@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from penstock.server.openai.protocol import ApiModel, FinishWord, GenerationFields, ListOf, Metrics, Reply, Usage
+from penstock.server.openai.protocol import (
+    ApiModel,
+    FinishWord,
+    GenerationFields,
+    ListOf,
+    Metrics,
+    Reply,
+    Usage,
+    WholeReply,
+)
 
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 """Of functions and schemas, as OpenAI allows it."""
@@ -159,7 +168,7 @@ class ChatChoice(BaseModel):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(Reply):
+class ChatCompletion(WholeReply):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage

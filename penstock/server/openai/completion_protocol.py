@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from penstock.server.openai.protocol import FinishWord, GenerationFields, ListOf, Metrics, Reply, Usage
+from penstock.server.openai.protocol import FinishWord, GenerationFields, ListOf, Metrics, Usage, WholeReply
 
 MOST_PROMPTS = 64
 
@@ -45,7 +45,7 @@ class CompletionChoice(BaseModel):
     prompt_token_ids: list[int] | None = None
 
 
-class Completion(Reply):
+class Completion(WholeReply):
     """The reply, and every chunk of a stream."""
 
     object: Literal["text_completion"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import Request
 
-from penstock.core import RequestOutput
+from penstock.core import FinishReason, RequestOutput
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.stream import RequestDelta, RequestStream
 from penstock.server.http.errors import ApiError, busy, client_closed, timed_out
@@ -71,14 +71,14 @@ class Generation:
                     yield replace(delta, index=number * self.n + delta.index)
 
     def whole(self) -> list[CompletionDelta]:
-        """All so far of every choice, each as one delta."""
+        """All so far of every choice, each as one delta. A choice that has not ended has been cut off."""
         return [
             CompletionDelta(
                 number * self.n + choice.index,
                 choice.token_ids,
                 choice.text,
                 choice.logprobs,
-                choice.finish_reason,
+                choice.finish_reason or FinishReason.LENGTH,
                 choice.stop_reason,
             )
             for number, output in enumerate(self.outputs())

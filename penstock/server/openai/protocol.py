@@ -97,6 +97,13 @@ class Reply(BaseModel):
     model: str
 
 
+class WholeReply(Reply):
+    """A reply in one piece."""
+
+    warning: str | None = None
+    """What has gone otherwise than asked: the time was up before the last token."""
+
+
 class PromptDetails(BaseModel):
     cached_tokens: int
     """Prompt tokens whose keys and values were still there from earlier requests."""

@@ -11,13 +11,13 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from penstock.engine.completion import CompletionDelta
-from penstock.server.http.errors import api_error
+from penstock.server.http.errors import TIMEOUT, ApiError, api_error
 from penstock.server.http.records import record_of
 from penstock.server.http.sse import DONE, EventStream, event
 from penstock.server.openai.choices import Choice, ChoiceDelta
 from penstock.server.openai.field_errors import api_errors
 from penstock.server.openai.generation import Generation
-from penstock.server.openai.protocol import GenerationFields
+from penstock.server.openai.protocol import GenerationFields, WholeReply
 from penstock.server.openai.usage import Summary
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class Writer(Protocol):
     """Puts choices into the words of one API. It remembers nothing of what it has written."""
 
-    def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> BaseModel:
+    def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> WholeReply:
         """The reply of a request that is not streamed. Each choice is one delta."""
         ...
 
@@ -58,15 +58,28 @@ async def reply_of(
         if body.stream:
             stream = events(request, body, generation, pushed(first, deltas, choices), writer)
             return EventStream(stream, generation.close)
-        async for _ in deltas:
-            pass
+        warning = await rest_of(deltas)
         found = [choice.push(delta) for choice, delta in zip(choices, generation.whole(), strict=True)]
         whole = writer.whole(found, generation.summary())
+        if warning is not None:
+            whole.warning = warning
     except BaseException:
         generation.close()
         raise
     generation.close()
     return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+async def rest_of(deltas: AsyncIterator[CompletionDelta]) -> str | None:
+    """Wait for the last token. Where the time is up before it, say so: what there is by then is the reply."""
+    try:
+        async for _ in deltas:
+            pass
+    except ApiError as error:
+        if error.code != TIMEOUT:
+            raise
+        return f"{error.detail}; the text is what there was by then"
+    return None
 
 
 async def named_errors(

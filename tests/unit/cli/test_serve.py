@@ -130,3 +130,12 @@ def test_a_flag_that_cannot_be_is_named(flags: list[str], field: str) -> None:
     result = serve(*flags)
     assert result.exit_code == 2
     assert f"penstock: error: {field} " in result.output
+
+
+def test_a_model_is_called_as_its_folder_or_file(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    folder, file = tmp_path / "My-Model", tmp_path / "My-Model.Q4_1.gguf"
+    folder.mkdir()
+    for model in (str(folder), f"{folder}/", str(file), "some/model"):
+        assert serve(model).exit_code == 0
+    names = [settings.served_model_name for _, settings, _ in called]
+    assert names == [("My-Model",), ("My-Model",), ("My-Model.Q4_1",), ("some/model",)]

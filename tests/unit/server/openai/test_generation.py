@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,13 @@ from penstock.engine.stream import RequestDelta
 from penstock.server.http.errors import ApiError, api_error
 from penstock.server.http.gate import Gate
 from penstock.server.http.records import Record
+from penstock.server.openai.choices import Choice
 from penstock.server.openai.completion_protocol import CompletionRequest
+from penstock.server.openai.completion_writer import CompletionWriter
 from penstock.server.openai.generation import Generation
 from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt
+from penstock.server.openai.reply import reply_of
 from penstock.server.openai.service import Service
 from penstock.server.openai.usage import Summary
 from penstock.server.settings import ServerSettings
@@ -249,3 +253,48 @@ def test_what_is_under_way_when_the_drain_ends(hurried: bool) -> None:
         await draining
 
     run(test)
+
+
+def test_a_reply_in_one_piece_has_what_there_was_when_the_time_was_up() -> None:
+    """A client that waited for all of it gets what the server has computed, and is told."""
+
+    async def test() -> None:
+        bench = Bench(request_timeout=0.05)
+        generation = await bench.begin()
+        bench.llm.streams[0].say("a")
+        reply = await replied(bench, generation)
+        assert reply["choices"][0]["finish_reason"] == "length"
+        assert "not done within 0.05 s (--request-timeout)" in reply["warning"]
+        assert bench.llm.streams[0].aborted
+
+    run(test)
+
+
+def test_a_reply_that_is_whole_has_no_warning() -> None:
+    async def test() -> None:
+        bench = Bench()
+        generation = await bench.begin()
+        bench.llm.streams[0].say("a", end=FinishReason.STOP)
+        assert "warning" not in await replied(bench, generation)
+
+    run(test)
+
+
+def test_a_request_without_a_token_in_time_is_an_error() -> None:
+    async def test() -> None:
+        bench = Bench(request_timeout=0.01)
+        generation = await bench.begin()
+        with pytest.raises(ApiError) as caught:
+            await replied(bench, generation)
+        assert (caught.value.status_code, caught.value.code) == (504, "timeout")
+
+    run(test)
+
+
+async def replied(bench: Bench, generation: Generation) -> dict[str, Any]:
+    body = CompletionRequest(prompt="a")
+    writer = CompletionWriter(body, [Prompt("a", [1])], 1, "x", "m", str)
+    choices = [Choice(str)]
+    reply = await reply_of(bench.client.request, body, generation, choices, writer, {})
+    found: dict[str, Any] = json.loads(bytes(reply.body))
+    return found
