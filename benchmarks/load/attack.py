@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.load.attacking import bodies, checkpoints, frames, grammars, heads, kills, memory
+from benchmarks.load.attacking import bodies, checkpoints, connections, frames, grammars, heads, kills, memory
 from benchmarks.load.attacking.trying import Start, Trial, Tried
 from benchmarks.shared.measured import kept_figures, store
 
@@ -30,6 +30,7 @@ HOW: Final = "Measured, with the demo pair"
 ATTACKS: Final[Mapping[str, Start]] = {
     "bodies": bodies.attacked,
     "heads": heads.attacked,
+    "connections": connections.attacked,
     "grammars": grammars.attacked,
     "checkpoints": checkpoints.attacked,
     "strangers": partial(frames.attacked, "strangers", "ipc"),

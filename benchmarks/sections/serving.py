@@ -136,11 +136,11 @@ def render_attack(figures: Any) -> str:
     return paragraphs(
         f"{sum(found['tried'] for found in figures.values()):,} attacks in "
         f"{sum(found['seconds'] for found in figures.values()) / 60:.0f} minutes, seed {seeds}: changed bodies and "
-        "heads, grammars, changed checkpoints and drafters, up to 400 frames an attempt from those who know the "
-        "session's secret and those who do not, processes killed and stopped beside running requests, and a thousand "
-        "requests an attempt of which a third is left. An attempt fails where something hangs, another request's "
-        "token changes, an error is raw or untyped, a checkpoint's code runs, memory grows, or processes, descriptors "
-        "or folders stay behind.",
+        "heads, up to 600 connections at once that ask for nothing or never to the end, grammars, changed checkpoints "
+        "and drafters, up to 400 frames an attempt from those who know the session's secret and those who do not, "
+        "processes killed and stopped beside running requests, and a thousand requests an attempt of which a third is "
+        "left. An attempt fails where something hangs, another request's token changes, an error is raw or untyped, a "
+        "checkpoint's code runs, memory grows, or processes, descriptors or folders stay behind.",
         markdown(["kind", "tried", "minutes", "what became of it", "what failed"], rows),
     )
 
