@@ -21,6 +21,8 @@ from penstock.dtypes import DTYPE_BYTES
 
 PROTOCOL: Final = 1
 MAX_HEADER_BYTES: Final = 16 << 20
+Frame = bytes | bytearray
+"""One as it has come."""
 NO_SLOT: Final = -1
 """The parent slot of a request's very first row."""
 
@@ -350,16 +352,16 @@ def opening(session: str) -> bytes:
     return whole[:-1]
 
 
-def belongs(frames: Sequence[bytes], session: str) -> bool:
+def belongs(frames: Sequence[Frame], session: str) -> bool:
     """Whether a message carries the session's secret."""
     return bool(frames) and begins(frames[0], opening(session))
 
 
-def begins(header: bytes, start: bytes) -> bool:
+def begins(header: Frame, start: bytes) -> bool:
     return hmac.compare_digest(header[: len(start)], start)
 
 
-def decode(frames: Sequence[bytes], session: str) -> Delivery:
+def decode(frames: Sequence[Frame], session: str) -> Delivery:
     """Decode and check one message.
 
     A batch with surviving rows past the first stage, and features, have their tensor as frames[1].
@@ -396,7 +398,7 @@ def tensor_bytes(message: Message) -> int:
     return 0
 
 
-def whose(header: bytes) -> str:
+def whose(header: Frame) -> str:
     """What there is to say of a header that is not of the session."""
     try:
         protocol, _, _ = _envelope.decode(header)

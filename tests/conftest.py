@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from penstock.transport.security import LinkSecurity
 from tests.skips import Skips
 
 # How long an example takes says how busy the machine is.
@@ -55,6 +56,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("page"):
             item.add_marker(not_asked_for)
+
+
+@pytest.fixture(scope="session")
+def security(tmp_path_factory: pytest.TempPathFactory) -> LinkSecurity:
+    """The certificates of a cluster's only host."""
+    import trustme
+
+    from tests.links import member
+
+    return member(trustme.CA(), tmp_path_factory.mktemp("cluster") / "host")
 
 
 @pytest.fixture(scope="session")

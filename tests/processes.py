@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from penstock.pipeline.readable import SELECTABLE
+from penstock.transport.readable import SELECTABLE
 
 MORE = 1000
 """Files that a process may open beyond those that ``select`` knows."""

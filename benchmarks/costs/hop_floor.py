@@ -22,12 +22,14 @@ from typing import Any
 
 from penstock.cluster import load_cluster, stage_timings
 from penstock.emulation.priority import ENGINE, STAGE, keep_time, keeping_time
-from penstock.pipeline.inbox import Inbox, Outbox, sleep_until
-from penstock.pipeline.sockets import Sockets
+from penstock.transport.inbox import Inbox
+from penstock.transport.outbox import Outbox
+from penstock.transport.sockets import Sockets
+from penstock.transport.waiting import sleep_until
 
 PRESETS = ("spd-4", "spd-8", "spd-16")
 TRANSPORTS = ("ipc", "tcp")
-"""Unix-domain sockets, and ZeroMQ over loopback."""
+"""Unix-domain sockets, and tcp over loopback."""
 FRAME = bytes(1024)
 SESSION = "hop floor"
 SECONDS = 6.0

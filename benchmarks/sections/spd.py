@@ -157,7 +157,7 @@ def render_correction(figures: Any) -> str:
 ADDED = ("step, ms", "added, ms", "step / (step + added)")
 
 
-SOCKETS = {"ipc": "Unix-domain sockets", "tcp": "ZeroMQ over loopback"}
+SOCKETS = {"ipc": "Unix-domain sockets", "tcp": "tcp over loopback"}
 
 
 def added_cells(row: Mapping[str, Any]) -> list[str]:

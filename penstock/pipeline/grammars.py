@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.messages import ForgetGrammar, GrammarPrepared, Message, PrepareGrammar
-from penstock.pipeline.inbox import Inbox
 from penstock.stage.grammar import Grammars
+from penstock.transport.inbox import Inbox
 
 
 class GrammarDesk:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.emulation.stage import StageEmulation
+from penstock.transport.security import LinkSecurity
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +48,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a stage process needs to start: its plan, and its place in a running pipeline.
 
     ``bind`` is the address its inbox listens on (a tcp port of * lets the system choose), ``engine`` the address of the
-    engine's inbox.
+    engine's inbox. With ``security`` connections over tcp are those of TLS.
     """
 
     session: str
@@ -56,3 +57,4 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     bind: str
     engine: str
     plan: StagePlan
+    security: LinkSecurity | None = None

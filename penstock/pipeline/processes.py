@@ -21,6 +21,7 @@ from penstock.messages import (
     Failed,
     ForeignFrame,
     ForgetGrammar,
+    Frame,
     Heartbeat,
     HeartbeatAck,
     MalformedMessage,
@@ -37,12 +38,13 @@ from penstock.messages import (
 from penstock.pipeline.assembly import entrance
 from penstock.pipeline.engine_end import EngineEnd
 from penstock.pipeline.forkserver import ALL_STAGES, ForkServer, shared_fork_server
-from penstock.pipeline.inbox import Outbox
-from penstock.pipeline.local import SCHEME
 from penstock.pipeline.plan import StagePlan, StageSpec, TapSpec
 from penstock.pipeline.silence import Listening, Silence
-from penstock.pipeline.sockets import Sockets
 from penstock.stage.visibility import ProtocolError
+from penstock.transport.addresses import IPC
+from penstock.transport.outbox import Outbox
+from penstock.transport.security import LinkSecurity
+from penstock.transport.sockets import Sockets
 
 log = logging.getLogger(__name__)
 
@@ -54,21 +56,25 @@ CAUSE_GRACE_S = 0.5
 """Seconds that the error of a stage may take to arrive after its process has ended."""
 
 
-Owner = Callable[[Delivery, Sequence[bytes]], bool]
+Owner = Callable[[Delivery, Sequence[Frame]], bool]
 """Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
 
 
 class ProcessHost:
     """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
 
-    ``transport`` is "ipc" or "tcp" (loopback). A frame that names no session of ours is refused and counted. A stage
-    that has said nothing for ``stage_timeout`` seconds of listening is lost; None: it may be silent for ever.
+    ``transport`` is "ipc" or "tcp" (loopback), the latter with TLS where there is ``security``. A frame that names no
+    session of ours is refused and counted. A stage that has said nothing for ``stage_timeout`` seconds of listening is
+    lost; None: it may be silent for ever.
     """
 
-    def __init__(self, transport: str = "ipc", stage_timeout: float | None = None) -> None:
-        self.sockets = Sockets()
+    def __init__(
+        self, transport: str = "ipc", stage_timeout: float | None = None, security: LinkSecurity | None = None
+    ) -> None:
+        self.sockets = Sockets(security)
         self.server: ForkServer = shared_fork_server()
         self.transport = transport
+        self.security = security
         self.refused = 0
         self._closed = False
         self._name = secrets.token_hex(4)
@@ -88,7 +94,7 @@ class ProcessHost:
     def bind_address(self, who: str) -> str:
         if self.transport == "tcp":
             return "tcp://127.0.0.1:*"
-        return f"{SCHEME}{self.server.folder}/{self._name}-{who}"
+        return f"{IPC}{self.server.folder}/{self._name}-{who}"
 
     def now(self) -> float:
         return time.monotonic()
@@ -127,7 +133,7 @@ class ProcessHost:
     def _read_wakes(self) -> None:
         self._woken.recv(4096)
 
-    def _deliver(self, frames: Sequence[bytes]) -> bool:
+    def _deliver(self, frames: Sequence[Frame]) -> bool:
         """Hand a message to its owner; whether it gives the engine something to do."""
         for session, owner in self._owners.items():
             if not belongs(frames, session):
@@ -318,9 +324,10 @@ class ProcessPipeline:
             bind=self._host.bind_address(f"{self._session[:8]}-{index}"),
             engine=self._host.inbox.address,
             plan=plan,
+            security=self._host.security,
         )
 
-    def _on_message(self, delivery: Delivery, frames: Sequence[bytes]) -> bool:
+    def _on_message(self, delivery: Delivery, frames: Sequence[Frame]) -> bool:
         message = delivery.message
         if isinstance(message, Heartbeat) and 0 <= message.stage < len(self._inboxes):
             self._hear(message.stage)

@@ -13,6 +13,7 @@ from penstock.messages import (
     Failed,
     Features,
     ForeignFrame,
+    Frame,
     Heartbeat,
     HeartbeatAck,
     MalformedMessage,
@@ -24,10 +25,12 @@ from penstock.messages import (
 )
 from penstock.pipeline.assembly import load_layers, make_core, make_driver
 from penstock.pipeline.grammars import GrammarDesk
-from penstock.pipeline.inbox import Inbox, Outbox, sleep_until, slept_until
 from penstock.pipeline.plan import StageSpec
-from penstock.pipeline.sockets import Sockets
 from penstock.stage.driver import Core, Outgoing
+from penstock.transport.inbox import Inbox
+from penstock.transport.outbox import Outbox
+from penstock.transport.sockets import Sockets
+from penstock.transport.waiting import sleep_until, slept_until
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ Frames = tuple[bytes] | tuple[bytes, memoryview]
 
 def run(spec: StageSpec) -> None:
     """Serve until told to stop. Any error is reported to the engine before the process ends with it."""
-    with Sockets() as sockets, sockets.inbox(spec.bind) as inbox:
+    with Sockets(spec.security) as sockets, sockets.inbox(spec.bind) as inbox:
         inbox.admit(spec.session)
         engine = sockets.connect(spec.engine, spec.session)
         linger = 0.0
@@ -138,7 +141,7 @@ class Worker:
             self._tell_engine(Heartbeat(stage=self._spec.index))
             self._acknowledged = False
 
-    def _receive(self, frames: list[bytes]) -> None:
+    def _receive(self, frames: list[Frame]) -> None:
         try:
             delivery = decode(frames, self._spec.session)
         except ForeignFrame as error:
@@ -160,7 +163,7 @@ class Worker:
         elif not self._grammars.on_message(message):
             self._driver.on_message(message, None, delivery.arrives)
 
-    def _hidden_states(self, batch: Batch, frames: list[bytes]) -> bytes | None:
+    def _hidden_states(self, batch: Batch, frames: list[Frame]) -> Frame | None:
         """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
         if self._spec.index == 0 or not batch.alive:
             return None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from penstock.dtypes import torch_dtype
-from penstock.messages import Batch, Cancel, Features
+from penstock.messages import Batch, Cancel, Features, Frame
 from penstock.stage.driver import Core, Processed
 
 
@@ -17,9 +17,10 @@ def to_bytes(hidden_ND: Any) -> memoryview:
     return memoryview(flat.numpy().reshape(-1))
 
 
-def from_bytes(frame: bytes, rows: int, width: int, dtype: str, device: str) -> Any:
-    """The hidden states [rows, width] that ``frame`` holds; its size has been checked."""
-    return torch.frombuffer(bytearray(frame), dtype=torch_dtype(dtype)).view(rows, width).to(device)
+def from_bytes(frame: Frame, rows: int, width: int, dtype: str, device: str) -> Any:
+    """The hidden states [rows, width] that ``frame`` holds; its size has been checked. A bytearray is theirs."""
+    own = frame if isinstance(frame, bytearray) else bytearray(frame)
+    return torch.frombuffer(own, dtype=torch_dtype(dtype)).view(rows, width).to(device)
 
 
 class FramedCore:

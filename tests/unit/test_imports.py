@@ -26,6 +26,7 @@ LAYERS = [
     "noise",
     "tree",
     "messages",
+    "transport",
     "cluster",
     "text",
     "estimates",
@@ -92,7 +93,7 @@ DECISIONS = (
     "speculation",
 )
 DECISIONS += tuple(f"engine.{name}" for name in ("inflight", "commit", "scheduler", "loop"))
-OUTSIDE_WORLD = {"time", "datetime", "socket", "zmq", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
+OUTSIDE_WORLD = {"time", "datetime", "socket", "ssl", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
 
 
 MAY_EMULATE = (
@@ -295,4 +296,4 @@ def test_this_test_sees_what_it_should() -> None:
     )
     found = {(one.imported, one.when) for one in imports_of("x", tree)}
     assert found == {("a", "at once"), ("b", "for types"), ("c", "at once"), ("d", "when called")}
-    assert Import("pipeline.worker", "penstock.pipeline.inbox", "at once") in IMPORTS
+    assert Import("pipeline.worker", "penstock.transport.inbox", "at once") in IMPORTS

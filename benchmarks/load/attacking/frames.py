@@ -47,13 +47,16 @@ from penstock.messages import (
     encode,
     opening,
 )
-from penstock.pipeline.local import FRAME, SCHEME
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
-from penstock.pipeline.sockets import Sockets
+from penstock.transport.addresses import place_of
+from penstock.transport.framing import FRAME
+from penstock.transport.sockets import Sockets
 
 CASES: Final = 40
 TOGETHER: Final = 4
 """Requests that run at the same time."""
+LINGER: Final = 1.0
+"""Seconds that a stranger's message may take to leave."""
 HUNG: Final = 60.0
 """Seconds after which they count as hanging."""
 OWN: Final = range(10**6, 10**6 + 40)
@@ -154,12 +157,11 @@ class Frames:
             outbox.send(encode(harmless(rng, target.address == self._targets[0].address), target.session))
         elif rng.random() < 0.3:
             raw(target, rng)
-        elif target.address.startswith(SCHEME):  # who is wrong is closed: a connection for each
+        else:  # who is wrong is closed: a connection for each
             with Sockets() as own:
                 stranger = own.connect(target.address, rng.choice((target.session, rng.randbytes(16).hex())))
                 stranger.send(*strange(target.session, self._stream, rng))
-        else:
-            outbox.send(*strange(target.session, self._stream, rng))
+                own.close(LINGER)
 
 
 @contextmanager
@@ -196,20 +198,15 @@ def strange(session: str, stream: int, rng: random.Random) -> list[bytes]:
 
 def raw(target: Target, rng: random.Random) -> None:
     """Bytes that need not be frames at all, over a connection that may be dropped at once."""
-    if target.address.startswith(SCHEME):
-        family: int = socket.AF_UNIX
-        where: Any = target.address.removeprefix(SCHEME)
-    else:
-        host, port = target.address.removeprefix("tcp://").rsplit(":", 1)
-        family, where = socket.AF_INET, (host, int(port))
+    place = place_of(target.address)
     announced = FRAME.pack(rng.choice((0, 1, 2**20, 2**30, 2**32 - 1)), rng.random() < 0.5)
     data = rng.choice(
         (rng.randbytes(rng.randrange(300)), announced, announced + rng.randbytes(60), b"GET / HTTP/1.1\r\n\r\n")
     )
-    with socket.socket(family) as connection:
+    with socket.socket(place.family) as connection:
         connection.settimeout(1)
         try:
-            connection.connect(where)
+            connection.connect(place.where)
             connection.sendall(data)
         except OSError:  # closed on us, as it may be
             return

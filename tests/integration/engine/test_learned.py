@@ -22,11 +22,13 @@ from penstock.models.speculators.eagle_stage import EagleStage
 from penstock.models.speculators.spd_stage import SpdStage
 from penstock.stage.visibility import BatchView
 from penstock.strategies.pipedec import PipeDec
+from penstock.transport.security import LinkSecurity
 from penstock.tree import Node
 from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.engines import InProcessEngine, Picks
 from tests.integration.engine.test_exactness import PROMPTS, TOKENS, check_same, generate, strategies
+from tests.links import host_of
 from tests.unit.models import speculators_reference as reference
 
 CASES = [(kind, stages) for kind in ("eagle", "eagle3", "medusa") for stages in (1, 3, 5)]
@@ -66,14 +68,18 @@ def test_every_strategy_gives_plain_decodings_tokens(target: Path, kind: str, st
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["eagle3", "medusa", "spd", "early_exit"])
-def test_stage_processes_send_their_states_to_the_drafters(target: Path, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "link"), [("eagle3", "tls"), ("eagle3", "ipc"), ("medusa", "tcp"), ("spd", "tls"), ("early_exit", "tcp")]
+)
+def test_stage_processes_send_their_states_to_the_drafters(
+    target: Path, security: LinkSecurity, kind: str, link: str, tmp_path: Path
+) -> None:
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
     # ``auto`` may find, in real time, that nothing is worth drafting for models that are so small.
     speculation = {"method": kind, "model": str(folder), "strategy": "continuous", "width": 12, "children": 4}
     prompts: list[Prompt] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     params = [SamplingParams(temperature=t, seed=3, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
-    options = {"max_model_len": 128, "prefill_chunk": 8, "skip_tokenizer_init": True, "transport": "tcp"}
+    options = {"max_model_len": 128, "prefill_chunk": 8, "skip_tokenizer_init": True, "host": host_of(link, security)}
     with LLM(str(target), pipeline_parallel_size=3, speculative_config=speculation, **options) as llm:
         plain = decode(llm, prompts, params, None)
         for _ in range(2):

@@ -21,7 +21,9 @@ from penstock.core import SpeculationMetrics
 from penstock.engine.loop import Observer
 from penstock.noise import gumbel
 from penstock.speculation import SpeculativeConfig, parse_speculative
+from penstock.transport.security import LinkSecurity
 from tests.checkpoints import EOS, make_checkpoint
+from tests.links import host_of
 
 pytestmark = pytest.mark.processes
 
@@ -153,20 +155,20 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("stages", [1, 3, 5])
 def test_same_tokens_from_every_stage_count_strategy_and_drafter(
-    target: Path, draft: Path, alone: list[list[CompletionOutput]], stages: int, drafter: str
+    target: Path, draft: Path, security: LinkSecurity, alone: list[list[CompletionOutput]], stages: int, drafter: str
 ) -> None:
     table = dict(DRAFTERS[drafter], **({"model": str(draft)} if drafter == "draft_model" else {}))
     configs = [parse_speculative({**table, "strategy": name, **options}) for name, options in STRATEGIES.items()]
     speculation: list[SpeculativeConfig | None] = [None, *configs]
-    transport = "tcp" if stages == 3 else "ipc"
+    kind = {1: "tcp", 3: "tls", 5: "ipc"}[stages]
     with LLM(
         str(target),
+        host=host_of(kind, security),
         pipeline_parallel_size=stages,
         speculative_config=configs[0],
         max_model_len=256,
         prefill_chunk=16,
         speculative_slots=60,
-        transport=transport,
     ) as llm:
         for config in speculation:
             metrics = checked_run(llm, config, alone)

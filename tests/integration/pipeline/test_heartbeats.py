@@ -18,8 +18,9 @@ from penstock.cluster import load_cluster, stage_timings
 from penstock.cluster.uniform import uniform_cluster
 from penstock.messages import Delivery, Heartbeat, HeartbeatAck, encode
 from penstock.pipeline.base import Pipeline
-from penstock.pipeline.local import FRAME, SCHEME, token_of
 from penstock.pipeline.worker import HEARTBEAT
+from penstock.transport.addresses import IPC
+from penstock.transport.framing import FRAME, token_of
 from tests.integration.pipeline.test_processes import (
     GREEDY,
     PROMPT,
@@ -150,7 +151,7 @@ def test_a_heartbeat_does_not_end_the_engines_wait(target: Path) -> None:
 def test_half_a_message_does_not_end_the_engines_wait(target: Path) -> None:
     with start(target, 2) as llm, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         host = llm.loop.clock
-        stranger.connect(host.inbox.address.removeprefix(SCHEME))  # type: ignore[attr-defined]
+        stranger.connect(host.inbox.address.removeprefix(IPC))  # type: ignore[attr-defined]
         stranger.sendall(token_of(pipeline_of(llm)._session) + FRAME.pack(5, False) + b"half")
         until = time.monotonic() + HEARTBEAT / 2
         host.wait(until)

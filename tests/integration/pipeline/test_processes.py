@@ -39,8 +39,10 @@ from penstock.messages import (
 from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import ProcessPipeline
-from penstock.pipeline.sockets import Sockets
+from penstock.transport.security import LinkSecurity
+from penstock.transport.sockets import Sockets
 from tests import speculators
+from tests.links import KINDS, host_of
 from tests.processes import descendants
 from tests.serving import until
 
@@ -95,9 +97,11 @@ class KillAfter(Observer):
             self.process.kill()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_killed_stage_ends_the_requests_with_its_name_and_cause(target: Path, stage: int) -> None:
-    with start(target, speculative_config={"method": "ngram"}) as llm:
+@pytest.mark.parametrize(("kind", "stage"), [("ipc", 0), ("ipc", 1), ("ipc", 2), ("tcp", 1), ("tls", 0), ("tls", 2)])
+def test_a_killed_stage_ends_the_requests_with_its_name_and_cause(
+    target: Path, security: LinkSecurity, kind: str, stage: int
+) -> None:
+    with start(target, host=host_of(kind, security), speculative_config={"method": "ngram"}) as llm:
         cause = rf"stage {stage} \(layers .*\) was lost: killed by signal 9 \(SIGKILL\)"
         killing = KillAfter(stage_processes()[stage], results=7)
         with llm.observing(killing), pytest.raises(PipelineError, match=cause):
@@ -123,12 +127,13 @@ def test_a_killed_draft_model_is_named(target: Path, draft: Path) -> None:
         llm.generate(PROMPT, ENDLESS)
 
 
-@pytest.mark.parametrize("victim", ["drafter", "stage"])
+@pytest.mark.parametrize(("victim", "kind"), [("drafter", "ipc"), ("stage", "ipc"), ("drafter", "tls")])
 def test_a_learned_drafter_or_its_features_source_killed_ends_the_requests(
-    target: Path, tmp_path: Path, victim: str
+    target: Path, security: LinkSecurity, tmp_path: Path, victim: str, kind: str
 ) -> None:
     folder = speculators.eagle3(open_checkpoint(str(target))).save(tmp_path / "eagle3")
-    with start(target, 2, speculative_config={"method": "eagle3", "model": str(folder)}) as llm:
+    speculation = {"method": "eagle3", "model": str(folder)}
+    with start(target, 2, host=host_of(kind, security), speculative_config=speculation) as llm:
         killed, message = {"drafter": (0, r"drafter 0 \(.*eagle3\)"), "stage": (2, r"stage 1 \(layers .*\)")}[victim]
         with (
             llm.observing(KillAfter(stage_processes()[killed], results=5)),
@@ -216,13 +221,13 @@ def refused_by_now(host: Any) -> int:
     return host.refused
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_strangers_are_refused_and_change_nothing(target: Path, transport: str) -> None:
-    with start(target, 2, transport=transport, speculative_config={"method": "ngram"}) as llm:
+@pytest.mark.parametrize("kind", KINDS)
+def test_strangers_are_refused_and_change_nothing(target: Path, security: LinkSecurity, kind: str) -> None:
+    with start(target, 2, host=host_of(kind, security), speculative_config={"method": "ngram"}) as llm:
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         pipeline, host = pipeline_of(llm), llm.loop.clock
         frames = strange_frames(pipeline._session)
-        with Sockets() as sockets:
+        with Sockets(host.security) as sockets:  # type: ignore[attr-defined]
             for address in (host.inbox.address, *[started.address for started in pipeline.started.values()]):  # type: ignore[attr-defined]
                 outbox = sockets.connect(address, pipeline._session)
                 for frame in frames:
@@ -284,10 +289,13 @@ def lost_by_now(pipeline: ProcessPipeline) -> bool:
     return pipeline._lost is not None
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lie", LIES)
-def test_a_malformed_message_to_a_stage_ends_the_pipeline_with_its_name(target: Path, lie: str) -> None:
+def test_a_malformed_message_to_a_stage_ends_the_pipeline_with_its_name(
+    target: Path, security: LinkSecurity, lie: str, kind: str
+) -> None:
     stage, make, tensors, complaint = LIES[lie]
-    with start(target, 2) as llm:
+    with start(target, 2, host=host_of(kind, security)) as llm:
         llm.generate(PROMPT, GREEDY)
         llm.loop.drain()
         pipeline = pipeline_of(llm)

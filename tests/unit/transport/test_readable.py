@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.readable import SELECTABLE, Readable
-from penstock.pipeline.sockets import Sockets
+from penstock.transport.readable import SELECTABLE, Readable
+from penstock.transport.security import LinkSecurity
+from penstock.transport.sockets import Sockets
+from tests.links import KINDS, SESSION, SOON, address_for
 from tests.processes import many_open_files
 
-SOON = 10.0
-SESSION = "5" * 32
 
-
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_an_inbox_serves_a_process_with_more_than_a_thousand_open_files(tmp_path: Path, transport: str) -> None:
-    with many_open_files(), Sockets() as sockets:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_inbox_serves_a_process_with_more_than_a_thousand_open_files(
+    tmp_path: Path, kind: str, security: LinkSecurity
+) -> None:
+    with many_open_files(), Sockets(security if kind == "tls" else None) as sockets:
         reading, writing = os.pipe()
         assert reading >= SELECTABLE
-        bind = f"ipc://{tmp_path}/inbox" if transport == "ipc" else "tcp://127.0.0.1:*"
-        with sockets.inbox(bind) as inbox:
+        with sockets.inbox(address_for(kind, tmp_path)) as inbox:
             inbox.admit(SESSION)
             inbox.watch(reading, lambda: heard.append(os.read(reading, 9)))
             heard: list[bytes] = []

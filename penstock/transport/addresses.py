@@ -1,0 +1,105 @@
+"""Where an inbox listens: ``ipc://PATH`` on this host, ``tcp://HOST:PORT`` anywhere. A port of * is any free one."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.core import ConfigError
+
+IPC: Final = "ipc://"
+TCP: Final = "tcp://"
+WAITING: Final = 128
+"""Connections that may wait to be accepted."""
+ON_ITS_WAY: Final = 1 << 22
+"""Bytes that the system is asked to hold for a busy receiver on this host; it may grant fewer. With tcp it sees to that
+itself."""
+SILENT_S: Final = 30
+"""Seconds after which a tcp connection is broken whose other end answers nothing."""
+TCP_OPTIONS: Final = {
+    "TCP_NODELAY": 1,
+    "TCP_KEEPIDLE": SILENT_S // 3,
+    "TCP_KEEPINTVL": SILENT_S // 6,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": 1000 * SILENT_S,
+}
+"""As far as the system knows them: a message leaves at once, and an end that has gone without a word is noticed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address, resolved: what a socket is bound or connected to."""
+
+    family: int
+    where: Any
+
+    @property
+    def is_ipc(self) -> bool:
+        return self.family == socket.AF_UNIX
+
+    @property
+    def on_this_host(self) -> bool:
+        """Whether nobody on another host can reach it."""
+        return self.is_ipc or ipaddress.ip_address(self.where[0].partition("%")[0]).is_loopback
+
+
+def place_of(address: str) -> Place:
+    """Raises ConfigError for what is no address, and for a host that is not known."""
+    if address.startswith(IPC):
+        return Place(socket.AF_UNIX, address.removeprefix(IPC))
+    host, _, port = address.removeprefix(TCP).rpartition(":")
+    if not address.startswith(TCP) or not host or not (port == "*" or port.isdecimal()):
+        raise ConfigError(f"address {address!r} is neither {IPC}PATH nor {TCP}HOST:PORT")
+    number = 0 if port == "*" else int(port)
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), number, type=socket.SOCK_STREAM)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(f"address {address!r}: {error}") from error
+    return Place(found[0][0], found[0][4])
+
+
+def address_of(listener: socket.socket) -> str:
+    """The address at which a listener is reached."""
+    if listener.family == socket.AF_UNIX:
+        return f"{IPC}{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{TCP}[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{TCP}{host}:{port}"
+
+
+def listener_at(place: Place) -> socket.socket:
+    """A socket that listens and does not block. Raises OSError if the place is taken."""
+    listener = socket.socket(place.family, socket.SOCK_STREAM)
+    try:
+        if not place.is_ipc:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(place.where)
+        listener.listen(WAITING)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def close_listener(listener: socket.socket) -> None:
+    """Close it, and take its path along."""
+    path = listener.getsockname() if listener.family == socket.AF_UNIX else None
+    listener.close()
+    if path:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def prepare(connection: socket.socket) -> None:
+    """What every connection is told of how to send."""
+    if connection.family == socket.AF_UNIX:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ON_ITS_WAY)
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in TCP_OPTIONS.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,128 @@
+"""Messages as bytes: the same on every connection.
+
+A connection begins with a token that only who knows the session's secret can make, and nothing more is read of one that
+does not. On the wire a frame is its length, whether another one of the same message follows, and its bytes. A message
+has one frame or two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.core import PenstockError
+from penstock.messages import MAX_HEADER_BYTES, Frame
+
+FRAME: Final = struct.Struct("<I?")
+FRAMES: Final = 2
+"""The most frames of a message: a header and a tensor."""
+MAX_FRAME_BYTES: Final = 1 << 30
+assert MAX_HEADER_BYTES < MAX_FRAME_BYTES
+TOKEN_BYTES: Final = 32
+LARGE: Final = 1 << 16
+"""Bytes from which on a frame that has not come whole gets a place of its own, into which the rest is read."""
+
+Bytes = bytes | bytearray | memoryview
+
+
+class FramingError(PenstockError):
+    """What comes over a connection is no frame."""
+
+
+def token_of(session: str) -> bytes:
+    """What a connection of the session begins with: as long for every session, so that no size is ever announced."""
+    return hashlib.sha256(session.encode()).digest()
+
+
+def on_the_wire(frames: Sequence[Bytes]) -> list[Bytes]:
+    """A message's bytes, the last frame's uncopied: it may be large, and the others are not."""
+    parts: list[Bytes] = []
+    for i, frame in enumerate(frames, start=1):
+        parts += (FRAME.pack(len(frame), i < len(frames)), frame)
+    return [b"".join(parts[:-1]), parts[-1]]
+
+
+class MessageReader:
+    """Messages out of a connection's bytes, wherever these are cut.
+
+    Whoever reads puts bytes into ``room`` and says with ``take`` how many there are.
+    """
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        """The beginning of a frame."""
+        self._large: bytearray | None = None
+        """In place of that: a large frame, of which ``_filled`` bytes are there."""
+        self._filled = 0
+        self._more = False
+        """Whether another frame follows the large one."""
+        self._frames: list[Frame] = []
+        """The first frames of a message that is not whole."""
+
+    def room(self, chunk: memoryview) -> memoryview:
+        """Where the next bytes belong: the rest of a large frame, or else ``chunk``."""
+        return chunk if self._large is None else memoryview(self._large)[self._filled :]
+
+    def take(self, room: memoryview, count: int) -> list[list[Frame]]:
+        """Every message that is whole now that so many bytes lie in ``room``. Raises FramingError."""
+        if self._large is not None:
+            return self._take_large(count)
+        came = room[:count]
+        if not self._held:  # as mostly: messages come whole
+            messages, end = self._messages_in(came)
+            self._held += came[end:]
+            return messages
+        self._held += came
+        with memoryview(self._held) as held:
+            messages, end = self._messages_in(held)
+        del self._held[:end]
+        return messages
+
+    def _take_large(self, count: int) -> list[list[Frame]]:
+        assert self._large is not None
+        self._filled += count
+        if self._filled < len(self._large):
+            return []
+        frame, self._large = self._large, None
+        return self._with(frame, self._more)
+
+    def _messages_in(self, held: memoryview) -> tuple[list[list[Frame]], int]:
+        """The messages that end in ``held``, and where what has to be kept of it begins."""
+        messages: list[list[Frame]] = []
+        start = 0
+        while len(held) >= start + FRAME.size:
+            length, more = self._announced(held, start)
+            first, end = start + FRAME.size, start + FRAME.size + length
+            if end > len(held):
+                if length < LARGE:
+                    break
+                self._begin_large(held[first:], length, more)
+                return messages, len(held)
+            messages += self._with(held[first:end].tobytes(), more)
+            start = end
+        return messages, start
+
+    def _announced(self, held: memoryview, start: int) -> tuple[int, bool]:
+        """A frame's length, and whether another one follows it."""
+        if len(self._frames) == FRAMES:
+            raise FramingError(f"a message of more than {FRAMES} frames")
+        if held[start + FRAME.size - 1] > 1:
+            raise FramingError("a frame's mark is neither 0 nor 1")
+        length, more = FRAME.unpack_from(held, start)
+        if length > MAX_FRAME_BYTES:
+            raise FramingError(f"a frame of {length} bytes; {MAX_FRAME_BYTES} are the most")
+        return length, more
+
+    def _begin_large(self, came: memoryview, length: int, more: bool) -> None:
+        self._large, self._filled, self._more = bytearray(length), len(came), more
+        self._large[: len(came)] = came
+
+    def _with(self, frame: Frame, more: bool) -> list[list[Frame]]:
+        """The message that this frame makes whole, if it does."""
+        self._frames.append(frame)
+        if more:
+            return []
+        message, self._frames = self._frames, []
+        return [message]

@@ -1,0 +1,209 @@
+"""Where a process receives all its messages: over Unix-domain sockets, tcp, or TLS over that."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from penstock.messages import Frame
+from penstock.transport.addresses import WAITING, Place, address_of, close_listener, listener_at, prepare
+from penstock.transport.connections import Connection, PlainConnection, TlsConnection
+from penstock.transport.framing import TOKEN_BYTES, FramingError, MessageReader, token_of
+from penstock.transport.readable import Readable
+from penstock.transport.waiting import left_until
+
+log = logging.getLogger(__name__)
+
+CHUNK: Final = 1 << 18
+"""Bytes that are read at once, about what the system holds for a receiver."""
+MOST_UNAUTHENTICATED: Final = 64
+"""Connections that are kept open before they have shown a session's token. Who has one sends it at once."""
+
+
+class Inbox:
+    """Listens at a place that must not be taken; ``address`` is where others connect. Raises OSError if it is.
+
+    Whoever may reach the place can connect. Of one who does not begin with the token of an admitted session no more
+    than a token's length is read; with ``security``, nothing at all of one without a certificate. At most
+    MOST_UNAUTHENTICATED connections may have shown no token yet. For one more, the one is closed that has been silent
+    longest of the host that has the most.
+    """
+
+    def __init__(self, place: Place, security: ssl.SSLContext | None = None) -> None:
+        self._listener = listener_at(place)
+        self.address = address_of(self._listener)
+        self._security = security
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._readable = Readable()
+        self._readable.add(self._listener.fileno())
+        self._chunk = memoryview(bytearray(CHUNK))
+        self._tokens: dict[str, bytes] = {}
+        """By session."""
+        self._unauthenticated: dict[int, UnauthenticatedConnection] = {}
+        """By descriptor, the one that came first first."""
+        self._streams: dict[int, Stream] = {}
+        self._woken: list[int] = []
+        """The descriptors that ended the latest wait, until they have been seen to."""
+
+    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """Also wake for a file descriptor; ``on_readable`` is called from ``take``."""
+        self._watched[fd] = on_readable
+        self._readable.add(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """To be called before the descriptor is closed."""
+        self._readable.remove(fd)
+        del self._watched[fd]
+
+    def admit(self, session: str) -> None:
+        """Let in whoever knows the secret of this session, beside those of the sessions before."""
+        self._tokens[session] = token_of(session)
+
+    def dismiss(self, session: str) -> None:
+        """Let in nobody else of this session. Safe to call twice."""
+        self._tokens.pop(session, None)
+
+    def wait(self, until: float | None) -> bool:
+        """Return when a message may have come, a watched descriptor is readable, or at ``until`` (monotonic seconds).
+
+        Takes nothing in: an interrupt while it waits loses nothing. Returns whether a watched descriptor is readable.
+        """
+        self._woken = self._readable.wait(None if until is None else left_until(until))
+        while not self._woken and until is not None and time.monotonic() < until:
+            self._woken = self._readable.wait(0.0)
+        return not self._watched.keys().isdisjoint(self._woken)
+
+    def take(self) -> list[list[Frame]]:
+        """Every message that has arrived, as its frames."""
+        woken, self._woken = self._woken or self._readable.wait(0.0), []
+        messages: list[list[Frame]] = []
+        for fd in woken:
+            if fd in self._streams:
+                messages += self._read(self._streams[fd])
+            elif fd in self._watched:
+                self._watched[fd]()
+            elif fd in self._unauthenticated:
+                messages += self._authenticate(self._unauthenticated[fd])
+            else:
+                messages += self._accept()
+        return messages
+
+    def _accept(self) -> list[list[Frame]]:
+        messages: list[list[Frame]] = []
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            for _ in range(WAITING):
+                connection, peer = self._listener.accept()
+                connection.setblocking(False)
+                prepare(connection)
+                host = "" if isinstance(peer, str | bytes) else peer[0]
+                accepted = (
+                    PlainConnection(connection) if self._security is None else TlsConnection(connection, self._security)
+                )
+                newcomer = self._unauthenticated[connection.fileno()] = UnauthenticatedConnection(accepted, host)
+                self._readable.add(connection.fileno())
+                messages += self._authenticate(newcomer)
+                if len(self._unauthenticated) > MOST_UNAUTHENTICATED:
+                    self._refuse(self._one_too_many(), "too many have not shown a session's token")
+        return messages
+
+    def _one_too_many(self) -> UnauthenticatedConnection:
+        ((host, _),) = Counter(one.host for one in self._unauthenticated.values()).most_common(1)
+        return next(one for one in self._unauthenticated.values() if one.host == host)
+
+    def _authenticate(self, newcomer: UnauthenticatedConnection) -> list[list[Frame]]:
+        """Read its token. Messages may already follow it."""
+        token = newcomer.read()
+        if token is None:
+            return []
+        if not any(hmac.compare_digest(token, known) for known in self._tokens.values()):
+            self._refuse(newcomer, newcomer.connection.fault or "it does not begin with a session's token")
+            return []
+        fd = newcomer.connection.socket.fileno()
+        del self._unauthenticated[fd]
+        stream = self._streams[fd] = Stream(newcomer.connection)
+        return self._read(stream)
+
+    def _refuse(self, newcomer: UnauthenticatedConnection, reason: str) -> None:
+        log.warning("refused a connection%s: %s", f" from {newcomer.host}" if newcomer.host else "", reason)
+        del self._unauthenticated[newcomer.connection.socket.fileno()]
+        self._close(newcomer.connection)
+
+    def _close(self, connection: Connection) -> None:
+        self._readable.remove(connection.socket.fileno())
+        connection.socket.close()
+
+    def _read(self, stream: Stream) -> list[list[Frame]]:
+        try:
+            messages = stream.read(self._chunk)
+        except FramingError as error:
+            log.warning("closed a connection: %s", error)
+            stream.connection.ended, messages = True, []
+        if stream.connection.fault:
+            log.warning("a connection broke: %s", stream.connection.fault)
+        if stream.connection.ended:
+            del self._streams[stream.connection.socket.fileno()]
+            self._close(stream.connection)
+        return messages
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        if self._listener.fileno() < 0:
+            return
+        self._readable.close()
+        for newcomer in self._unauthenticated.values():
+            newcomer.connection.socket.close()
+        for stream in self._streams.values():
+            stream.connection.socket.close()
+        self._unauthenticated.clear()
+        self._streams.clear()
+        close_listener(self._listener)
+
+    def __enter__(self) -> Inbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class UnauthenticatedConnection:
+    """A connection that has not shown a session's token yet."""
+
+    def __init__(self, connection: Connection, host: str) -> None:
+        self.connection = connection
+        self.host = host
+        """Where it comes from; empty if it is this one, by a path."""
+        self._token = memoryview(bytearray(TOKEN_BYTES))
+        self._came = 0
+
+    def read(self) -> bytes | None:
+        """What it begins with, TOKEN_BYTES of it or, if it has ended before, fewer; None while more may come."""
+        self._came += self.connection.receive_into(self._token[self._came :])
+        return bytes(self._token[: self._came]) if self._came == TOKEN_BYTES or self.connection.ended else None
+
+
+class Stream:
+    """A connection whose sender may send messages."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._reader = MessageReader()
+
+    def read(self, chunk: memoryview) -> list[list[Frame]]:
+        """Every message that has come whole; ``chunk`` is room for what is read. Raises FramingError otherwise."""
+        messages: list[list[Frame]] = []
+        full = True
+        while full:
+            room = self._reader.room(chunk)
+            count = self.connection.receive_into(room)
+            full = count == len(room)
+            messages += self._reader.take(room, count)
+        return messages

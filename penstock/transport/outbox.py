@@ -1,0 +1,171 @@
+"""The sending end of a connection: it never blocks who sends.
+
+A message leaves with one call of the system, by the thread that sends it, and wakes the receiver and nobody else. What
+the system does not take at once, a thread brings after. The same thread connects before: to connect may take a while,
+and two processes that wait for each other's answer would wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from penstock.transport.addresses import Place, prepare
+from penstock.transport.framing import Bytes, on_the_wire, token_of
+from penstock.transport.security import reason_of
+
+log = logging.getLogger(__name__)
+
+CONNECT_S: Final = 10.0
+"""Seconds within which a receiver has to accept a connection, and to answer each step of TLS."""
+PIECE: Final = 1 << 18
+"""Bytes that are enciphered before they leave: the receiver deciphers them while the next ones are."""
+GONE: Final = (ConnectionError, FileNotFoundError)
+"""What a receiver that has left, or has never come, is met with. Its process's end is news that others bring."""
+
+
+class Outbox:
+    """One's end of a connection to somebody's inbox. Messages arrive whole and in order, or not at all."""
+
+    def __init__(self, place: Place, session: str, security: ssl.SSLContext | None = None) -> None:
+        self._socket = socket.socket(place.family, socket.SOCK_STREAM)
+        self._place = place
+        self._security = security
+        self._tls: Sealing | None = None
+        self._lock = threading.Lock()
+        self._gone = False
+        self._open = False
+        self._early: list[Sequence[Bytes]] = [(token_of(session),)]
+        """What has been sent before the connection was there."""
+        self._rest: deque[Bytes] = deque()
+        """What has to leave before anything else can."""
+        self._writer: threading.Thread | None = None
+        self._start(self._connect)
+
+    def send(self, *frames: Bytes) -> None:
+        """Send a message of one or two frames. Never blocks; a receiver that is gone is no error here."""
+        parts = on_the_wire(frames)
+        with self._lock:
+            if self._gone:
+                return
+            if self._open:
+                self._leave(parts)
+            else:
+                self._early.append([bytes(part) for part in parts])
+
+    def _leave(self, parts: Sequence[Bytes]) -> None:
+        for wire in (parts,) if self._tls is None else self._tls.seal(parts):
+            sent = 0 if self._rest else self._send_now(wire)
+            self._rest.extend(left_of(wire, sent))
+        if self._rest and self._writer is None:
+            self._start(self._write)
+
+    def _send_now(self, wire: Sequence[Bytes]) -> int:
+        """How many bytes the system has taken."""
+        try:
+            return self._socket.sendmsg(wire, (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._gone = True
+            return sum(map(len, wire))
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self._writer = threading.Thread(target=work, name="penstock outbox", daemon=True)
+        self._writer.start()
+
+    def _connect(self) -> None:
+        try:
+            self._socket.settimeout(CONNECT_S)
+            prepare(self._socket)
+            self._socket.connect(self._place.where)
+            if self._gone:  # closed before it could be shut down
+                raise ConnectionAbortedError
+            if self._security is not None:
+                self._tls = Sealing(self._socket, self._security)
+            self._socket.settimeout(None)
+        except OSError as error:
+            if not isinstance(error, GONE):
+                log.warning("no connection to %s: %s", self._place.where, reason_of(error))
+            self._gone = True
+        with self._lock:
+            self._open = True
+            early, self._early = self._early, []
+            for parts in () if self._gone else early:
+                self._leave(parts)
+            if not self._rest:
+                self._writer = None
+                return
+        self._write()
+
+    def _write(self) -> None:
+        while True:
+            try:
+                self._socket.sendall(self._rest[0])
+            except OSError:  # the receiver has left, or this end was closed
+                self._gone = True
+            with self._lock:
+                self._rest.popleft()
+                if self._gone:
+                    self._rest.clear()
+                if not self._rest:
+                    self._writer = None
+                    return
+
+    def close(self, linger: float = 0.0) -> None:
+        """Give what is still on its way so many seconds to leave. Safe to call twice."""
+        writer = self._writer
+        if writer is not None:
+            writer.join(linger)
+            self._gone = True
+            with contextlib.suppress(OSError):  # wakes the writer, which a mere close would not
+                self._socket.shutdown(socket.SHUT_RDWR)
+            writer.join()
+        self._socket.close()
+        self._gone = True
+
+
+def left_of(wire: Sequence[Bytes], sent: int) -> Iterator[bytes]:
+    """What of these bytes has not been sent, as copies: a sender may use its buffers again."""
+    for part in wire:
+        if sent < len(part):
+            yield bytes(memoryview(part)[sent:])
+        sent = max(0, sent - len(part))
+
+
+class Sealing:
+    """TLS between two buffers: what has to leave, enciphered. Shakes hands over a socket that may block."""
+
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
+        self._came, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._came, self._leaving)
+        while not self._shaken(connection):
+            came = connection.recv(PIECE)
+            if not came:
+                raise ConnectionResetError
+            self._came.write(came)
+
+    def _shaken(self, connection: socket.socket) -> bool:
+        """Whether both ends know each other."""
+        try:
+            self._tls.do_handshake()
+            return True
+        except ssl.SSLWantReadError:
+            return False
+        finally:
+            connection.sendall(self._leaving.read())
+
+    def seal(self, parts: Sequence[Bytes]) -> Iterator[list[bytes]]:
+        if sum(map(len, parts)) < PIECE:
+            parts = (b"".join(parts),)
+        for part in parts:
+            with memoryview(part) as whole:
+                for start in range(0, len(whole), PIECE):
+                    self._tls.write(whole[start : start + PIECE])
+                    yield [self._leaving.read()]

@@ -1,0 +1,66 @@
+"""All that one process opens to talk to others, and what it may: beyond this host, nothing without certificates."""
+
+from __future__ import annotations
+
+import ssl
+from types import TracebackType
+
+from penstock.core import ConfigError
+from penstock.transport.addresses import Place, place_of
+from penstock.transport.inbox import Inbox
+from penstock.transport.outbox import Outbox
+from penstock.transport.security import LinkSecurity
+
+
+class Sockets:
+    """``close`` closes its outboxes; inboxes are closed by who opened them, before.
+
+    With ``security`` every tcp connection is one of TLS. Raises ConfigError if its files do not fit.
+    """
+
+    def __init__(self, security: LinkSecurity | None = None) -> None:
+        self._listening = None if security is None else security.for_listening()
+        self._connecting = None if security is None else security.for_connecting()
+        self._outboxes: list[Outbox] = []
+
+    def inbox(self, address: str) -> Inbox:
+        """Listen at an address: a path that does not exist, or a tcp port (* lets the system choose).
+
+        Raises ConfigError for one that other hosts can reach if there are no certificates, and OSError if it is taken.
+        """
+        place = self._allowed(address)
+        return Inbox(place, context_for(place, self._listening))
+
+    def connect(self, address: str, session: str) -> Outbox:
+        """An outbox for somebody's inbox, by its ``address``, which admits those of the session.
+
+        Raises ConfigError as ``inbox`` does.
+        """
+        place = self._allowed(address)
+        outbox = Outbox(place, session, context_for(place, self._connecting))
+        self._outboxes.append(outbox)
+        return outbox
+
+    def _allowed(self, address: str) -> Place:
+        place = place_of(address)
+        if self._listening is None and not place.on_this_host:
+            raise ConfigError(f"address {address!r} is beyond this host: that needs certificates (LinkSecurity)")
+        return place
+
+    def close(self, linger: float = 0.0) -> None:
+        """Give what is still on its way so many seconds to leave, then close. Safe to call twice."""
+        for outbox in self._outboxes:
+            outbox.close(linger)
+        self._outboxes.clear()
+
+    def __enter__(self) -> Sockets:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def context_for(place: Place, context: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    return None if place.is_ipc else context
