@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
@@ -15,7 +15,7 @@ from penstock.core import CompletionOutput, SamplingParams
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
-from penstock.text.chat import CHAT_SAMPLING, ChatFormat, Messages, chat_prompt
+from penstock.text.chat import ChatFormat, Messages, chat_prompt, chat_sampling
 from penstock.text.conversation_files import Conversation
 from penstock.text.tokenizer import Tokenizer
 from penstock.trace import EMULATED, trace_writer
@@ -115,9 +115,9 @@ def complete(
 
 def sampling_params(llm: LLM, asked: Asked, given: Mapping[str, Any]) -> SamplingParams:
     """What is given, over what the checkpoint recommends; a chat with one that recommends nothing has its own."""
-    names_some = bool(llm.setup.checkpoint.sampling_defaults)
-    base = {} if names_some or not asked.is_chat(llm.get_tokenizer()) else CHAT_SAMPLING
-    return replace(llm.get_default_sampling_params(), **{**base, **given})
+    recommended = llm.setup.checkpoint.sampling_defaults
+    base = chat_sampling(recommended) if asked.is_chat(llm.get_tokenizer()) else recommended
+    return SamplingParams(**{**base, **given})
 
 
 @contextmanager

@@ -110,9 +110,15 @@ def message_of(body: bytes) -> str:
 
 def first_model(response: httpx.Response) -> str:
     """The first model in the answer to GET /models. Raises ServerError where there is none."""
+    return str(first_card(response)["id"])
+
+
+def first_card(response: httpx.Response) -> dict[str, Any]:
+    """What GET /models says of the first model, its ``id`` at least. Raises ServerError where there is none."""
     if not response.is_success:
         raise refused(response)
     try:
-        return str(response.json()["data"][0]["id"])
+        card = response.json()["data"][0]
+        return {**card, "id": card["id"]}
     except (ValueError, LookupError, TypeError) as error:
         raise ServerError("no model", "the server's list of models cannot be read; name one with --model") from error

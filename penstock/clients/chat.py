@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import httpx
 from httpx_sse import EventSource
 
-from penstock.clients.api import ServedModel, Server, ServerError, first_model, refused
+from penstock.clients.api import ServedModel, Server, ServerError, first_card, refused
 from penstock.clients.commands import QUOTES, Next, run_command
 from penstock.clients.conversation import Conversation
 from penstock.clients.screen import Screen, screen_for_this_terminal
 from penstock.clients.stream import AnswerStream, Chunk, Usage
 from penstock.core import RequestError
 from penstock.options import Option
+
+EMPTY: Final = "the model's first token was an end token: it has nothing to add; ask in other words, or /regenerate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +33,15 @@ def run_chat(options: ChatOptions) -> None:
     """Talk until the input ends. Raises ServerError where there is no server, and for a pipe at the first refusal."""
     with httpx.Client(**options.server.client_options) as client:
         api = Api(client, options.server)
-        model = options.model or api.first_model()
-        conversation = Conversation(options.system, settings=dict(options.settings))
-        Chat(api, model, conversation, screen_for_this_terminal()).run()
+        card = {"id": options.model} if options.model is not None else api.first_card()
+        conversation = Conversation(options.system, defaults=sampling_of(card), settings=dict(options.settings))
+        Chat(api, card["id"], conversation, screen_for_this_terminal()).run()
+
+
+def sampling_of(card: Mapping[str, Any]) -> dict[str, float]:
+    """What the server says that chats sample with where nobody sets it; Penstock's does, others say nothing."""
+    stated = card.get("chat_sampling")
+    return {name: value for name, value in stated.items() if isinstance(value, float | int)} if stated else {}
 
 
 class Api:
@@ -43,9 +51,9 @@ class Api:
         self._client = client
         self._server = server
 
-    def first_model(self) -> str:
+    def first_card(self) -> dict[str, Any]:
         try:
-            return first_model(self._client.get("/models"))
+            return first_card(self._client.get("/models"))
         except httpx.HTTPError as error:
             raise self._server.lost(error) from error
 
@@ -73,12 +81,19 @@ class Answer:
     first: float | None = None
     last: float | None = None
     usage: Usage | None = None
+    finish_reason: str | None = None
 
     def add(self, chunk: Chunk, now: float) -> None:
         self.text += chunk.text
         self.usage = chunk.usage or self.usage
+        self.finish_reason = chunk.finish_reason or self.finish_reason
         if chunk.text or chunk.finish_reason:
             self.first, self.last = self.first or now, now
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the model ended it before it had begun."""
+        return self.finish_reason == "stop" and not self.text
 
     def statistics(self) -> str:
         """For example: ``48 tokens, 9.9 tokens/s · first after 0.40 s · 31 of 47 drafts accepted``."""
@@ -105,7 +120,8 @@ class Chat:
         self._screen = screen
 
     def run(self) -> None:
-        self._screen.say(f"{self._model} · /help shows the commands")
+        sampling = [self._conversation.sampling] if self._conversation.sampling else []
+        self._screen.say(" · ".join([self._model, *sampling, "/help shows the commands"]))
         while (message := self._read()) is not None:
             if self._take(message) is Next.LEAVE:
                 return
@@ -161,4 +177,6 @@ class Chat:
             chunks.close()
             if answer.last is not None:
                 self._conversation.answer(answer.text)
+        if answer.is_empty:
+            self._screen.warn(EMPTY)
         self._screen.say(words or answer.statistics())

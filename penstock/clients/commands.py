@@ -57,7 +57,8 @@ def set_field(conversation: Conversation, argument: str) -> tuple[Next, str]:
     if name:
         conversation.set(name, value.strip())
     settings = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in conversation.settings.items()]
-    return Next.READ, "\n".join(settings) or "all settings are the server's defaults"
+    rest = f"all others are the server's defaults ({conversation.sampling})" if conversation.sampling else ""
+    return Next.READ, "\n".join([*settings, *[rest] * bool(rest)]) or "all settings are the server's defaults"
 
 
 def regenerate(conversation: Conversation, argument: str) -> tuple[Next, str]:

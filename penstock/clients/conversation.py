@@ -14,11 +14,20 @@ OURS: Final = ("messages", "model", "n", "stream", "stream_options")
 
 @dataclass
 class Conversation:
-    """``turns`` are user and assistant in turn; ``settings`` any other fields of a chat request."""
+    """``turns`` are user and assistant in turn; ``settings`` any other fields of a chat request.
+
+    ``defaults`` are sampling parameters that are sent where ``settings`` has no others.
+    """
 
     system: str = ""
     turns: list[dict[str, str]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sampling(self) -> str:
+        """The sampling parameters in force that are known here, for people: ``temperature 0.8, top_k 40``."""
+        return ", ".join(f"{name} {self.settings.get(name, value)}" for name, value in self.defaults.items())
 
     def ask(self, text: str) -> None:
         """Add a message, in place of one that was never answered."""
@@ -54,4 +63,4 @@ class Conversation:
         """The request for the next answer."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        return {"model": model, "messages": [*system, *self.turns], **stream, **self.settings}
+        return {"model": model, "messages": [*system, *self.turns], **stream, **self.defaults, **self.settings}

@@ -42,6 +42,11 @@ class ChatFormat:
             raise RequestError("continue_final_message is set; set add_generation_prompt=False with it")
 
 
+def chat_sampling(recommended: Mapping[str, float]) -> dict[str, float]:
+    """What chats sample with where nobody says: what the checkpoint recommends, or else ``CHAT_SAMPLING``."""
+    return dict(recommended or CHAT_SAMPLING)
+
+
 def chat_prompt(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> dict[str, Any]:
     """A conversation as the prompt that the engine takes, text and token ids.
 

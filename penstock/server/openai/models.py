@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from penstock.server.http.errors import error_responses
 from penstock.server.openai.service import Service
+from penstock.text.chat import chat_sampling
 
 
 class ModelCard(BaseModel):
@@ -19,6 +20,8 @@ class ModelCard(BaseModel):
     owned_by: str
     root: str
     max_model_len: int
+    chat_sampling: dict[str, float]
+    """Sampling parameters for chats in which nobody sets them: what the checkpoint recommends, or else llama.cpp's."""
 
 
 class ModelList(BaseModel):
@@ -38,6 +41,7 @@ def model_router(service: Service) -> APIRouter:
             owned_by="penstock",
             root=service.llm.setup.options.model,
             max_model_len=service.prompts.max_model_len,
+            chat_sampling=chat_sampling(service.llm.setup.checkpoint.sampling_defaults),
         )
 
     @routes.get("/v1/models", responses=error_responses(401))

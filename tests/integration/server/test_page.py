@@ -236,6 +236,7 @@ def test_the_button_sends_settings_between_the_steps_and_what_is_no_number_is_sa
     visitor = visit()
     page = visitor.page
     visitor.set(max_tokens=4, temperature=0.75)
+    expect(page.locator("#sampling")).to_have_text("temperature 0.75")
     page.locator("#settings summary").click()
     page.locator("#prompt").fill("def area(r):")
     with page.expect_request("**/v1/chat/completions") as request:

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.clients.api import Server, ServerError, first_model, message_of, refused
+from penstock.clients.api import Server, ServerError, first_card, first_model, message_of, refused
 from penstock.core import ConfigError
 
 
@@ -85,3 +85,11 @@ def test_no_server_says_how_to_start_one() -> None:
     assert "no server answers at http://127.0.0.1:8000/v1 (refused)" in str(error)
     assert "'penstock serve MODEL'" in str(error)
     assert error.kind == "ConnectError"
+
+
+def test_the_first_card_has_all_that_the_server_says_of_its_model() -> None:
+    card = {"id": "m", "chat_sampling": {"temperature": 0.8}}
+    assert first_card(httpx.Response(200, json={"data": [card, {"id": "n"}]})) == card
+    for content in ({"data": []}, {"data": [{}]}, {"data": ["m"]}, []):
+        with pytest.raises(ServerError, match="cannot be read"):
+            first_card(httpx.Response(200, json=content))

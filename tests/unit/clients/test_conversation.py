@@ -86,3 +86,15 @@ def test_quit_and_help() -> None:
 def test_an_unknown_command_names_the_nearest() -> None:
     with pytest.raises(RequestError, match="did you mean 'regenerate'"):
         run_command("/regnerate", Conversation())
+
+
+def test_the_servers_sampling_for_chats_is_sent_and_said_until_it_is_set() -> None:
+    conversation = Conversation(defaults={"temperature": 0.8, "top_k": 40})
+    conversation.ask("a")
+    assert conversation.sampling == "temperature 0.8, top_k 40"
+    assert run_command("/set", conversation)[1] == "all others are the server's defaults (temperature 0.8, top_k 40)"
+    run_command("/set temperature 0", conversation)
+    body = conversation.body("m")
+    assert (body["temperature"], body["top_k"]) == (0, 40)
+    assert conversation.sampling == "temperature 0, top_k 40"
+    assert run_command("/set", conversation)[1].splitlines()[0] == "temperature = 0"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core import RequestError
-from penstock.text.chat import ChatFormat, chat_prompt, conversations_of, turns_of
+from penstock.text.chat import ChatFormat, chat_prompt, chat_sampling, conversations_of, turns_of
 from penstock.text.tokenizer import Tokenizer
 from tests.unit.text.conftest import byte_level
 
@@ -123,3 +123,8 @@ def test_one_conversation_or_several() -> None:
     for bad in ("hello", [], None):
         with pytest.raises(RequestError, match="list of messages"):
             conversations_of(bad)
+
+
+def test_a_checkpoint_that_recommends_nothing_is_sampled_as_llama_cpp_does() -> None:
+    assert chat_sampling({}) == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+    assert chat_sampling({"temperature": 1.0}) == {"temperature": 1.0}

@@ -5,20 +5,25 @@ import { call } from "./api.js";
 import { Live } from "./live.js";
 import { startTheme } from "./theme.js";
 
-let name = null;
+let card = null;
 
 startTheme(document.getElementById("theme"));
 const live = new Live();
-startChat({ model, onRequest: (id) => live.follow(id) });
+startChat({ model, sampling: async () => (await served()).chat_sampling, onRequest: (id) => live.follow(id) });
 live.follow(null);
 
-/** The served model's name; asked for until it is known. */
+/** The served model's name. */
 async function model() {
-  if (name === null) {
+  return (await served()).id;
+}
+
+/** What the server says of its model; asked for until it is known. */
+async function served() {
+  if (card === null) {
     const response = await call("v1/models");
-    name = (await response.json()).data[0].id;
-    document.getElementById("model").textContent = name;
-    document.title = `${name} · Penstock`;
+    card = (await response.json()).data[0];
+    document.getElementById("model").textContent = card.id;
+    document.title = `${card.id} · Penstock`;
   }
-  return name;
+  return card;
 }

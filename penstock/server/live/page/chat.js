@@ -15,17 +15,20 @@ const modes = document.querySelectorAll("input[name=mode]");
 /** What has been said, by mode. */
 const talks = { chat: document.createElement("div"), complete: document.createElement("div") };
 const PLACEHOLDERS = { chat: "Message the model", complete: "The beginning of a text" };
+const EMPTY = "The model's first token was an end token: it has nothing to add. Ask in other words.";
 const TITLES = { chat: "New chat", complete: "New text" };
 
 let settings, model, onRequest;
+/** What a chat samples with where nothing is set. */
+let chatSampling = {};
 let turns = [];
 let running = null;
 
-/** `model` asks for the served model's name; `onRequest` hears the id of every request before it is sent. */
+/** `model` asks for the served model's name, `sampling` for what its chats sample with; `onRequest` hears the id of every request before it is sent. */
 export function startChat(options) {
   settings = new Settings(document.getElementById("settings"));
   ({ model, onRequest } = options);
-  model().catch(show);
+  options.sampling().then(useSampling).catch(show);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     submit();
@@ -57,8 +60,15 @@ function setMode(value) {
   localStorage.setItem("penstock-mode", chosen);
   prompt.placeholder = PLACEHOLDERS[chosen];
   document.getElementById("new").textContent = TITLES[chosen];
+  useSampling();
   running?.abort();
   showTalk();
+}
+
+/** A text is continued with the model's own defaults. */
+function useSampling(found = chatSampling) {
+  chatSampling = found;
+  settings.useDefaults(mode() === "chat" ? chatSampling : {});
 }
 
 function clear() {
@@ -120,6 +130,7 @@ async function generate(path, body, message) {
   const id = newId();
   begin(message);
   const meter = new Meter();
+  let ended = null;
   try {
     const all = { model: await model(), stream: true, stream_options: { include_usage: true }, ...settings.body, ...body };
     onRequest(id);
@@ -129,10 +140,11 @@ async function generate(path, body, message) {
       const chunk = JSON.parse(data);
       if (chunk.error) throw new ApiError(chunk.error.code, chunk.error.message);
       meter.take(chunk);
+      ended = chunk.choices[0]?.finish_reason ?? ended;
       const piece = chunk.choices[0]?.delta?.content ?? chunk.choices[0]?.text;
       if (piece) add(message, piece, meter);
     }
-    keepAtEnd(() => message.note(meter.words()));
+    keepAtEnd(() => message.note(ended === "stop" && !message.text ? EMPTY : meter.words()));
     return true;
   } catch (error) {
     if (error.name === "AbortError") keepAtEnd(() => message.note("stopped"));
