@@ -13,7 +13,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from penstock.core import ConfigError
 from penstock.dtypes import torch_dtype
 from penstock.messages import Candidates, SampledToken, Sampling
-from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, folded_kernel, plain_kernel
+from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, fast_attention, plain_kernel
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import rms_norm
@@ -168,9 +168,7 @@ class StageModel:
     def _attention(self, view: BatchView) -> SlotAttention:
         if self._plain:
             return SlotAttention(self._arenas, Plan(view, self.device, in_place=False), plain_kernel)
-        # A CPU's batched half-precision product copies what is not contiguous, more slowly than a gather does.
-        in_place = self.dtype == "float32" or self.device.type != "cpu"
-        return SlotAttention(self._arenas, Plan(view, self.device, in_place), folded_kernel)
+        return fast_attention(self._arenas, view, self.device, torch_dtype(self.dtype))
 
     def _run(self, view: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)

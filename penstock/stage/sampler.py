@@ -51,9 +51,9 @@ def pick_tokens(
     that leaves nothing to pick has no token but an ``error``.
     Raises PipelineError when a row has a NaN or no finite maximum: no token picked from it would mean anything.
     """
-    best, tokens = logits.max(dim=-1)  # [n], [n]; the lowest id on ties
+    best, tokens = highest(logits)
     check_finite(best, nodes)
-    picks = [SampledToken(int(node), token) for node, token in zip(nodes, tokens.tolist(), strict=True)]
+    picks = [SampledToken(int(node), token) for node, token in zip(nodes, tokens, strict=True)]
     rest = [i for i, sampling in enumerate(samplings) if not is_plain(sampling, positions[i])]
     if rest:
         for i, logits_V in zip(rest, to_float64(logits[rest]), strict=True):
@@ -91,6 +91,15 @@ def rank_candidates(
 def is_plain(sampling: Sampling, position: int) -> bool:
     """Whether the pick is the argmax of the logits as they are, and nothing else is asked."""
     return sampling.temperature == 0 and sampling.logprobs < 0 and not is_processing(sampling, position)
+
+
+def highest(logits: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """Each row's largest logit [n], a NaN counting as largest, and its id, the lowest on ties."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        ids = logits.numpy().argmax(axis=-1)  # a tenth of the time of torch's max and argmax
+        return logits[torch.arange(len(ids)), torch.from_numpy(ids)], ids.tolist()
+    best, tokens = logits.max(dim=-1)
+    return best, tokens.tolist()
 
 
 def check_finite(best: torch.Tensor, nodes: Sequence[int]) -> None:

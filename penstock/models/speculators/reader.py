@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.core import ConfigError
 from penstock.dtypes import torch_dtype
 from penstock.messages import Candidates, Features, SampledToken, Sampling
-from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
+from penstock.models.attention import Arenas, SlotAttention, fast_attention
 from penstock.models.quantization.floats import weight_bytes
 from penstock.models.speculators.features import FeatureStore
 from penstock.stage.grammar import Grammars
@@ -75,7 +75,6 @@ class AttendingReader(FeatureReader):
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
         super().__init__(module, reads, width, capacity, dtype, device)
-        self._in_place = dtype == "float32" or self.device.type != "cpu"
         self._arenas = Arenas(capacity)
 
     @property
@@ -85,7 +84,7 @@ class AttendingReader(FeatureReader):
 
     def attention(self, view: BatchView) -> SlotAttention:
         """Answers the module's attention calls for these rows."""
-        return SlotAttention(self._arenas, Plan(view, self.device, self._in_place), folded_kernel)
+        return fast_attention(self._arenas, view, self.device, self.dtype)
 
     @torch.inference_mode()
     def candidates(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from penstock.messages import Rows
 from penstock.models.fused.base import FusedBase
 from penstock.models.fused.linears import SideBySide, joined
 from penstock.models.fused.norms import RMSNorm, rms_norm
@@ -41,8 +42,10 @@ def test_hidden_states_of_a_tree(tmp_path: Path, architecture: str) -> None:
     found = []
     for plain in (False, True):
         stages = Staged(path, 2, plain=plain)
-        rows = chain_rows(0, TOKENS, range(7))
-        found.append([stages.run(rows, range(7), opened=[0]), stages.run(chain_rows(0, [5, 9], [9, 12], 7), [0, 1])])
+        branches = Rows()
+        for node, (token, slot) in enumerate([(5, 9), (9, 12)]):
+            branches.append(0, 100 + node, slot, 6, 7, token)
+        found.append([stages.run(chain_rows(0, TOKENS, range(7)), range(7), opened=[0]), stages.run(branches, [0, 1])])
     for fused, plain_ones in zip(*found, strict=True):
         torch.testing.assert_close(fused, plain_ones, atol=1e-4, rtol=1e-4)
 
