@@ -68,7 +68,9 @@ class InProcessEngine:
         slots: int = 2048,
         learned: Path | None = None,
         post_state: bool = False,
+        quantization: str = "none",
     ) -> None:
+        self._quantization = quantization
         self.pool = SlotPool(slots, slots)
         self.clock = VirtualClock()
         self._numbers = itertools.count()
@@ -107,7 +109,7 @@ class InProcessEngine:
     ) -> InProcessPipeline:
         drivers = []
         for index, (first, last) in enumerate(layers):
-            stage = load_stage(str(model), first, last, capacity=self.pool.total)
+            stage = load_stage(str(model), first, last, capacity=self.pool.total, quantization=self._quantization)
             stage.tap(taps[index])
             core = StageCore(stage, self.pool.total, is_last=index == len(layers) - 1, taps=taps[index])
             drivers.append(emulated_driver(index, core, self.clock.now, StageEmulation(timing=timing)))

@@ -32,6 +32,7 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
             capacity=setup.capacity,
             dtype=setup.options.dtype,
             device=setup.devices[i],
+            quantization=setup.quantization,
             threads=setup.threads[i],
             max_model_len=setup.max_model_len,
             vocab_size=setup.checkpoint.vocab_size,
@@ -101,10 +102,11 @@ def start_weights(setup: Resolved, host: Host) -> Pipeline:
         plan = drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.source))
         return host.pipeline([plan], "drafter")
     assert setup.draft is not None
-    return host.pipeline([drafting_plan(setup, str(setup.draft.source), setup.draft.num_layers)], "draft model")
+    plan = drafting_plan(setup, str(setup.draft.source), setup.draft.num_layers, setup.draft_quantization)
+    return host.pipeline([plan], "draft model")
 
 
-def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") -> StagePlan:
+def drafting_plan(setup: Resolved, model: str, layers: int, quantization: str = "none", target: str = "") -> StagePlan:
     return StagePlan(
         model=model,
         first=0,
@@ -112,6 +114,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         capacity=setup.capacity,
         dtype=setup.options.dtype,
         device=setup.devices[-1],
+        quantization=quantization,
         threads=setup.threads[-1],
         max_model_len=setup.max_model_len,
         vocab_size=setup.checkpoint.vocab_size,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import check
-from penstock.dtypes import DTYPE_BYTES
+from penstock.dtypes import DTYPE_BYTES, QUANTIZATIONS
 from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, parse_speculative
 
@@ -28,6 +28,14 @@ CLUSTER: Final = Option(
 
 ModelName = Annotated[str, MODEL_NAME]
 Dtype = Annotated[str, Option("float32, bfloat16 or float16.", MODEL)]
+Quantization = Annotated[
+    str,
+    Option(
+        "none, or int8: whole numbers that weights are held as on a CPU, a draft model's too; auto keeps floats, "
+        "and takes int8 for a GGUF file that holds whole numbers.",
+        MODEL,
+    ),
+]
 Stages = Annotated[
     int | None,
     Option(
@@ -61,6 +69,7 @@ class ModelOptions:
 
     model: ModelName = "demo"
     dtype: Dtype = "float32"
+    quantization: Quantization = "auto"
     device: Annotated[str, Option("cpu, cuda:N, or cuda: stages and drafter spread over all GPUs.", MODEL)] = "cpu"
     max_model_len: Annotated[
         int | None,
@@ -129,6 +138,8 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         if isinstance(self.cluster, str):
             object.__setattr__(self, "cluster", load_cluster(self.cluster))
         check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
+        known = ", ".join(QUANTIZATIONS)
+        check(self.quantization in QUANTIZATIONS, "quantization", self.quantization, f"one of {known}")
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
         positive = ("pipeline_parallel_size", "threads", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")

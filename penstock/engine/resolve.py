@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -34,7 +34,10 @@ class Resolved:
 
     options: EngineOptions
     checkpoint: Checkpoint
+    quantization: str
+    """Of its weights: none or int8."""
     draft: Checkpoint | None
+    draft_quantization: str
     speculator: SpeculatorCheckpoint | None
     cluster: Cluster | None
     speculation: SpeculativeConfig | None
@@ -61,8 +64,10 @@ def resolve_options(options: EngineOptions) -> Resolved:
     """Look at device, checkpoints and cluster. Raises ConfigError for whatever cannot work here or together."""
     from penstock.models.checkpoint import open_checkpoint
     from penstock.models.devices import check_device, placed
+    from penstock.models.quantization.choice import usable_dtype, weights_format
 
     check_device(options.device)
+    options = replace(options, dtype=usable_dtype(options.dtype, options.device))
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
     assert not isinstance(cluster, str)
@@ -91,7 +96,9 @@ def resolve_options(options: EngineOptions) -> Resolved:
     return Resolved(
         options,
         checkpoint,
+        weights_format(options.quantization, options.device, checkpoint),
         draft,
+        weights_format(options.quantization, options.device, draft) if draft is not None else "none",
         speculator,
         cluster,
         speculation,

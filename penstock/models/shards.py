@@ -31,6 +31,9 @@ class Shards:
         """Raises ConfigError if there are none in the folder, or its index is wrong."""
         self._places = shards(folder)
 
+    quantized = False
+    """Whether weights are whole numbers."""
+
     @property
     def files(self) -> list[Path]:
         return sorted(set(self._places.values()))

@@ -19,7 +19,8 @@ from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import rms_norm
 from penstock.models.loader import load_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
-from penstock.models.quantization.floats import pack_linears, weight_bytes
+from penstock.models.quantization.pack import check_covered, pack, quantize_ends
+from penstock.models.quantization.packed import weight_bytes
 from penstock.models.rope import pin_rope
 from penstock.stage.grammar import Grammars
 from penstock.stage.processors import contexts_of
@@ -55,6 +56,7 @@ class StageModel:
         capacity: int,
         dtype: str,
         device: str,
+        quantization: str,
         plain: bool,
         grammars: Grammars,
     ) -> None:
@@ -67,13 +69,18 @@ class StageModel:
         self.device = torch.device(device)
         self._base = getattr(module, parts.base)
         self._causal = module
+        if quantization != "none":
+            quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))
         norm = getattr(self._base, parts.norm)
         setattr(module, parts.base, NormOnly(norm if plain else rms_norm(norm)))
         setattr(self._base, parts.norm, nn.Identity())
         if not plain:
             self._base = fuse(self._base, parts, first, last)
-            pack_linears(self._base)
-            pack_linears(self._causal)
+        if quantization != "none" or not plain:
+            pack(self._base, quantization)
+            pack(self._causal, quantization)
+        if quantization != "none":
+            check_covered(getattr(self._base, parts.layers), quantization)
         self._plain = plain
         self._arenas = Arenas(capacity)
         self._taps: list[int] = []
@@ -223,15 +230,16 @@ def load_stage(
     capacity: int,
     dtype: str = "float32",
     device: str = "cpu",
+    quantization: str = "none",
     plain: bool = False,
     max_model_len: int | None = None,
     tokenizer: str = "",
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
-    ``plain`` selects the slow reference path. ``max_model_len`` is needed only for rotary embeddings that depend on the
-    length of a text. A draft model's grammars are those of its target, the checkpoint in ``tokenizer``. Raises
-    ConfigError for whatever cannot work.
+    ``quantization`` is "none" or a format of ``quantization.pack``. ``plain`` selects the slow reference path.
+    ``max_model_len`` is needed only for rotary embeddings that depend on the length of a text. A draft model's grammars
+    are those of its target, the checkpoint in ``tokenizer``. Raises ConfigError for whatever cannot work.
     """
     checkpoint = open_checkpoint(path)
     grammars = grammars_of(open_checkpoint(tokenizer) if tokenizer else checkpoint)
@@ -246,6 +254,7 @@ def load_stage(
             capacity=capacity,
             dtype=dtype,
             device=device,
+            quantization=quantization,
             plain=plain,
             grammars=grammars,
         )

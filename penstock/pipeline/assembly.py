@@ -30,6 +30,7 @@ def load_layers(plan: StagePlan) -> Any:
         capacity=plan.capacity,
         dtype=plan.dtype,
         device=plan.device,
+        quantization=plan.quantization,
         max_model_len=plan.max_model_len,
         tokenizer=plan.tokenizer,
     )

@@ -168,6 +168,7 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
             speculative_config=plan.drafting,
             dtype=options.dtype,
             threads=options.threads,
+            quantization=options.quantization,
             speculative_slots=options.speculative_slots,
             enable_prefix_caching=False,  # every strategy computes every prompt
             host=RealTimeHost(),
@@ -193,6 +194,7 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
         found.setup.draft.source,
         pipeline_parallel_size=1,
         dtype=options.dtype,
+        quantization=options.quantization,
         speculative_config=None,
         enable_prefix_caching=False,
     ) as small:

@@ -12,7 +12,16 @@ from penstock.bench.grid import parse_temperatures
 from penstock.bench.options import Bandwidth, DrafterOn, FiguresFile, ReportFolder
 from penstock.bench.prompts import DEFAULT_PROMPTS
 from penstock.config import check
-from penstock.engine.options import CLUSTER, Dtype, EngineOptions, ModelName, SpeculativeSlots, Stages, Threads
+from penstock.engine.options import (
+    CLUSTER,
+    Dtype,
+    EngineOptions,
+    ModelName,
+    Quantization,
+    SpeculativeSlots,
+    Stages,
+    Threads,
+)
 from penstock.options import MODEL, OUTPUT, PIPELINE, SAMPLING, SPECULATION, Option
 from penstock.strategies.registry import STRATEGIES
 
@@ -36,6 +45,7 @@ class BenchOptions:
     speculative_slots: SpeculativeSlots = EngineOptions.speculative_slots
     model: ModelName = EngineOptions.model
     dtype: Dtype = EngineOptions.dtype
+    quantization: Quantization = EngineOptions.quantization
     peer: Annotated[
         tuple[str, ...],
         Option(

@@ -80,6 +80,11 @@ class GgufWeights:
     def files(self) -> list[Path]:
         return [self._path]
 
+    @property
+    def quantized(self) -> bool:
+        """Whether weights are whole numbers."""
+        return any(info.kind not in FLOATS for info in self._tensors.values())
+
     def names(self) -> list[str]:
         return list(self._tensors)
 

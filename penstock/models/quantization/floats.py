@@ -13,30 +13,23 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from penstock.models.quantization.packed import Packed
+
 SMALLEST: Final = 1 << 17
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(Packed):
     """Computes what ``linear`` computes; float32 results differ from it by rounding only."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight_bytes: int = linear.weight.numel() * linear.weight.element_size()
+        self.weight_bytes = linear.weight.numel() * linear.weight.element_size()
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., in] -> [.., out]"""
         return torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self.bias, "none", [], "")
-
-
-def pack_linears(module: nn.Module) -> None:
-    """Replace every linear layer of ``module`` that gains from it, in place; its plain weight is given up."""
-    for name, child in module.named_children():
-        if _gains(child):
-            setattr(module, name, PackedLinear(child))
-        else:
-            pack_linears(child)
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -47,18 +40,6 @@ def can_pack(dtype: torch.dtype) -> bool:
     return bool(supported)
 
 
-def weight_bytes(module: nn.Module) -> int:
-    """Size of the weights under ``module``, packed or not, each counted once."""
-    packed = sum(m.weight_bytes for m in module.modules() if isinstance(m, PackedLinear))
-    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
-    return packed + sum(int(t.numel() * t.element_size()) for t in tensors.values())
-
-
-def _gains(module: nn.Module) -> bool:
-    # Subclasses of Linear may compute something else, so only the class itself is replaced.
-    return (
-        type(module) is nn.Linear
-        and module.weight.device.type == "cpu"
-        and module.weight.numel() >= SMALLEST
-        and can_pack(module.weight.dtype)
-    )
+def gains(linear: nn.Linear) -> bool:
+    """Whether a linear layer is computed sooner when it is packed."""
+    return linear.weight.device.type == "cpu" and linear.weight.numel() >= SMALLEST and can_pack(linear.weight.dtype)

@@ -13,7 +13,7 @@ from penstock.core import ConfigError
 from penstock.dtypes import torch_dtype
 from penstock.messages import Candidates, Features, SampledToken, Sampling
 from penstock.models.attention import Arenas, SlotAttention, fast_attention
-from penstock.models.quantization.floats import weight_bytes
+from penstock.models.quantization.packed import weight_bytes
 from penstock.models.speculators.features import FeatureStore
 from penstock.stage.grammar import Grammars
 from penstock.stage.processors import contexts_of

@@ -15,7 +15,7 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
-from penstock.models.quantization.floats import pack_linears
+from penstock.models.quantization.pack import pack
 from penstock.models.speculators.formats import SpeculatorCheckpoint, open_speculator
 from penstock.models.speculators.loader import load_speculator
 from penstock.stage.visibility import BatchView, RequestView
@@ -271,7 +271,7 @@ def test_other_types_and_packed_layers(tmp_path: Path, target: Checkpoint, make)
     module = load_speculator(checkpoint, target, "bfloat16", "cpu")
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert not any(p.requires_grad for p in module.parameters())
-    pack_linears(module)
+    pack(module, "none")
     hidden_nD = torch.zeros(1, 32, dtype=torch.bfloat16)
     logits = module.head_logits(0, hidden_nD) if checkpoint.kind == "medusa" else module.logits(hidden_nD)
     assert (logits.dtype, logits.shape) == (torch.float32, (1, VOCAB))

@@ -1,4 +1,4 @@
-"""Packed linear layers compute what plain ones do."""
+"""Packed linear layers of floats compute what plain ones do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.models.quantization.floats import PackedLinear, can_pack, pack_linears, weight_bytes
+from penstock.models.quantization.floats import PackedLinear, can_pack, gains
 
 WIDE = 512
 
@@ -40,17 +40,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
             torch.testing.assert_close(packed(hidden[:rows]), together[:rows], atol=1e-5, rtol=1e-5)
 
 
-def test_only_large_plain_linears_are_packed() -> None:
-    class Odd(nn.Linear):
-        """A Linear that may compute something else."""
-
-    module = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Sequential(nn.Linear(8, 8), nn.Linear(WIDE, WIDE, bias=False)))
-    module.append(nn.Linear(WIDE, WIDE, dtype=torch.float16))
-    module.append(nn.Linear(WIDE, WIDE, dtype=torch.bfloat16))
-    module.append(Odd(WIDE, WIDE))
-    before = weight_bytes(module)
-    pack_linears(module)
-    kinds = [type(m) for m in module.modules() if not isinstance(m, nn.Sequential)]
-    bfloat16 = PackedLinear if can_pack(torch.bfloat16) else nn.Linear
-    assert kinds == [PackedLinear, nn.Linear, PackedLinear, nn.Linear, bfloat16, Odd]
-    assert weight_bytes(module) == before
+def test_what_gains() -> None:
+    assert gains(nn.Linear(WIDE, WIDE))
+    assert not gains(nn.Linear(8, 8))
+    assert not gains(nn.Linear(WIDE, WIDE, dtype=torch.float16))
+    assert gains(nn.Linear(WIDE, WIDE, dtype=torch.bfloat16)) == can_pack(torch.bfloat16)

@@ -1,0 +1,42 @@
+"""Which formats weights and hidden states have on this processor, where a user leaves that open or asks too much."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.config import FieldError
+from penstock.dtypes import torch_dtype
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.quantization.floats import can_pack
+from penstock.models.quantization.pack import usable
+
+log = logging.getLogger(__name__)
+
+
+def usable_dtype(dtype: str, device: str) -> str:
+    """``dtype``, or float32 for bfloat16 where a CPU would have to compute that by other instructions."""
+    if dtype != "bfloat16" or device != "cpu" or can_pack(torch_dtype(dtype)):
+        return dtype
+    log.warning(
+        "dtype is bfloat16, for which this processor has no instructions: float32 is used instead, because bfloat16 "
+        "would take several times as long here"
+    )
+    return "float32"
+
+
+def weights_format(quantization: str, device: str, checkpoint: Checkpoint) -> str:
+    """What ``quantization`` ("auto" among others) comes to for a target or a draft model: none or a format.
+
+    Raises FieldError for a format that nothing here computes.
+    """
+    if quantization == "auto":
+        return "int8" if checkpoint.weights.quantized and device == "cpu" and usable("int8") else "none"
+    if quantization != "none" and device != "cpu":
+        raise FieldError(
+            "quantization", f"is {quantization!r}, which is computed on cpu alone; device is {device!r}: use none"
+        )
+    if not usable(quantization):
+        raise FieldError(
+            "quantization", f"is {quantization!r}, for which torch has nothing on this processor; use none"
+        )
+    return quantization

@@ -1,0 +1,63 @@
+"""Replaces a stage's linear layers, one after another, by packed ones in the format that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from torch import nn
+
+from penstock.core import ConfigError
+from penstock.models.quantization.floats import PackedLinear, gains
+from penstock.models.quantization.int8 import Int8Linear, largest_value
+from penstock.models.quantization.table import Table, TableEmbedding, TableHead
+
+QUANTIZED: Final[dict[str, Callable[[nn.Linear], nn.Module]]] = {"int8": Int8Linear}
+
+
+def pack(module: nn.Module, quantization: str) -> None:
+    """Replace every linear layer under ``module``, in place: by the format of that name, or "none" for floats.
+
+    A layer's plain weight is given up before the next one is packed.
+    """
+    make = QUANTIZED.get(quantization, packed_floats)
+    for name, child in module.named_children():
+        # Subclasses of Linear may compute something else, so only the class itself is replaced.
+        if type(child) is nn.Linear:
+            setattr(module, name, make(child))
+        else:
+            pack(child, quantization)
+
+
+def usable(quantization: str) -> bool:
+    """Whether this processor and torch compute with weights of this format."""
+    return quantization == "none" or largest_value() is not None
+
+
+def packed_floats(linear: nn.Linear) -> nn.Module:
+    """Where that makes it faster."""
+    return PackedLinear(linear) if gains(linear) else linear
+
+
+def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool) -> None:
+    """Replace the embedding (``base``'s ``embed``) and the head of a stage that has them by int8, in place.
+
+    Tied ones share their rows. A tied head computes alike on every stage, whether its embedding is there or not.
+    """
+    embedding, head = getattr(base, embed), causal.get_output_embeddings()
+    table = None
+    if isinstance(embedding, nn.Embedding):
+        shared = isinstance(head, nn.Linear) and embedding.weight is head.weight
+        table = Table(embedding.weight)
+        setattr(base, embed, TableEmbedding(table, embedding))
+    if isinstance(head, nn.Linear) and tied:
+        causal.set_output_embeddings(TableHead(table if table and shared else Table(head.weight), head.bias))
+
+
+def check_covered(layers: nn.Module, quantization: str) -> None:
+    """Raise ConfigError where weights of the layers are held outside of linear layers, as experts are."""
+    for name, weight in layers.named_parameters():
+        if weight.dim() > 1:
+            raise ConfigError(
+                f"quantization: {quantization} is for linear layers, and {name} is no part of one; use none"
+            )

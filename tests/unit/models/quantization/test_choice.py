@@ -1,0 +1,71 @@
+"""What dtype and quantization come to on a host."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from penstock.config import FieldError
+from penstock.engine.build import drafting_plan, stage_plans
+from penstock.engine.options import DEMO, EngineOptions
+from penstock.engine.resolve import resolve_options
+from penstock.models.quantization import choice, pack
+from tests.gguf_files import make_gguf
+
+
+def resolved(model: Path | str, quantization: str) -> str:
+    return resolve_options(EngineOptions(model=str(model), quantization=quantization)).quantization
+
+
+@pytest.fixture
+def multiplies_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "largest_value", lambda: 127)
+
+
+@pytest.mark.usefixtures("multiplies_int8")
+def test_auto_takes_whole_numbers_for_whole_numbers(tmp_path: Path) -> None:
+    assert resolved("demo", "auto") == "none"
+    assert resolved(make_gguf(tmp_path / "floats", kind=Kind.F16), "auto") == "none"
+    whole = make_gguf(tmp_path / "whole", kind=Kind.Q4_1)
+    assert resolved(whole, "auto") == "int8"
+    assert resolved(whole, "none") == "none"
+    assert resolved("demo", "int8") == "int8"
+
+
+def test_a_processor_without_such_products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pack, "largest_value", lambda: None)
+    assert resolved(make_gguf(tmp_path, kind=Kind.Q4_1), "auto") == "none"
+    with pytest.raises(FieldError, match="quantization is 'int8', for which torch has nothing on this processor; use"):
+        resolved("demo", "int8")
+
+
+@pytest.mark.usefixtures("multiplies_int8")
+def test_a_gpu_computes_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_options(EngineOptions(device="cuda")).quantization == "none"
+    with pytest.raises(FieldError, match="quantization is 'int8', which is computed on cpu alone; device is 'cuda'"):
+        resolve_options(EngineOptions(device="cuda", quantization="int8"))
+
+
+@pytest.mark.usefixtures("multiplies_int8")
+def test_draft_models_have_it_too() -> None:
+    config = {"method": "draft_model", "model": str(DEMO / "draft")}
+    setup = resolve_options(EngineOptions(quantization="int8", speculative_config=config))
+    assert [plan.quantization for plan in stage_plans(setup)] == ["int8"]
+    assert setup.draft_quantization == "int8"
+    assert drafting_plan(setup, "draft", 1, setup.draft_quantization).quantization == "int8"
+
+
+def test_bfloat16_gives_way_with_a_word(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    options = EngineOptions(dtype="bfloat16")
+    monkeypatch.setattr(choice, "can_pack", lambda dtype: dtype == torch.bfloat16)
+    assert resolve_options(options).options.dtype == "bfloat16"
+    assert caplog.records == []
+    monkeypatch.setattr(choice, "can_pack", lambda dtype: False)
+    with caplog.at_level(logging.WARNING):
+        assert resolve_options(options).options.dtype == "float32"
+    assert "dtype is bfloat16, for which this processor has no instructions" in caplog.text

@@ -1,0 +1,73 @@
+"""Embeddings and heads of int8 rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from penstock.models.quantization.int8 import largest_value
+from penstock.models.quantization.packed import weight_bytes
+from penstock.models.quantization.table import Table, TableEmbedding, TableHead
+
+pytestmark = pytest.mark.skipif(largest_value() is None, reason="oneDNN multiplies no int8 on this processor")
+VOCAB, WIDTH = 90, 48
+
+
+class Doubling(nn.Embedding):
+    """Does something else with what it has looked up, as gemma's does."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * 2
+
+
+def weight() -> Tensor:
+    return torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_embedding_gives_its_rows(dtype: torch.dtype) -> None:
+    embedding = nn.Embedding.from_pretrained(weight().to(dtype), padding_idx=7)
+    ids = torch.tensor([[3, 7], [89, 3]])
+    expected = embedding(ids).clone()
+    found = TableEmbedding(Table(embedding.weight), embedding)(ids)
+    assert (found.dtype, found.shape) == (dtype, (2, 2, WIDTH))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
+    assert torch.equal(found[0, 0], found[1, 1])
+
+
+def test_what_a_derived_embedding_does_is_done() -> None:
+    embedding = Doubling.from_pretrained(weight(), padding_idx=80)
+    ids = torch.tensor([[3, 80, 89]])
+    expected = embedding(ids).clone()
+    found = TableEmbedding(Table(embedding.weight), embedding)(ids)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.04)
+
+
+@settings(max_examples=40, deadline=None)
+@given(beside=st.integers(0, 40), place=st.integers(0, 40), seed=st.integers(0, 2**31))
+def test_logits_are_those_of_the_rows_and_a_rows_own(beside: int, place: int, seed: int) -> None:
+    table = Table(weight())
+    head = TableHead(table, None)
+    hidden = torch.randn(beside + 1, WIDTH, generator=torch.Generator().manual_seed(seed))
+    place = min(place, beside)
+    logits = head(hidden[None])
+    assert logits.shape == (1, beside + 1, VOCAB)
+    assert torch.equal(logits[0, place], head(hidden[place : place + 1])[0])
+    torch.testing.assert_close(logits[0], hidden @ table.rows(torch.arange(VOCAB)).t(), rtol=0, atol=5e-3)
+
+
+def test_a_bias_is_added_and_logits_are_not_rounded() -> None:
+    bias = torch.linspace(-5, 5, VOCAB)
+    hidden = torch.randn(2, WIDTH, dtype=torch.bfloat16)
+    with_bias, without = (TableHead(Table(weight()), one)(hidden) for one in (bias, None))
+    assert with_bias.dtype == torch.float32
+    assert torch.equal(with_bias, without + bias)
+
+
+def test_a_shared_table_is_counted_once() -> None:
+    table = Table(weight())
+    ends = nn.ModuleList([TableEmbedding(table, nn.Embedding.from_pretrained(weight())), TableHead(table, None)])
+    assert weight_bytes(ends) == VOCAB * WIDTH + 4 * VOCAB
