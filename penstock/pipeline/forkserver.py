@@ -102,6 +102,11 @@ class ForkServer:
                 if owner == session:
                     kill(process)
 
+    def ended(self, session: str) -> set[int]:
+        """Those of a session's stages whose processes have ended, whether or not the server has said so by now."""
+        with self._lock:
+            return {stage for (owner, stage), process in self._stages.items() if owner == session and wait(process, 0)}
+
     def close(self) -> None:
         """End the server and its stages, and wait for that. Safe to call twice."""
         self._lifeline.close()
@@ -188,11 +193,11 @@ def kill(process: int) -> None:
         signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
-def wait(process: int, seconds: float) -> None:
-    """Until it has ended, for so long at most."""
+def wait(process: int, seconds: float) -> bool:
+    """Until it has ended, for so long at most. Returns whether it has."""
     ended = select.poll()
     ended.register(process, select.POLLIN)
-    ended.poll(1e3 * seconds)
+    return bool(ended.poll(1e3 * seconds))
 
 
 def socket_folder() -> str:

@@ -52,6 +52,8 @@ START_TIMEOUT = 600.0
 """Seconds that stages may take to load their layers."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
+EXIT_LOOK_EVERY = 0.05
+"""Seconds between two looks at whether processes have ended that the fork server may not report."""
 CAUSE_GRACE_S = 0.5
 """Seconds that the error of a stage may take to arrive after its process has ended."""
 
@@ -290,9 +292,13 @@ class ProcessPipeline:
             inbox.close()
 
     def _wait_until_gone(self, seconds: float) -> None:
+        """Until all stages have ended, for so long at most, also where a stopped fork server reports none of them."""
         deadline = time.monotonic() + seconds
-        while self._forked - self._gone and time.monotonic() < deadline:
-            self._host.wait(deadline)
+        while self._forked - self._gone - self._host.server.ended(self._session):
+            now = time.monotonic()
+            if now >= deadline:
+                return
+            self._host.wait(min(deadline, now + EXIT_LOOK_EVERY))
 
     def _start(self) -> None:
         for index, plan in enumerate(self._plans):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -106,9 +107,9 @@ class Kills:
 
 @contextmanager
 def attacked() -> Iterator[Kills]:
-    before = folders()
     with served(*FLAGS, "--stage-timeout", str(STAGE_TIMEOUT)) as server:
         attack = Kills(server)
+        folder = folder_of(attack._family[PROCESSES.index("fork server")])
         try:
             yield attack
         finally:
@@ -116,12 +117,14 @@ def attacked() -> Iterator[Kills]:
                 if one.is_running():
                     one.resume()
     until = time.monotonic() + GONE
-    while left := folders() - before:
+    while folder.exists():
         if time.monotonic() > until:
-            raise Fault(f"folders left behind: {left}")
+            raise Fault(f"left behind: {folder}")
         time.sleep(0.1)
 
 
-def folders() -> set[Path]:
-    """Of sockets, of whoever runs on this host."""
-    return {path for path in Path("/tmp").glob("penstock-*") if path.is_dir()}
+def folder_of(fork_server: psutil.Process) -> Path:
+    """That of its sockets, as its own command line names it."""
+    found = re.search(r"'([^']*/penstock-[^']*)'", " ".join(fork_server.cmdline()))
+    assert found is not None
+    return Path(found.group(1))

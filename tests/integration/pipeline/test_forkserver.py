@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -85,6 +86,18 @@ def test_a_closed_engine_has_no_stage_left_though_its_fork_server_is_stopped(
         server.suspend()
         llm.close()
         until(lambda: not any(alive(stage) for stage in stages))
+
+
+def test_stages_that_have_left_are_not_waited_for_though_a_stopped_fork_server_says_nothing(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "CLOSE_TIMEOUT", math.inf)
+    with suspended_server() as server:
+        llm = start(target, 2)
+        server.suspend()
+        closing = threading.Thread(target=llm.close, daemon=True)
+        closing.start()
+        until(lambda: not closing.is_alive())
 
 
 @contextmanager
