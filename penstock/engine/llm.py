@@ -36,8 +36,7 @@ class LLM:
     ```python
     from penstock import LLM, SamplingParams
 
-    speculation = {"method": "draft_model", "model": "demo"}
-    with LLM("demo", pipeline_parallel_size=2, speculative_config=speculation) as llm:
+    with LLM("demo", pipeline_parallel_size=2, speculative_config={"method": "draft_model"}) as llm:
         outputs = llm.generate(["def fibonacci(n):", "class Stack:"], SamplingParams(temperature=0, max_tokens=24))
     for output in outputs:
         print(output.prompt, output.outputs[0].text)

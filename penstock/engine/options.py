@@ -125,7 +125,11 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
     """
 
     speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None
-    """Who drafts and what enters the pipeline: the arguments of ``SpeculativeConfig``. None: plain decoding."""
+    """Who drafts and what enters the pipeline: the arguments of ``SpeculativeConfig``. None: plain decoding, as in vLLM.
+
+    What it leaves open is as on the command line: ``{}`` is ``auto`` with the target's own draft model if it is
+    ``demo``, and with prompt lookup else; a ``model`` without a ``method`` is a draft model.
+    """
     speculative_slots: SpeculativeSlots = None
     transport: str = "ipc"
     """What the stages talk over: ipc (Unix sockets) or tcp (the loopback interface)."""
