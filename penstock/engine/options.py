@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import check
-from penstock.dtypes import DTYPE_BYTES, QUANTIZATIONS
+from penstock.dtypes import DTYPES, QUANTIZATIONS
 from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, parse_speculative
 
@@ -27,7 +27,12 @@ CLUSTER: Final = Option(
 )
 
 ModelName = Annotated[str, MODEL_NAME]
-Dtype = Annotated[str, Option("float32, bfloat16 or float16.", MODEL)]
+Dtype = Annotated[
+    str,
+    Option(
+        "float32, bfloat16, float16, or auto: the checkpoint's, where the device is good at it, else float32.", MODEL
+    ),
+]
 Quantization = Annotated[
     str,
     Option(
@@ -125,7 +130,7 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
     """
 
     speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None
-    """Who drafts and what enters the pipeline: the arguments of ``SpeculativeConfig``. None: plain decoding, as in vLLM.
+    """Who drafts and what enters the pipeline: the arguments of ``SpeculativeConfig``. None is plain decoding.
 
     What it leaves open is as on the command line: ``{}`` is ``auto`` with the target's own draft model if it is
     ``demo``, and with prompt lookup else; a ``model`` without a ``method`` is a draft model.
@@ -141,7 +146,7 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
             object.__setattr__(self, "speculative_config", parse_speculative(self.speculative_config, self.model))
         if isinstance(self.cluster, str):
             object.__setattr__(self, "cluster", load_cluster(self.cluster))
-        check(self.dtype in DTYPE_BYTES, "dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
+        check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         known = ", ".join(QUANTIZATIONS)
         check(self.quantization in QUANTIZATIONS, "quantization", self.quantization, f"one of {known}")
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")

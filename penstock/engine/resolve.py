@@ -67,11 +67,11 @@ def resolve_options(options: EngineOptions) -> Resolved:
     from penstock.models.quantization.choice import usable_dtype, weights_format
 
     check_device(options.device)
-    options = replace(options, dtype=usable_dtype(options.dtype, options.device))
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
     assert not isinstance(cluster, str)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
+    options = replace(options, dtype=usable_dtype(options.dtype, options.device, checkpoint))
     draft = speculator = None
     weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
     if speculation is not None and weights is Weights.SPECULATOR:

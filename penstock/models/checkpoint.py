@@ -12,6 +12,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from penstock.core import ConfigError, RequestError, SamplingParams
+from penstock.dtypes import DTYPE_BYTES
 from penstock.foreign_files import (
     CODE_FIELD,
     CONFIG_FILE,
@@ -61,6 +62,12 @@ class Checkpoint:
     @property
     def num_layers(self) -> int:
         return int(self.config.num_hidden_layers)
+
+    @property
+    def dtype(self) -> str:
+        """The format that its configuration names, if a model can compute in it; float32 where it names none."""
+        named = str(getattr(self.config, "dtype", None)).removeprefix("torch.")
+        return named if named in DTYPE_BYTES else "float32"
 
     @property
     def vocab_size(self) -> int:

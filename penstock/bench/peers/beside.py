@@ -123,7 +123,8 @@ class Peers:
 
     def _parted(self, peer: str, question: Question, answer: Answer, reference: Sequence[int]) -> int | None:
         """Compared are greedy tokens of the same arithmetic; with bits less, or sampled otherwise, they may differ."""
-        exact = PEERS[peer].same_arithmetic and self._llm.setup.options.dtype == "float32"
+        setup = self._llm.setup
+        exact = PEERS[peer].same_arithmetic and (setup.options.dtype, setup.quantization) == ("float32", "none")
         if answer.token_ids is None or not exact or question.params.temperature > 0:
             return None
         pairs = enumerate(zip(answer.token_ids, reference, strict=True))

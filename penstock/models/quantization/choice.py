@@ -13,12 +13,18 @@ from penstock.models.quantization.pack import usable
 log = logging.getLogger(__name__)
 
 
-def usable_dtype(dtype: str, device: str) -> str:
-    """``dtype``, or float32 for bfloat16 where a CPU would have to compute that by other instructions."""
-    if dtype != "bfloat16" or device != "cpu" or can_pack(torch_dtype(dtype)):
+def usable_dtype(asked: str, device: str, checkpoint: Checkpoint) -> str:
+    """The format ``asked`` for, or of ``auto`` the checkpoint's, if the device is good at it; else float32.
+
+    A CPU is never good at float16, which is taken there only where it is asked for by name.
+    """
+    dtype = checkpoint.dtype if asked == "auto" else asked
+    packed = dtype == "bfloat16" and can_pack(torch_dtype(dtype))
+    if device != "cpu" or dtype == "float32" or packed or asked == "float16":
         return dtype
+    whose = "the checkpoint's dtype" if asked == "auto" else "dtype"
     log.warning(
-        "dtype is bfloat16, for which this processor has no instructions: float32 is used instead, because bfloat16 "
+        f"{whose} is {dtype}, for which this processor has no instructions: float32 is used instead, because {dtype} "
         "would take several times as long here"
     )
     return "float32"

@@ -39,8 +39,11 @@ class Peer:
         )
 
 
-def asked(peer: Peer, *plain: list[int], dtype: str = "float32", temperature: float = 0.0) -> Peers:
-    llm: Any = SimpleNamespace(setup=SimpleNamespace(options=SimpleNamespace(dtype=dtype)))
+def asked(
+    peer: Peer, *plain: list[int], dtype: str = "float32", quantization: str = "none", temperature: float = 0.0
+) -> Peers:
+    setup = SimpleNamespace(options=SimpleNamespace(dtype=dtype), quantization=quantization)
+    llm: Any = SimpleNamespace(setup=setup)
     told: list[str] = []
     processes: Any = [peer]
     peers = Peers(processes, llm, lambda name, question: told.append(name))
@@ -87,6 +90,7 @@ def test_a_request_without_a_token_to_time_is_not_asked() -> None:
         (([4, 5], [6, 7]), {}, "yes"),
         (([4, 5], [6, 8]), {}, "until token 2 of prompt 2 of chat"),
         (([4, 5], [6, 8]), {"dtype": "bfloat16"}, "-"),
+        (([4, 5], [6, 8]), {"quantization": "int8"}, "-"),
         (([4, 5], [6, 8]), {"temperature": 1.0}, "-"),
     ],
 )

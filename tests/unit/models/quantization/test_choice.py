@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,42 @@ def test_bfloat16_gives_way_with_a_word(monkeypatch: pytest.MonkeyPatch, caplog:
     with caplog.at_level(logging.WARNING):
         assert resolve_options(options).options.dtype == "float32"
     assert "dtype is bfloat16, for which this processor has no instructions" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("stored", "good_at", "expected", "said"),
+    [
+        ("bfloat16", True, "bfloat16", ""),
+        (
+            "bfloat16",
+            False,
+            "float32",
+            "the checkpoint's dtype is bfloat16, for which this processor has no instructions",
+        ),
+        ("float16", True, "float32", "the checkpoint's dtype is float16, for which this processor has no instructions"),
+        ("float32", False, "float32", ""),
+        (None, True, "float32", ""),
+        ("float8_e4m3fn", True, "float32", ""),
+    ],
+)
+def test_auto_is_the_checkpoints_own_where_the_device_is_good_at_it(
+    stored: str | None,
+    good_at: bool,
+    expected: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(DEMO / "target", tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": stored}))
+    monkeypatch.setattr(choice, "can_pack", lambda dtype: good_at)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        assert resolve_options(EngineOptions(model=str(tmp_path / "model"), dtype="auto")).options.dtype == expected
+    assert [record.message[: len(said)] for record in caplog.records] == [said] * bool(said)
+
+
+def test_a_gpu_takes_the_checkpoints_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_options(EngineOptions(device="cuda", dtype="auto")).options.dtype == "bfloat16"
