@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from benchmarks.sections import comparisons, engine, flowspec, pipedec, pipedec_processes, serving, spd, vllm
+from benchmarks.sections import comparisons, engine, flowspec, links, pipedec, pipedec_processes, serving, spd, vllm
 from benchmarks.sections.base import Section, block, page_part
 from benchmarks.shared.commands import command_line
 from benchmarks.shared.measured import folder_of_script, path_of, store, stored
@@ -30,12 +30,13 @@ ORDER = (
     *("exactness", "overhead", "decisions", "demo"),
     *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "same_texts"),
     *("pipedec_emulated", "pipedec_processes"),
-    *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "hop_floor", "spd_correction"),
+    *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "hop_floor", "links", "spd_correction"),
     *("drafter_time", "pp_eagle_table"),
     *("auto_against", "parts", "always_wrong", "simulator", "two_processes", "centralised"),
     *("serving", "serve_http", "interference", "soak", "attack"),
 )
 AWAITED = (
+    "links",
     "flowspec_eagle",
     "spd_tables",
     "spd_overhead",
@@ -45,7 +46,7 @@ AWAITED = (
     *("serving", "serve_http", "attack"),
 )
 """Left out of the page until they are measured: their drafters have to be trained first, or they take long."""
-MODULES = (engine, comparisons, pipedec, pipedec_processes, flowspec, spd, vllm, serving)
+MODULES = (engine, comparisons, pipedec, pipedec_processes, flowspec, spd, links, vllm, serving)
 SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
 
 HEAD = """# Results

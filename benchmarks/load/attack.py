@@ -35,8 +35,10 @@ ATTACKS: Final[Mapping[str, Start]] = {
     "checkpoints": checkpoints.attacked,
     "strangers": partial(frames.attacked, "strangers", "ipc"),
     "strangers-tcp": partial(frames.attacked, "strangers", "tcp"),
+    "strangers-tls": partial(frames.attacked, "strangers", "tcp", tls=True),
     "insiders": partial(frames.attacked, "insiders", "ipc"),
     "insiders-tcp": partial(frames.attacked, "insiders", "tcp"),
+    "insiders-tls": partial(frames.attacked, "insiders", "tcp", tls=True),
     "kills": kills.attacked,
     "memory": memory.attacked,
 }

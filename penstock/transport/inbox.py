@@ -101,7 +101,8 @@ class Inbox:
             for _ in range(WAITING):
                 connection, peer = self._listener.accept()
                 connection.setblocking(False)
-                prepare(connection)
+                with contextlib.suppress(OSError):  # gone again, which reading tells
+                    prepare(connection)
                 host = "" if isinstance(peer, str | bytes) else peer[0]
                 accepted = (
                     PlainConnection(connection) if self._security is None else TlsConnection(connection, self._security)

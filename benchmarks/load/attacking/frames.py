@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import random
 import socket
+import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
@@ -19,6 +22,7 @@ import msgspec
 from benchmarks.load.attacking.mutations import mutate
 from benchmarks.load.attacking.trying import Ended, Fault, deadline
 from benchmarks.load.soaking.cases import Case, drawn_cases, params_of, prompt_of
+from benchmarks.shared.certificates import only_host
 from penstock import LLM, PipelineError
 from penstock.engine.loop import Observer
 from penstock.messages import (
@@ -50,13 +54,14 @@ from penstock.messages import (
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from penstock.transport.addresses import place_of
 from penstock.transport.framing import FRAME
+from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
 
 CASES: Final = 40
 TOGETHER: Final = 4
 """Requests that run at the same time."""
-LINGER: Final = 1.0
-"""Seconds that a stranger's message may take to leave."""
+LATEST: Final = 20
+"""Connections of strangers that are left open until others have come."""
 HUNG: Final = 60.0
 """Seconds after which they count as hanging."""
 OWN: Final = range(10**6, 10**6 + 40)
@@ -111,9 +116,11 @@ class Sender(Observer):
 
 
 class Frames:
-    def __init__(self, who: Who, llm: LLM, sockets: Sockets) -> None:
+    def __init__(self, who: Who, llm: LLM, sockets: Sockets, security: LinkSecurity | None) -> None:
         self._who = who
         self._llm = llm
+        self._security = security
+        self._strangers: deque[Sockets] = deque()
         self._targets = targets_of(llm)
         self._outboxes = [sockets.connect(target.address, target.session) for target in self._targets]
         self._stream = 0
@@ -158,21 +165,27 @@ class Frames:
         elif rng.random() < 0.3:
             raw(target, rng)
         else:  # who is wrong is closed: a connection for each
-            with Sockets() as own:
-                stranger = own.connect(target.address, rng.choice((target.session, rng.randbytes(16).hex())))
-                stranger.send(*strange(target.session, self._stream, rng))
-                own.close(LINGER)
+            own = Sockets(self._security)
+            stranger = own.connect(target.address, rng.choice((target.session, rng.randbytes(16).hex())))
+            stranger.send(*strange(target.session, self._stream, rng))
+            self._strangers.append(own)
+            if len(self._strangers) > LATEST:
+                self._strangers.popleft().close()
 
 
 @contextmanager
-def attacked(who: Who, transport: str) -> Iterator[Frames]:
+def attacked(who: Who, transport: str, tls: bool = False) -> Iterator[Frames]:
+    """Over tcp with TLS strangers have certificates, too, but not the secret."""
     cases()
     speculation = {"method": "draft_model", "model": "demo"}
-    with (
-        LLM("demo", pipeline_parallel_size=2, transport=transport, speculative_config=speculation) as llm,
-        Sockets() as sockets,
-    ):
-        yield Frames(who, llm, sockets)
+    with tempfile.TemporaryDirectory() as folder:
+        security = only_host(Path(folder)) if tls else None
+        host = ProcessHost(transport, security=security)
+        with (
+            LLM("demo", pipeline_parallel_size=2, host=host, speculative_config=speculation) as llm,
+            Sockets(security) as sockets,
+        ):
+            yield Frames(who, llm, sockets, security)
 
 
 # -------------------------------------------------------------------------------------------------------- strangers

@@ -94,6 +94,24 @@ def test_what_is_said_comes_whole_however_its_bytes_are_cut(
         assert not connection.ended
 
 
+@given(
+    noise=st.lists(
+        st.one_of(st.binary(max_size=60), st.sampled_from((b"\x16\x03\x01", b"\x14\x03\x03\0\1\1"))), max_size=9
+    ),
+    place=st.integers(0, 1600),
+)
+def test_noise_in_place_of_a_handshake_is_waited_out_or_refused(
+    security: LinkSecurity, noise: list[bytes], place: int
+) -> None:
+    """Put into what a member says, after so many of its bytes: nothing of it is ever taken in."""
+    with pair() as (wire, ours):
+        connection, sender = TlsConnection(ours, security.for_listening()), Sender(security.for_connecting())
+        hello = sender.shake()
+        wire.sendall(hello[:place] + b"".join(noise) + hello[place:])
+        assert received(connection, memoryview(bytearray(32))) == b""
+        assert connection.ended == bool(connection.fault)
+
+
 @pytest.mark.parametrize("farewell", [True, False])
 def test_with_a_farewell_or_without_what_came_before_the_end_is_there(security: LinkSecurity, farewell: bool) -> None:
     with pair() as (wire, ours):
