@@ -12,6 +12,10 @@ STAKE: Final = 4.0
 """Plain tokens that a trial of speculation may lose before it ends."""
 MOST: Final = 8.0
 """Plain tokens that speculation may lose, once it has gained as many, before it ends."""
+CAUTIOUS_STAKE: Final = 2.0
+"""Plain tokens that the cautious trial may lose which follows at once where speculation has ended."""
+BOLD: Final = 64.0
+"""Plain tokens that cautious speculation gains, beyond what the stake can hold, before it is cautious no more."""
 SHARE: Final = 0.01
 """Of the time that decoding takes, what trials may lose."""
 HALVINGS: Final = 2
@@ -20,7 +24,7 @@ RARE: Final = 0.1
 """Of this share, what plain tokens may lose where speculation is clearly faster."""
 CLEAR: Final = 1.3
 """Speculation is clearly faster from so many times plain decoding's speed on."""
-LEAST: Final = 0.1
+LEAST: Final = 0.25
 """Of a plain token, what each one decoded plainly is taken to lose at least: small differences are chance."""
 LATE: Final = 4.0
 """Tokens that took longer than so many plain ones, while those before them did not, were held up by something else:
@@ -59,6 +63,8 @@ class Trial:
         self.speculating = DecodingRate()
         self.speculates = False
         """What is to be done now."""
+        self.cautious = False
+        """Whether only drafts that are all but sure are worth sending."""
         self._requests = requests
         self._stake = 0.0
         """Seconds that speculation may lose; below 0 where it has lost more than it had."""
@@ -70,6 +76,8 @@ class Trial:
         """Seconds per plain token, as they were reckoned with."""
         self._measured = 0
         """Plain tokens measured since plain decoding began."""
+        self._gained = 0.0
+        """Seconds that cautious speculation has gained beyond what the stake can hold."""
         self._saved = 0.0
         """Seconds that plain tokens amid speculation may lose."""
         self._failures = 0
@@ -101,10 +109,11 @@ class Trial:
         self._charged += tokens
         self._stake += tokens * plain - seconds
         if self._stake >= most:
+            self._gained += self._stake - most
             self._stake, self._charged, self._failures = most, 0, 0
+            self.cautious = self.cautious and self._gained < self._of_plain(BOLD)
         if self._stake <= 0:
-            self._failures += 1
-            self._begin_plain(STAKE / 2)
+            self._end_speculation()
             return
         cost = self._of_plain(PLAIN_TOKENS) * max(1 - 1 / (self.speed_up or 1.0), LEAST)
         share = SHARE * (RARE if self.speed_up >= CLEAR else 1.0)
@@ -113,9 +122,17 @@ class Trial:
             self._saved = 0.0
             self._begin_plain(0.0)
 
+    def _end_speculation(self) -> None:
+        """The stake is lost. What was bold goes on cautiously once plain decoding has been measured."""
+        if not self.cautious:
+            self._stake = self._of_plain(CAUTIOUS_STAKE)
+        self._failures += self.cautious
+        self.cautious, self._gained = True, 0.0
+        self._begin_plain(0.0 if self._stake > 0 else STAKE / 2)
+
     def _record_plain(self, tokens: int, seconds: float, settled: bool) -> None:
         if not settled:
-            if self._charged_at:  # what was drafted is in the way
+            if self._needed and self._charged_at:  # what was drafted is in the way
                 self._stake -= max(0.0, seconds - tokens * self._charged_at)
             return
         before, self._measured = self._measured, self._measured + tokens

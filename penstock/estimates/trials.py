@@ -38,6 +38,10 @@ class Trials:
         """Whether to speculate while so many requests decode."""
         return not self.needed or self.of(requests).speculates
 
+    def cautious(self, requests: int) -> bool:
+        """Whether only drafts that are all but sure are worth sending while so many requests decode."""
+        return self.needed and self.of(requests).cautious
+
     def of(self, requests: int) -> Trial:
         """The trial under the load of so many requests."""
         return self._by_load[load_of(requests)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.estimates.trial import LATE, MOST, PLAIN_TOKENS, SHARE, STAKE, Trial
+from penstock.estimates.trial import BOLD, CAUTIOUS_STAKE, LATE, MOST, PLAIN_TOKENS, SHARE, STAKE, Trial
 
 PLAIN = 0.05
 
@@ -60,7 +60,7 @@ def test_several_requests_take_as_many_times_the_tokens() -> None:
 def test_speculation_that_loses_costs_a_stake_and_a_hundredth(speed_up: float, tokens: int) -> None:
     took = run(Trial(), tokens, steadily(speed_up))
     last = PLAIN / speed_up  # the token that takes the rest of a stake takes more than that
-    assert took <= tokens * PLAIN * (1 + 1.1 * SHARE) + (STAKE + 1) * PLAIN + last
+    assert took <= tokens * PLAIN * (1 + 1.1 * SHARE) + (STAKE + CAUTIOUS_STAKE + 1) * PLAIN + 2 * last
 
 
 @given(st.floats(1.35, 6.0))
@@ -119,6 +119,16 @@ def test_one_token_that_was_held_up_does_not_end_speculation() -> None:
     assert trial.speculates
 
 
+def test_what_has_lost_goes_on_cautiously_and_boldly_again_once_that_has_gained_enough() -> None:
+    trial = Trial()
+    took = run(trial, 100, lambda: PLAIN / (2.0 if trial.cautious else 0.5))
+    assert trial.cautious
+    assert trial.speculates
+    assert took < 100 * PLAIN
+    run(trial, int(2.2 * BOLD), steadily(2.0))
+    assert not trial.cautious
+
+
 class Decoding(RuleBasedStateMachine):
     """Whatever speculation does, and however tokens come, plain decoding would have been little faster."""
 
@@ -139,7 +149,8 @@ class Decoding(RuleBasedStateMachine):
 
     @invariant()
     def loses_little(self) -> None:
-        assert self.took <= self.plainly * (1 + 1.1 * SHARE) + (STAKE + 1) * PLAIN + self.worst
+        stakes = (STAKE + CAUTIOUS_STAKE + 1) * PLAIN
+        assert self.took <= self.plainly * (1 + 1.1 * SHARE) + stakes + 2 * self.worst
 
     @invariant()
     def knows_what_a_plain_token_takes(self) -> None:
