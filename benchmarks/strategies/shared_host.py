@@ -21,7 +21,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,11 @@ CASES = tuple(f"{drafter}{beside}" for beside in ("", BUSY) for drafter in DRAFT
 
 
 def questions(llm: LLM, folder: Path, per_set: int, tokens: int) -> list[Question]:
-    """The first prompts of every set as the chat template puts them, the sets in turn."""
+    """The first turns of every set's first conversations as the chat template puts them, the sets in turn."""
     sets = read_prompt_sets(sorted(folder.glob("*.jsonl")), per_set)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    asked = [(name, text) for texts in zip(*(pairs(*one) for one in sets.items()), strict=True) for name, text in texts]
+    asked = [(name, prompts[i][0]) for i in range(per_set) for name, prompts in sets.items()]
     return [Question(Setting(name, 0.0), i, chat(llm, text), params) for i, (name, text) in enumerate(asked)]
-
-
-def pairs(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    return [(name, text) for text in texts]
 
 
 def chat(llm: LLM, text: str) -> dict[str, list[int]]:

@@ -14,11 +14,11 @@ MOST: Final = 8.0
 """Plain tokens that speculation may lose, once it has gained as many, before it ends."""
 CAUTIOUS_STAKE: Final = 2.0
 """Plain tokens that the cautious trial may lose which follows at once where speculation has ended."""
-BOLD: Final = 64.0
+BOLD: Final = 32.0
 """Plain tokens that cautious speculation gains, beyond what the stake can hold, before it is cautious no more."""
 SHARE: Final = 0.01
 """Of the time that decoding takes, what trials may lose."""
-HALVINGS: Final = 2
+HALVINGS: Final = 1
 """How often this share is halved, once for every trial that ends without having gained: drafts may be hopeless."""
 RARE: Final = 0.1
 """Of this share, what plain tokens may lose where speculation is clearly faster."""
@@ -68,7 +68,7 @@ class Trial:
         self._requests = requests
         self._stake = 0.0
         """Seconds that speculation may lose; below 0 where it has lost more than it had."""
-        self._needed = STAKE
+        self._needed = CAUTIOUS_STAKE
         """The stake, in plain tokens, from which on speculation begins again."""
         self._charged = 0
         """Tokens of which speculation was charged since it had the highest stake."""
@@ -128,7 +128,7 @@ class Trial:
             self._stake = self._of_plain(CAUTIOUS_STAKE)
         self._failures += self.cautious
         self.cautious, self._gained = True, 0.0
-        self._begin_plain(0.0 if self._stake > 0 else STAKE / 2)
+        self._begin_plain(0.0 if self._stake > 0 else CAUTIOUS_STAKE / 2)
 
     def _record_plain(self, tokens: int, seconds: float, settled: bool) -> None:
         if not settled:
@@ -154,7 +154,7 @@ class Trial:
             return
         self._stake = max(self._stake + charged * (plain - self._charged_at), min(self._stake, 0.0))
         if self._stake <= self._of_plain(self._needed):
-            self._needed = STAKE
+            self._needed = CAUTIOUS_STAKE
 
     def _of_plain(self, tokens: float) -> float:
         """What so many plain tokens take for each request: seconds."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from penstock.messages import Message
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.simulator.shared_host import SharedDriver
 from penstock.stage.device import Link
 from penstock.stage.driver import StageDriver
 
@@ -23,6 +24,8 @@ class SimulatedPipeline(InProcessPipeline):
         super().__init__(drivers, clock, entrance)
         self._time = clock
         self._told = False
+        self._sharing = [driver.index for driver in drivers if isinstance(driver, SharedDriver)]
+        """Stages of one host: when one is done depends on what the others do."""
 
     @property
     def due(self) -> float | None:
@@ -48,3 +51,7 @@ class SimulatedPipeline(InProcessPipeline):
     def _receive(self, message: Message, arrives: float) -> None:
         super()._receive(message, arrives)
         self._told = True
+
+    def _ask_due(self, index: int) -> None:
+        for stage in self._sharing or (index,):
+            super()._ask_due(stage)

@@ -12,7 +12,7 @@ from penstock.cluster.spec import Cluster
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.drafters.base import Draft
 from penstock.emulation.drafter import EmulatedDrafter
-from penstock.emulation.link import LinkModel
+from penstock.emulation.link import LinkModel, link_of
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.emulation.turns import DeviceTurns
 from penstock.engine.loop import EngineLoop, Observer
@@ -24,9 +24,11 @@ from penstock.requests.slots import SlotPool, speculative_slots
 from penstock.simulator.drafter import ScriptedDrafter
 from penstock.simulator.pipeline import SimulatedPipeline
 from penstock.simulator.script import Script
-from penstock.simulator.shared_host import HostTime, SharedDevice, SharedHost
+from penstock.simulator.shared_host import SharedHost, shared_drivers
 from penstock.simulator.stage import SimulatedCore
 from penstock.speculation import SpeculativeConfig, make_strategy
+from penstock.stage.device import Links
+from penstock.stage.driver import StageDriver
 from penstock.strategies.base import Strategy
 
 CHUNK = 128
@@ -172,12 +174,13 @@ def make_loop(
     links = [longer(link, overhead_per_hop) for link in link_timings(cluster)]
     last = len(timings) - 1
     stages = [StageEmulation(timing=timing, up=links[i], down=links[i + 1]) for i, timing in enumerate(timings)]
-    time = HostTime(host) if host is not None else None
-    devices = [SharedDevice(i, clock.now, timing, time) if time else None for i, timing in enumerate(timings)]
-    drivers = [
-        emulated_driver(i, SimulatedCore(script, i == last), clock.now, stage, devices[i])
-        for i, stage in enumerate(stages)
-    ]
+    cores = [SimulatedCore(script, i == last) for i in range(len(timings))]
+    drivers: Sequence[StageDriver]
+    if host is None:
+        drivers = [emulated_driver(i, cores[i], clock.now, stage) for i, stage in enumerate(stages)]
+    else:
+        between = [Links(link_of(stage.down), link_of(stage.up)) for stage in stages]
+        drivers = shared_drivers(host, cores, clock.now, timings, between)
     pipeline = SimulatedPipeline(drivers, clock, LinkModel(links[0]))
     drafter = None
     if speculation is not None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from penstock.cluster.timing import StageTiming
 from penstock.config import check, check_positive
-from penstock.emulation.device import ModelledDevice
-from penstock.stage.device import Computation
+from penstock.messages import Batch, Result
+from penstock.stage.device import Computation, Device, Links
+from penstock.stage.driver import Core, Outgoing, StageDriver
+
+TICK: Final = 1e-9
+"""Seconds of work that are none: what rounding leaves of a batch that is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,52 +36,118 @@ class SharedHost:
         check(since[:1] == [0.0] and since == sorted(since), "busy", list(self.busy), "moments from 0 on, in order")
 
     def speed(self, stages: int, at: float) -> float:
-        """How fast so many stages together compute at a moment; one that has the host to itself has speed 1.
+        """How fast each of so many stages computes at a moment; 1 is as fast as one that has the host to itself.
 
         Cores are shared evenly by all that computes.
         """
         others = next(count for since, count in reversed(self.busy) if since <= at)
-        fed = stages if self.streams is None else min(stages, self.streams)
-        return min(fed, self.cores * stages / max(stages + others, self.cores))
+        fed = 1.0 if self.streams is None else self.streams / stages
+        return min(1.0, fed, self.cores / (stages + others))
 
     def next_change(self, at: float) -> float:
         """The next moment at which other processes come or go."""
         return next((since for since, _ in self.busy if since > at), math.inf)
 
 
-class HostTime:
-    """Who computes until when. What has begun goes on as fast as before; what begins has the speed that is left.
+class Computing:
+    """The batches that a host's stages compute, and what is left of each: seconds that it would take alone."""
 
-    A host would slow both alike. Together they take as long, and no end that has been told ever moves.
-    """
-
-    def __init__(self, host: SharedHost) -> None:
+    def __init__(self, host: SharedHost, clock: Callable[[], float]) -> None:
         self._host = host
-        self._ends: list[float] = []
+        self._clock = clock
+        self._left: dict[int, float] = {}
+        """By stage."""
+        self._at = 0.0
 
-    def run(self, start: float, seconds: float) -> float:
-        """When a batch that takes so many seconds alone ends. Call in the order of ``start``."""
-        self._ends = [end for end in self._ends if end > start]
-        at, left = start, seconds
-        while True:
-            running = [end for end in self._ends if end > at]
-            speed = self._host.speed(len(running) + 1, at) - self._host.speed(len(running), at)
-            until = min([*running, self._host.next_change(at)])
-            if left <= speed * (until - at):
-                break
-            at, left = until, left - speed * (until - at)
-        self._ends.append(at + left / speed if left else at)
-        return self._ends[-1]
+    def begin(self, stage: int, seconds: float) -> None:
+        self._advance()
+        if seconds > TICK:
+            self._left[stage] = seconds
+
+    def has(self, stage: int) -> bool:
+        return stage in self._left
+
+    def due(self, stage: int) -> float:
+        """When a stage's batch is done, if no other begins or ends and no process comes or goes until then."""
+        self._advance()
+        speed = self._host.speed(len(self._left), self._at)
+        return min(self._at + self._left[stage] / speed, self._host.next_change(self._at))
+
+    def end(self, stage: int) -> bool:
+        """Take a stage's batch out if it is done. Returns whether it was."""
+        self._advance()
+        if self._left[stage] > TICK:
+            return False
+        del self._left[stage]
+        return True
+
+    def _advance(self) -> None:
+        """Up to now: nobody begins or ends meanwhile, since that calls this."""
+        now = self._clock()
+        while self._at < now:
+            until = min(now, self._host.next_change(self._at))
+            done = (until - self._at) * self._host.speed(max(1, len(self._left)), self._at)
+            self._left = {stage: max(0.0, left - done) for stage, left in self._left.items()}
+            self._at = until
 
 
-class SharedDevice(ModelledDevice):
-    """A stage's part of a shared host."""
+class SharedDevice(Device):
+    """A stage's part of a shared host. When a batch is done depends on what others do: its driver finds out."""
 
-    def __init__(self, stage: int, clock: Callable[[], float], timing: StageTiming, host: HostTime) -> None:
-        super().__init__(stage, clock, timing)
-        self._host = host
+    def __init__(self, stage: int, clock: Callable[[], float], timing: StageTiming, computing: Computing) -> None:
+        super().__init__(clock)
+        self._stage = stage
+        self._timing = timing
+        self._computing = computing
 
     def computed(self, start: float, rows: int) -> Computation:
         alone = self._timing.seconds(rows)
-        self.free_at = self._host.run(start, alone)
-        return Computation(self.free_at, 0.0, self.free_at - start)
+        self._computing.begin(self._stage, alone)
+        return Computation(start, 0.0, alone)
+
+
+class SharedDriver(StageDriver):
+    """A stage's driver on a shared host: a batch is done when the host has computed it."""
+
+    def __init__(self, index: int, core: Core, device: SharedDevice, computing: Computing, links: Links) -> None:
+        super().__init__(index, core, computing._clock, device, links)
+        self._computing = computing
+
+    @property
+    def due(self) -> float | None:
+        """May come earlier once other stages are done: to be asked again after a step of any."""
+        return self._computing.due(self.index) if self._computing.has(self.index) else super().due
+
+    def step(self) -> Iterator[Outgoing]:
+        if self._computing.has(self.index):
+            if not self._computing.end(self.index):
+                return
+            self._note_end(self.clock())
+            self._settle()
+        yield from super().step()
+
+    def _settle(self) -> None:
+        if not self._computing.has(self.index):
+            super()._settle()
+
+    def _note_end(self, now: float) -> None:
+        """What was computed says when: now, and not when it began."""
+        assert self._done is not None
+        message = self._done.outgoing.message
+        assert isinstance(message, Batch | Result)
+        spans = [*message.spans[:-1], msgspec.structs.replace(message.spans[-1], end=now)]
+        message = msgspec.structs.replace(message, spans=spans)
+        self._done = self._done._replace(end=now, outgoing=self._done.outgoing._replace(message=message))
+
+
+def shared_drivers(
+    host: SharedHost,
+    cores: Sequence[Core],
+    clock: Callable[[], float],
+    timings: Sequence[StageTiming],
+    links: Sequence[Links],
+) -> list[SharedDriver]:
+    """A driver for every stage, all on one host."""
+    computing = Computing(host, clock)
+    devices = [SharedDevice(i, clock, timing, computing) for i, timing in enumerate(timings)]
+    return [SharedDriver(i, core, devices[i], computing, links[i]) for i, core in enumerate(cores)]

@@ -125,7 +125,7 @@ def test_what_has_lost_goes_on_cautiously_and_boldly_again_once_that_has_gained_
     assert trial.cautious
     assert trial.speculates
     assert took < 100 * PLAIN
-    run(trial, int(2.2 * BOLD), steadily(2.0))
+    run(trial, int(4 * BOLD), steadily(2.0))
     assert not trial.cautious
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster
 from penstock.config import FieldError
+from penstock.pipeline.clock import VirtualClock
 from penstock.simulator.run import simulate
 from penstock.simulator.script import Script, profile_script
-from penstock.simulator.shared_host import HostTime, SharedHost
+from penstock.simulator.shared_host import Computing, SharedHost
 from penstock.speculation import SpeculativeConfig
 
 GOOD, FAIR, POOR, WRONG = (0.9, 0.95), (0.6, 0.8), (0.3, 0.4), (0.0, 0.0)
@@ -36,36 +37,44 @@ def speed_up(cluster: Cluster, accuracy: Sequence[float], strategy: str, host: S
 # --------------------------------------------------------------------------------------------------------- the host
 
 
-def test_a_stage_alone_computes_at_full_speed_and_two_on_one_core_at_half() -> None:
+def test_stages_on_one_core_compute_at_half_their_speed_and_memory_may_slow_them_too() -> None:
     host = SharedHost(cores=1)
-    assert (host.speed(1, 0.0), host.speed(2, 0.0)) == (1.0, 1.0)
-    assert SharedHost(cores=2).speed(2, 0.0) == 2.0
-    assert SharedHost(cores=4, streams=1.5).speed(3, 0.0) == 1.5
+    assert (host.speed(1, 0.0), host.speed(2, 0.0)) == (1.0, 0.5)
+    assert SharedHost(cores=2).speed(2, 0.0) == 1.0
+    assert SharedHost(cores=4, streams=1.5).speed(3, 0.0) == 0.5
 
 
 def test_other_processes_take_their_share_of_the_cores_while_they_are_there() -> None:
     host = SharedHost(cores=2, busy=((0.0, 0), (5.0, 1), (9.0, 3)))
     assert [host.speed(1, at) for at in (0.0, 5.0, 9.0)] == [1.0, 1.0, 0.5]
-    assert [host.speed(2, at) for at in (4.9, 5.0, 9.0)] == [2.0, pytest.approx(4 / 3), pytest.approx(0.8)]
+    assert [host.speed(2, at) for at in (4.9, 5.0, 9.0)] == [1.0, pytest.approx(2 / 3), pytest.approx(0.4)]
     assert (host.next_change(0.0), host.next_change(5.0)) == (5.0, 9.0)
 
 
-def test_what_overlaps_takes_as_long_together_as_the_host_has_speed_for() -> None:
-    time = HostTime(SharedHost(cores=1))
-    assert time.run(0.0, 2.0) == 2.0
-    assert time.run(1.0, 2.0) == 4.0  # it waits for the core
-    assert time.run(4.0, 1.0) == 5.0
+def ends(host: SharedHost, batches: Mapping[int, tuple[float, float]]) -> dict[int, float]:
+    """When the batches end, by stage, that begin at a moment and take so many seconds alone."""
+    clock, found = VirtualClock(), dict[int, float]()
+    computing, waiting = Computing(host, clock.now), dict(batches)
+    while len(found) < len(batches):
+        running = [stage for stage in batches if computing.has(stage)]
+        clock.wait(min([begin for begin, _ in waiting.values()] + [computing.due(stage) for stage in running]))
+        for stage in running:
+            if computing.end(stage):
+                found[stage] = pytest.approx(clock.now())  # type: ignore[assignment]
+        for stage in [stage for stage, (begin, _) in waiting.items() if begin <= clock.now()]:
+            computing.begin(stage, waiting.pop(stage)[1])
+    return found
 
 
-def test_memory_that_feeds_one_and_a_half_stages_slows_the_second_by_half_while_the_first_computes() -> None:
-    time = HostTime(SharedHost(cores=2, streams=1.5))
-    assert time.run(0.0, 2.0) == 2.0
-    assert time.run(0.0, 2.0) == 3.0  # one second's worth of it by 2.0
+def test_what_overlaps_is_slowed_alike_for_as_long_as_it_does() -> None:
+    assert ends(SharedHost(cores=1), {0: (0.0, 2.0), 1: (1.0, 2.0)}) == {0: 3.0, 1: 4.0}
+    assert ends(SharedHost(cores=2), {0: (0.0, 2.0), 1: (1.0, 2.0)}) == {0: 2.0, 1: 3.0}
+    assert ends(SharedHost(cores=2, streams=1.5), {0: (0.0, 3.0), 1: (0.0, 3.0)}) == {0: 4.0, 1: 4.0}
 
 
 def test_a_batch_feels_others_come_and_go() -> None:
-    time = HostTime(SharedHost(cores=1, busy=((0.0, 0), (1.0, 1), (3.0, 0))))
-    assert time.run(0.0, 3.0) == 4.0  # one second alone, one's worth within two, one alone
+    host = SharedHost(cores=1, busy=((0.0, 0), (1.0, 1), (3.0, 0)))
+    assert ends(host, {0: (0.0, 3.0)}) == {0: 4.0}  # one second alone, one's worth within two, one alone
 
 
 @pytest.mark.parametrize(
@@ -103,7 +112,7 @@ def test_on_contended_stages_auto_decodes_plainly_where_speculation_loses(
     name: str, accuracy: tuple[float, ...], two_stages: Cluster
 ) -> None:
     host = CONTENDED[name]
-    assert speed_up(two_stages, accuracy, "continuous", host) < 0.8
+    assert speed_up(two_stages, accuracy, "continuous", host) < 0.9
     assert speed_up(two_stages, accuracy, "auto", host) > 0.98
 
 
@@ -111,7 +120,7 @@ def test_on_contended_stages_auto_decodes_plainly_where_speculation_loses(
 def test_on_contended_stages_auto_speculates_where_that_gains_all_the_same(name: str, two_stages: Cluster) -> None:
     as_told, auto = (speed_up(two_stages, GOOD, strategy, CONTENDED[name]) for strategy in ("continuous", "auto"))
     assert as_told > 1.8
-    assert auto > 0.97 * as_told
+    assert auto > 0.93 * as_told
 
 
 @pytest.mark.parametrize("accuracy", [GOOD, FAIR], ids=["good", "fair"])
@@ -122,13 +131,11 @@ def test_on_stages_with_a_core_each_auto_speculates(accuracy: tuple[float, ...],
     assert auto > 0.99 * as_told
 
 
-@pytest.mark.parametrize("first", [0, 1], ids=["it comes", "it goes"])
-def test_load_that_changes_amid_a_request_is_noticed(first: int, two_stages: Cluster) -> None:
+@pytest.mark.parametrize(("first", "share"), [(0, 0.5), (1, 0.25)], ids=["it comes", "it goes"])
+def test_load_that_changes_amid_a_request_is_noticed(first: int, share: float, two_stages: Cluster) -> None:
     """Another process on two cores: speculation that gains without it loses beside it, and plain decoding does not."""
-    script = profile_script((0.4, 0.5), 1, 2000, seed=0)
+    script = profile_script((0.4, 0.5), 1, 2500, seed=0)
     plain = seconds(two_stages, script, None)
-    host = SharedHost(cores=2, busy=((0.0, first), (plain / 2, 1 - first)))
-    auto, as_told = (seconds(two_stages, script, strategy, host) for strategy in ("auto", "continuous"))
+    host = SharedHost(cores=2, busy=((0.0, first), (share * plain, 1 - first)))
     assert seconds(two_stages, script, None, host) == pytest.approx(plain)
-    assert auto < 0.97 * plain
-    assert auto < 0.97 * as_told
+    assert seconds(two_stages, script, "auto", host) < 0.95 * plain
