@@ -32,7 +32,7 @@ ORDER = (
     *("pipedec_emulated", "pipedec_processes"),
     *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "hop_floor", "links", "spd_correction"),
     *("drafter_time", "pp_eagle_table"),
-    *("auto_against", "parts", "always_wrong", "simulator", "two_processes", "centralised"),
+    *("auto_against", "parts", "always_wrong", "shared_host", "simulator", "two_processes", "centralised"),
     *("serving", "serve_http", "interference", "soak", "attack"),
 )
 AWAITED = (
@@ -43,7 +43,7 @@ AWAITED = (
     "spd_correction",
     "drafter_time",
     "pp_eagle_table",
-    *("serving", "serve_http", "attack"),
+    *("shared_host", "serving", "serve_http", "attack"),
 )
 """Left out of the page until they are measured: their drafters have to be trained first, or they take long."""
 MODULES = (engine, comparisons, pipedec, pipedec_processes, flowspec, spd, links, vllm, serving)

@@ -34,21 +34,18 @@ KEPT: Final = 1.0
 
 
 class Trial:
-    """Two ways of decoding under one load. Speculation gambles with a stake of seconds; plain decoding saves it up.
+    """Two ways of decoding under one load. Speculation has a stake of seconds: every token adds what a plain one takes,
+    and costs what it took itself.
 
-                    stake                         every token adds what a plain one takes,
-                      |           .------.        and costs what it took
-        MOST ---------|----------'------- \\----------------------------------
-                      |       .'           \\    .'
-        STAKE --------|-----.'              \\.'\\                     .-- a trial
-                      |   .'                    \\                _.-'
-            0 --------|-.-------------------------\\----------_.-'----------
-                      plain: SHARE of the time   plain: SHARE of the time
+        plain, measured --> bold --stake lost--> cautious --stake lost--> plain, saving
+                             ^                    |    ^                        |
+                             '---gained enough----'    '------saved a stake-----'
 
     Plain decoding is measured first. Then speculation begins with a stake. Its gains raise that, as far as MOST, and
-    its losses lower it; when nothing is left plain decoding takes over, and sets a hundredth of its time aside, less
-    after further trials that gained nothing. Once that is a stake, there is the next trial. So whatever drafts and load
-    are like, decoding takes little more than that hundredth longer than plainly; and speculation that gains goes on,
+    its losses lower it. When nothing is left it goes on with a smaller stake, ``cautious``: with drafts that are all
+    but sure. When that is lost plain decoding takes over, and sets a hundredth of its time aside, less after a further
+    trial that gained nothing; once that is a stake, there is the next cautious trial. So whatever drafts and load are
+    like, decoding takes little more than that hundredth longer than plainly; and speculation that gains goes on,
     however its luck varies.
 
     All of that is reckoned with what a plain token takes, which the host's load changes. It is measured again whenever

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from penstock.estimates.trial import Trial
 
 
@@ -20,7 +18,7 @@ class Trials:
 
     def __init__(self, needed: bool = False) -> None:
         self.needed = needed
-        self._by_load: defaultdict[int, Trial] = defaultdict(Trial)
+        self._by_load: dict[int, Trial] = {}
         self._since: float | None = None
         """When the last token came, if all that ran was decoding then."""
         self._requests = 0
@@ -44,7 +42,10 @@ class Trials:
 
     def of(self, requests: int) -> Trial:
         """The trial under the load of so many requests."""
-        return self._by_load[load_of(requests)]
+        load = load_of(requests)
+        if load not in self._by_load:
+            self._by_load[load] = Trial(2**load)
+        return self._by_load[load]
 
     def interrupt(self) -> None:
         """A request has come: the time until the next token is not that of decoding alone."""

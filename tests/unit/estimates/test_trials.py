@@ -75,6 +75,14 @@ def test_every_load_has_its_own_trial() -> None:
     assert engine.trials.of(3) is engine.trials.of(4)
 
 
+def test_requests_that_decode_together_are_measured_for_as_many_trips_as_one() -> None:
+    engine = Engine()
+    for _ in range(PLAIN_TOKENS + 1):
+        assert not engine.trials.speculates(4)
+        engine.tokens(4, requests=4)
+    assert engine.trials.speculates(4)
+
+
 def test_a_token_counts_for_the_load_that_it_was_decoded_under() -> None:
     engine = Engine()
     engine.tokens(requests=2)
