@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
+from rich.console import Console
 
 from penstock.core import CompletionOutput, SamplingParams
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
+from penstock.pipeline.loading import LoadingBar
+from penstock.pipeline.processes import ProcessHost
 from penstock.text.chat import ChatFormat, Messages, chat_prompt, chat_sampling
 from penstock.text.conversation_files import Conversation
 from penstock.text.tokenizer import Tokenizer
@@ -97,9 +101,9 @@ def complete(
 
     ``sampling`` replaces fields of the checkpoint's own sampling parameters, or of a chat's where it names none.
     """
-    from penstock.engine.llm import LLM
-
-    with LLM(**vars(options)) as llm:
+    begin = time.monotonic()
+    with started(options) as llm:
+        load_seconds = time.monotonic() - begin
         prompt = asked.prompt(llm.get_tokenizer())
         params = sampling_params(llm, asked, sampling)
         follower = Follower(None if as_json else sys.stdout)
@@ -110,7 +114,20 @@ def complete(
             follower.finish()
             if follower.completion is not None:
                 text = prompt if isinstance(prompt, str) else prompt["prompt"]
-                report(llm, text, follower.prompt_token_ids, follower.completion, as_json)
+                report(llm, text, follower.prompt_token_ids, follower.completion, as_json, load_seconds)
+
+
+def started(options: EngineOptions) -> LLM:
+    """The engine, once its stages have loaded their layers. A person sees how far they are."""
+    from penstock.engine.llm import LLM
+
+    with LoadingBar(Console(stderr=True)) as bar:
+        host = ProcessHost(options.transport, options.stage_timeout, on_loading=bar)
+        try:
+            return LLM(host=host, **vars(options))
+        except BaseException:
+            host.close()
+            raise
 
 
 def sampling_params(llm: LLM, asked: Asked, given: Mapping[str, Any]) -> SamplingParams:
@@ -136,9 +153,11 @@ def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
         writer.write(file)
 
 
-def report(llm: LLM, prompt: str, prompt_ids: list[int], completion: CompletionOutput, as_json: bool) -> None:
+def report(
+    llm: LLM, prompt: str, prompt_ids: list[int], completion: CompletionOutput, as_json: bool, load_seconds: float
+) -> None:
     """One JSON object on stdout; else one line of statistics where a person watches stderr."""
-    metrics = metrics_of(llm.setup, completion, llm.loop.estimates.plain_s)
+    metrics = metrics_of(llm.setup, completion, load_seconds, llm.loop.estimates.plain_s)
     if as_json:
         result = {
             "prompt": prompt,
@@ -154,10 +173,13 @@ def report(llm: LLM, prompt: str, prompt_ids: list[int], completion: CompletionO
         typer.secho(statistics_line(metrics), dim=True, err=True)
 
 
-def metrics_of(setup: Resolved, completion: CompletionOutput, plain_s: float = 0.0) -> dict[str, Any]:
+def metrics_of(
+    setup: Resolved, completion: CompletionOutput, load_seconds: float, plain_s: float = 0.0
+) -> dict[str, Any]:
     """Figures of one completion. The speed counts from the first token on: before it lies the prompt.
 
-    ``plain_s`` is what a plain token takes, 0 if that was not measured.
+    ``load_seconds`` passed until all stages had started. ``plain_s`` is what a plain token takes, 0 if that was not
+    measured.
     """
     speculation = setup.speculation
     drafts = speculation is not None and speculation.drafts
@@ -165,6 +187,7 @@ def metrics_of(setup: Resolved, completion: CompletionOutput, plain_s: float = 0
     speed = (tokens - 1) / (seconds - first) if tokens > 1 and seconds > first else None
     return {
         "tokens": tokens,
+        "load_seconds": load_seconds,
         "seconds": seconds,
         "first_token_seconds": first,
         "tokens_per_second": speed,
@@ -190,6 +213,7 @@ def statistics_line(metrics: Mapping[str, Any]) -> str:
     if decided:
         parts.append(f"{metrics['accepted']} of {decided} had been drafted")
     parts.append(f"first token after {metrics['first_token_seconds']:.2f} s")
+    parts.append(f"loaded in {metrics['load_seconds']:.1f} s")
     parts.append(f"{metrics['strategy']}, {metrics['stages']} stage{'s' * (metrics['stages'] > 1)}")
     if metrics["method"] == "synthetic":
         parts.append("synthetic drafter: it knows the answer")

@@ -264,6 +264,14 @@ class ForgetGrammar(msgspec.Struct, tag="forget_grammar", kw_only=True):
     request: Word
 
 
+class Loading(msgspec.Struct, tag="loading", kw_only=True):
+    """How many of its weights a stage that is to start has read."""
+
+    stage: Index
+    read: Word
+    total: Word
+
+
 class Started(msgspec.Struct, tag="started", kw_only=True):
     """A stage has loaded its layers and listens at ``address``. Sizes of its arenas and its tensors in bytes."""
 
@@ -313,6 +321,7 @@ Message = (
     | PrepareGrammar
     | GrammarPrepared
     | ForgetGrammar
+    | Loading
     | Started
     | ConnectNeighbours
     | Heartbeat

@@ -49,6 +49,18 @@ TEMPLATE: Final = (
 )
 CONTROL, NORMAL = 3, 1
 
+SCALES: Final = {
+    Kind.Q4_0: (0,),
+    Kind.Q4_1: (0, 2),
+    Kind.Q5_0: (0,),
+    Kind.Q5_1: (0, 2),
+    Kind.Q8_0: (0,),
+    Kind.Q4_K: (0, 2),
+    Kind.Q5_K: (0, 2),
+    Kind.Q6_K: (208,),
+}
+"""Where the blocks of a format have their float16 numbers; every other byte may be anything."""
+
 
 def make_gguf(
     folder: Path,
@@ -89,11 +101,30 @@ def write(
         writer.add_string(key, value) if isinstance(value, str) else add_number(writer, key, value)
     for name, data in {**tensors_of(model, architecture), **tensors}.items():
         stored = kind if data.ndim == 2 else Kind.F32
-        writer.add_tensor(name, gguf.quants.quantize(data, stored), raw_dtype=stored)
+        writer.add_tensor(name, stored_as(data, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stored_as(data: np.ndarray, kind: Kind) -> np.ndarray:
+    """The weights in this format; random ones of the same shape where the ``gguf`` package cannot write it."""
+    try:
+        return gguf.quants.quantize(data, kind)
+    except NotImplementedError:
+        return random_blocks(data.shape, kind, seed=data.size)
+
+
+def random_blocks(shape: tuple[int, ...], kind: Kind, seed: int) -> np.ndarray:
+    """The bytes of a matrix [rows, bytes of a row]."""
+    random = np.random.default_rng(seed)
+    per_block, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (shape[0] * shape[1] // per_block, size), dtype=np.uint8)
+    for place in SCALES[kind]:
+        numbers = random.normal(0, 0.1, len(data)).astype(np.float16)
+        data[:, place : place + 2] = numbers.view(np.uint8).reshape(-1, 2)
+    return data.reshape(shape[0], -1)
 
 
 def add_number(writer: gguf.GGUFWriter, key: str, value: float) -> None:

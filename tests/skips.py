@@ -12,6 +12,7 @@ LISTED: Final = {
     "needs a CUDA device": "The samplers' arithmetic on a GPU is compared where there is one; CI has none.",
     "oneDNN computes no packed bfloat16": "Older processors have no bfloat16 kernels; there the product packs nothing.",
     "Linux's scheduling policies": "Other systems have none to ask for, and the product asks for none there.",
+    "another C library than glibc": "Only glibc keeps what is freed, and only there the product asks it not to.",
     "this system allows too few open files": "A hard limit that only root raises; more than 1024 files are one test's.",
     "the paper's module has one timing": "Early exit has no such option: there is nothing to compare.",
     "the package registry cannot be reached": "The real model comes as a package; without a network there is none.",

@@ -17,6 +17,7 @@ from penstock.foreign_files import CONFIG_FILE, said
 from penstock.models.attention import ATTENTION
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.gate import model_class
+from penstock.models.reading import Listener, counted
 from penstock.models.shards import WEIGHT_TYPES, layer_of
 
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
@@ -33,30 +34,33 @@ class PassThrough(nn.Module):
         return hidden
 
 
-def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, device: str) -> Any:
+def load_module(
+    checkpoint: Checkpoint, first: int, last: int, dtype: str, device: str, on_read: Listener | None = None
+) -> Any:
     """The causal language model with layers [first, last) only; embedding, norm and head where they belong.
 
     The first stage (``first`` 0) has the embedding, the last one (``last`` all layers) norm and head. What belongs
-    to another stage is a ``PassThrough``. Raises ConfigError naming tensors that are missing or of the wrong shape.
+    to another stage is a ``PassThrough``. ``on_read`` is told how much has been read. Raises ConfigError naming
+    tensors that are missing or of the wrong shape.
     """
     if not 0 <= first <= last <= checkpoint.num_layers:
         raise ConfigError(f"layers {first} to {last} of a model with {checkpoint.num_layers} layers")
     torch_format = torch_dtype(dtype)
     target = _checked_device(device)
-    model = _load(checkpoint, first, last, dtype=torch_format, attn_implementation=ATTENTION)
+    model = _load(checkpoint, first, last, on_read, dtype=torch_format, attn_implementation=ATTENTION)
     _drop_foreign(model, checkpoint, first, last)
     return model.to(target).requires_grad_(False)
 
 
 def load_whole(checkpoint: Checkpoint, dtype: str) -> Any:
     """The causal language model with all its layers and transformers' own attention. Raises as ``load_module`` does."""
-    return _load(checkpoint, 0, checkpoint.num_layers, dtype=torch_dtype(dtype))
+    return _load(checkpoint, 0, checkpoint.num_layers, None, dtype=torch_dtype(dtype))
 
 
-def _load(checkpoint: Checkpoint, first: int, last: int, **options: Any) -> Any:
+def _load(checkpoint: Checkpoint, first: int, last: int, on_read: Listener | None, **options: Any) -> Any:
     """transformers is given tensors, never the folder: it would choose among the files in it by itself."""
     with contextlib.ExitStack() as files, quiet(), refusing(checkpoint):
-        state = _own_slices(checkpoint, first, last, files)
+        state = files.enter_context(counted(_own_slices(checkpoint, first, last, files), on_read))
         model, info = _staged_class(checkpoint, first, last, state).from_pretrained(
             None,
             config=checkpoint.config,

@@ -21,6 +21,7 @@ from penstock.models.loader import load_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
 from penstock.models.quantization.pack import check_covered, pack, quantize_ends
 from penstock.models.quantization.packed import weight_bytes
+from penstock.models.reading import Listener
 from penstock.models.rope import pin_rope
 from penstock.stage.grammar import Grammars
 from penstock.stage.processors import contexts_of
@@ -234,6 +235,7 @@ def load_stage(
     plain: bool = False,
     max_model_len: int | None = None,
     tokenizer: str = "",
+    on_read: Listener | None = None,
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
@@ -243,7 +245,7 @@ def load_stage(
     """
     checkpoint = open_checkpoint(path)
     grammars = grammars_of(open_checkpoint(tokenizer) if tokenizer else checkpoint)
-    module = load_module(checkpoint, first, last, dtype, device)
+    module = load_module(checkpoint, first, last, dtype, device, on_read)
     with refusing(checkpoint):
         pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
         return StageModel(

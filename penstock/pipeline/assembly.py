@@ -13,8 +13,8 @@ from penstock.stage.device import Link
 from penstock.stage.driver import Core, StageDriver
 
 
-def load_layers(plan: StagePlan) -> Any:
-    """The stage's layers, or the learned drafter's module."""
+def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = None) -> Any:
+    """The stage's layers, or the learned drafter's module. ``on_read`` hears how many of so many numbers are read."""
     from penstock.models.stage_model import load_stage
 
     if plan.target:
@@ -33,6 +33,7 @@ def load_layers(plan: StagePlan) -> Any:
         quantization=plan.quantization,
         max_model_len=plan.max_model_len,
         tokenizer=plan.tokenizer,
+        on_read=on_read,
     )
 
 

@@ -24,6 +24,7 @@ from penstock.messages import (
     Frame,
     Heartbeat,
     HeartbeatAck,
+    Loading,
     MalformedMessage,
     Message,
     PrepareGrammar,
@@ -62,21 +63,31 @@ Owner = Callable[[Delivery, Sequence[Frame]], bool]
 """Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
 
 
+OnLoading = Callable[[str, Loading], None]
+"""Given a pipeline's name and what one of its stages says."""
+
+
 class ProcessHost:
     """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
 
     ``transport`` is "ipc" or "tcp" (loopback), the latter with TLS where there is ``security``. A frame that names no
     session of ours is refused and counted. A stage that has said nothing for ``stage_timeout`` seconds of listening is
-    lost; None: it may be silent for ever.
+    lost; None: it may be silent for ever. ``on_loading`` hears which pipeline's stages have read how much of their
+    weights, until all have started.
     """
 
     def __init__(
-        self, transport: str = "ipc", stage_timeout: float | None = None, security: LinkSecurity | None = None
+        self,
+        transport: str = "ipc",
+        stage_timeout: float | None = None,
+        security: LinkSecurity | None = None,
+        on_loading: OnLoading | None = None,
     ) -> None:
         self.sockets = Sockets(security)
         self.server: ForkServer = shared_fork_server()
         self.transport = transport
         self.security = security
+        self.on_loading = on_loading
         self.refused = 0
         self._closed = False
         self._name = secrets.token_hex(4)
@@ -338,6 +349,10 @@ class ProcessPipeline:
         if isinstance(message, Heartbeat) and 0 <= message.stage < len(self._inboxes):
             self._hear(message.stage)
             self._inboxes[message.stage].send(encode(HeartbeatAck(), self._session))
+            return False
+        if isinstance(message, Loading) and len(self.started) < self.stages:
+            if self._host.on_loading is not None:
+                self._host.on_loading(self.name, message)
             return False
         if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
             self.started[message.stage] = message

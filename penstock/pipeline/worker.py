@@ -16,6 +16,7 @@ from penstock.messages import (
     Frame,
     Heartbeat,
     HeartbeatAck,
+    Loading,
     MalformedMessage,
     Message,
     Started,
@@ -25,6 +26,7 @@ from penstock.messages import (
 )
 from penstock.pipeline.assembly import load_layers, make_core, make_driver
 from penstock.pipeline.grammars import GrammarDesk
+from penstock.pipeline.memory import returned_at_once
 from penstock.pipeline.plan import StageSpec
 from penstock.stage.driver import Core, Outgoing
 from penstock.transport.inbox import Inbox
@@ -76,7 +78,8 @@ class Worker:
         """What leaves next, as it does."""
         self._wired = self._stopped = self._acknowledged = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
-        layers = load_layers(spec.plan)
+        with returned_at_once():
+            layers = load_layers(spec.plan, self._tell_reading)
         self._width = layers.hidden_size  # looked up once: a checkpoint's configuration takes as long as a message
         core = self._framed(make_core(spec.plan, spec.index, spec.stages, layers))
         self._driver = make_driver(spec.plan, spec.index, core, time.monotonic)
@@ -95,6 +98,9 @@ class Worker:
         plan = self._spec.plan
         framed = FramedCore(core, plan.dtype, plan.device)
         return framed if plan.emulation is None else share_host(framed, plan.emulation)
+
+    def _tell_reading(self, read: int, total: int) -> None:
+        self._tell_engine(Loading(stage=self._spec.index, read=read, total=total))
 
     def _tell_engine(self, message: Message) -> None:
         self._outboxes["engine"].send(encode(message, self._spec.session))

@@ -121,8 +121,8 @@ def header_of(setup: Resolved, texts: Sequence[Text], undecided: int) -> Header:
 
 
 def name_of(model: str) -> str:
-    """A folder's name without the way there; a hub id as it is."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
+    """A folder's or file's name without the way there; a hub id as it is."""
+    return Path(model).resolve().name if Path(model).exists() else model
 
 
 # --------------------------------------------------------------------------------------------------- reading the texts

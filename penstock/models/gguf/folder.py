@@ -38,6 +38,8 @@ SAMPLING: Final = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
+MOST_FACTORS: Final = 1 << 20
+"""Bytes of a tensor that says how rotary frequencies are scaled."""
 MOST_CUTS: Final = 1 << 25
 """Ways to cut tokens in two, where merges have to be found among them; a vocabulary of 256,000 has 16 million."""
 
@@ -63,8 +65,9 @@ def name_of(header: Header) -> str:
     found = hashlib.sha256(f"{LAYOUT} {transformers.__version__}\n".encode())
     found.update(header.bytes())
     for name in ROPE_TENSORS:
-        if name in header.tensors:
-            found.update(mapped(header.path, header.tensors[name]).numpy().tobytes())
+        info = header.tensors.get(name)
+        if info is not None and info.nbytes <= MOST_FACTORS:  # a larger one is refused
+            found.update(mapped(header.path, info).numpy().tobytes())
     return found.hexdigest()[:32]
 
 

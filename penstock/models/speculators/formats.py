@@ -15,7 +15,7 @@ from typing import Any, Final
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.foreign_files import check_folder, read_json
-from penstock.models.checkpoint import Checkpoint, resolve
+from penstock.models.checkpoint import GGUF, Checkpoint, resolve
 from penstock.models.speculators.base import Kind, SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle_format import parse_eagle, parse_eagle3
 from penstock.models.speculators.medusa_format import is_medusa, parse_medusa
@@ -36,6 +36,8 @@ def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
     with _named(path):
         place = Path(path).expanduser()
         place = place if place.is_file() else resolve(path)
+        if place.suffix == GGUF:
+            raise refusal(place, "learned drafters are read from safetensors, small models in GGUF by draft_model")
         check_folder(place.parent if place.is_file() else place)
         tensors = find_tensors(place)
         config = read_json((place.parent if place.is_file() else place) / "config.json")

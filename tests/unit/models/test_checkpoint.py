@@ -159,3 +159,19 @@ def test_parse_layer_split() -> None:
 def test_wrong_layer_splits_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_layer_split(text, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("none.gguf", "there is no file"),
+        ("model.onnx", "is a file; give a checkpoint's folder, or a file ending in .gguf"),
+        ("model.bin", "is a file; give a checkpoint's folder, or a file ending in .gguf"),
+        (".", r"holds no config\.json, .*; give the file itself: .*some\.gguf"),
+    ],
+)
+def test_a_file_is_a_gguf_file(tmp_path: Path, name: str, problem: str) -> None:
+    for file in ("model.onnx", "model.bin", "some.gguf"):
+        (tmp_path / file).write_bytes(b"x")
+    with pytest.raises(ConfigError, match=problem):
+        open_checkpoint(str(tmp_path / name))

@@ -17,7 +17,7 @@ from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.gguf import weights
 from penstock.models.gguf.accepted import SUPPORTED
-from penstock.models.gguf.blocks import floats
+from penstock.models.gguf.blocks import READABLE, floats
 from penstock.models.loader import load_module, load_whole
 from tests.gguf_files import ARCHITECTURES, THETA, TOKENS, make_gguf
 
@@ -52,9 +52,10 @@ def test_a_file_gives_its_checkpoints_logits(tmp_path: Path, architecture: str) 
 
 
 @pytest.mark.parametrize("architecture", SAME_TABLES)
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_1, Kind.Q8_0])
+@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
 def test_it_is_what_transformers_makes_of_the_file(tmp_path: Path, architecture: str, kind: Kind) -> None:
-    path = make_gguf(tmp_path, architecture, kind=kind)
+    widths = {"hidden_size": 256, "intermediate_size": 256} if kind.name.endswith("_K") else {}
+    path = make_gguf(tmp_path, architecture, kind=kind, **widths)
     found = load_whole(open_checkpoint(str(path)), "float32")
     wanted = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
     expected = wanted.state_dict()
@@ -115,6 +116,12 @@ def test_factors_are_read_anew_where_the_file_has_others(tmp_path: Path) -> None
         path = make_gguf(tmp_path / str(factor), tensors={"rope_freqs.weight": np.full(4, factor, np.float32)})
         found.append(open_checkpoint(str(path)).config.rope_parameters["long_factor"])
     assert found == [[1.0] * 4, [2.0] * 4]
+
+
+def test_factors_are_a_short_list(tmp_path: Path) -> None:
+    path = make_gguf(tmp_path, tensors={"rope_freqs.weight": np.ones(300_000, np.float32)})
+    with pytest.raises(ConfigError, match=r"rope_freqs\.weight is F32 \[300000\]; it has to be a list of floats"):
+        open_checkpoint(str(path))
 
 
 def test_phi3s_factors_are_those_of_short_and_of_long_texts(tmp_path: Path) -> None:

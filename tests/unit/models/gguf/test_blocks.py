@@ -8,39 +8,22 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 
 from penstock.core import ConfigError
 from penstock.models.gguf import blocks
 from penstock.models.gguf.blocks import FLOATS, UNPACKERS, floats, grouped, mapped
 from penstock.models.gguf.header import TensorInfo
+from tests.gguf_files import SCALES, random_blocks
 
 ROWS, WIDTH = 12, 512
-SCALES = {
-    Kind.Q4_0: (0,),
-    Kind.Q4_1: (0, 2),
-    Kind.Q5_0: (0,),
-    Kind.Q5_1: (0, 2),
-    Kind.Q8_0: (0,),
-    Kind.Q4_K: (0, 2),
-    Kind.Q5_K: (0, 2),
-    Kind.Q6_K: (208,),
-}
-"""Where the blocks of a format have their float16 numbers; every other byte may be anything."""
 GROUPS = {kind: 16 if kind is Kind.Q6_K else 32 for kind in UNPACKERS}
 BITS = {kind: int(kind.name[1]) for kind in UNPACKERS}
 
 
 def stored(path: Path, kind: Kind, seed: int = 0, offset: int = 64) -> tuple[TensorInfo, np.ndarray]:
     """A file with random blocks at ``offset``: where they are, and the numbers that the reference finds in them."""
-    random = np.random.default_rng(seed)
-    per_block, size = GGML_QUANT_SIZES[kind]
-    data = random.integers(0, 256, (ROWS * WIDTH // per_block, size), dtype=np.uint8)
-    for place in SCALES[kind]:
-        numbers = random.normal(0, 0.1, len(data)).astype(np.float16)
-        data[:, place : place + 2] = numbers.view(np.uint8).reshape(-1, 2)
-    data = data.reshape(ROWS, -1)
+    data = random_blocks((ROWS, WIDTH), kind, seed)
     path.write_bytes(bytes(offset) + data.tobytes())
     return TensorInfo("x", (ROWS, WIDTH), kind, offset, data.nbytes), gguf.quants.dequantize(data, kind)
 

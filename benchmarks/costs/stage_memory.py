@@ -1,0 +1,74 @@
+"""What memory a stage holds beside its weights, and the most it held while it loaded them.
+
+    python -m benchmarks.costs.stage_memory MODEL [--stages 1,2,4] [--dtype float32]
+
+MODEL is a folder or a GGUF file. Each stage loads in a fresh process that has imported everything before; memory is the
+process's own (resident set), less what it was then and less the KV cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from pathlib import Path
+from typing import Any, Final
+
+MIB: Final = 1 << 20
+CAPACITY: Final = 1024
+
+
+def memory() -> dict[str, int]:
+    """Bytes of this process: resident, and the most that ever was (Linux)."""
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    return {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
+
+
+def load(model: str, first: int, last: int, dtype: str) -> dict[str, int]:
+    """In a process of its own: bytes of weights, and of memory after loading and at most."""
+    import torch
+
+    from penstock.models.checkpoint import open_checkpoint
+    from penstock.models.gate import model_class
+    from penstock.models.stage_model import load_stage
+    from penstock.pipeline.memory import returned_at_once
+
+    torch.set_num_threads(1)
+    model_class(open_checkpoint(model).config)  # imports the architecture's module
+    before = memory()["VmRSS:"]
+    with returned_at_once():
+        stage = load_stage(model, first, last, capacity=CAPACITY, dtype=dtype, max_model_len=CAPACITY)
+    after = {name: size - before - stage.kv_bytes for name, size in memory().items()}
+    return {"weights": stage.weight_bytes, "resident": after["VmRSS:"], "peak": after["VmHWM:"]}
+
+
+def splits(model: str, stages: int) -> list[tuple[int, int]]:
+    from penstock.models.checkpoint import open_checkpoint
+
+    return open_checkpoint(model).even_split(stages)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--stages", default="1,2,4")
+    parser.add_argument("--dtype", default="float32")
+    given = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    print(f"{given.model}: {sum(sizes(given.model)) / MIB:.0f} MiB; {given.dtype}, in MiB")
+    print(f"{'stages':>6} {'layers':>8} {'weights':>8} {'resident':>8} {'peak':>8}")
+    for stages in map(int, given.stages.split(",")):
+        for first, last in splits(given.model, stages):
+            with context.Pool(1) as pool:
+                found: dict[str, Any] = pool.apply(load, (given.model, first, last, given.dtype))
+            figures = " ".join(f"{found[name] / MIB:8.0f}" for name in ("weights", "resident", "peak"))
+            print(f"{stages:6} {f'{first}-{last}':>8} {figures}", flush=True)
+
+
+def sizes(model: str) -> list[int]:
+    from penstock.models.checkpoint import open_checkpoint
+
+    return [file.stat().st_size for file in open_checkpoint(model).weights.files]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The bar that a person sees while stages and drafter read their weights."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from penstock.messages import Loading
+
+
+class LoadingBar:
+    """How much of their weights all processes have read; nothing where ``console`` is no terminal.
+
+    In a ``with`` block, which ends when they have started. Call it with what each says (``ProcessHost.on_loading``).
+    """
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("starting", total=None)
+        self._heard: dict[tuple[str, int], Loading] = {}
+
+    def __call__(self, pipeline: str, loading: Loading) -> None:
+        self._heard[pipeline, loading.stage] = loading
+        read, total = self.read
+        self._progress.update(self._task, description="loading weights", completed=read, total=total)
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """How many numbers have been read, and of how many, as far as the processes have said."""
+        return sum(one.read for one in self._heard.values()), sum(one.total for one in self._heard.values())
+
+    def __enter__(self) -> LoadingBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._progress.stop()

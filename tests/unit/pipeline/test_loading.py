@@ -1,0 +1,35 @@
+"""The bar adds up what all processes have read."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from penstock.messages import Loading
+from penstock.pipeline.loading import LoadingBar
+
+
+def test_all_processes_count() -> None:
+    with LoadingBar(Console(file=io.StringIO(), force_terminal=True)) as bar:
+        bar("drafter", Loading(stage=0, read=5, total=10))
+        bar("stage", Loading(stage=0, read=1, total=100))
+        bar("stage", Loading(stage=1, read=2, total=100))
+        bar("stage", Loading(stage=0, read=50, total=100))
+        assert bar.read == (57, 210)
+
+
+def test_a_person_sees_how_far_it_is() -> None:
+    screen = io.StringIO()
+    with LoadingBar(Console(file=screen, force_terminal=True, width=80)) as bar:
+        bar("stage", Loading(stage=0, read=25, total=100))
+        bar._progress.refresh()
+    assert "loading weights" in screen.getvalue()
+    assert "25%" in screen.getvalue()
+
+
+def test_a_pipe_gets_nothing() -> None:
+    screen = io.StringIO()
+    with LoadingBar(Console(file=screen)) as bar:
+        bar("stage", Loading(stage=0, read=25, total=100))
+    assert screen.getvalue() == ""
