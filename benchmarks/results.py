@@ -32,11 +32,13 @@ ORDER = (
     *("pipedec_emulated", "pipedec_processes"),
     *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "hop_floor", "links", "spd_correction"),
     *("drafter_time", "pp_eagle_table"),
+    "step",
     *("auto_against", "parts", "always_wrong", "shared_host", "simulator", "two_processes", "centralised"),
     *("serving", "serve_http", "interference", "soak", "attack"),
 )
 AWAITED = (
     "links",
+    "step",
     "flowspec_eagle",
     "spd_tables",
     "spd_overhead",

@@ -21,13 +21,15 @@ class RMSNorm(nn.Module):
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         super().__init__()
         width = len(weight)
-        self.scaled = nn.Buffer(weight.detach().float() * width**0.5, persistent=False)
-        self.least = nn.Buffer(self.scaled.new_tensor((width * epsilon) ** 0.5), persistent=False)
+        # No buffers: to look one up takes as long as to multiply by it.
+        self.scaled = weight.detach().float() * width**0.5
+        self.least = self.scaled.new_tensor((width * epsilon) ** 0.5)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., D] -> [.., D]"""
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
-        return (hidden * self.scaled).div_(torch.hypot(length, self.least)).to(hidden.dtype)
+        normed = (hidden * self.scaled).div_(torch.hypot(length, self.least))
+        return normed if hidden.dtype == torch.float32 else normed.to(hidden.dtype)
 
 
 @torch.no_grad()
