@@ -3,10 +3,10 @@
 A template is a program of whoever made the checkpoint, and clients set its variables. In a process it can be ended:
 the kernel does that when its time is up, whatever it is doing, and bounds its memory.
 
-      server --stdin: {"chat_template": ..., "conversations": [...], ...}--> template process
-             <-stdout: {"text": ...} or {"refused": ...}-------------------
+      user's process --stdin: {"chat_template": ..., "conversations": [...], ...}--> template process
+                     <-stdout: {"text": ...}, {"refused": ...} or {"broken": ...}---
 
-The process ends with the server: its standard input is then closed.
+The process ends with the user's: its standard input is then closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 from penstock.api_keys import without_api_keys
 from penstock.core import RequestError
@@ -36,6 +37,25 @@ LONGEST_REASON: Final = 300
 """Characters of an error's message that are passed on."""
 
 
+class BrokenTemplate(RequestError):
+    """The template is no Jinja, or takes more time or memory than it may: most likely with any other messages, too."""
+
+
+class Rendered(NamedTuple):
+    """A conversation as text."""
+
+    text: str
+    marked: list[list[int]]
+    """Where what is marked as the assistant's ({% generation %}) begins and ends in it, if that was asked for."""
+
+
+@cache
+def template_processes() -> TemplateProcesses:
+    """This process's own. A child that it forks has others."""
+    os.register_at_fork(after_in_child=template_processes.cache_clear)
+    return TemplateProcesses()
+
+
 class TemplateProcesses:
     """Renders on the calling thread, on up to ``PROCESSES`` threads at a time. A process starts when it is needed."""
 
@@ -44,8 +64,11 @@ class TemplateProcesses:
         for _ in range(PROCESSES):
             self._idle.put(TemplateProcess())
 
-    def render(self, job: Mapping[str, Any]) -> str:
-        """The text of ``Tokenizer.template_job``. Raises RequestError for whatever the template does instead."""
+    def render(self, job: Mapping[str, Any]) -> Rendered:
+        """``job`` are arguments of transformers' ``render_jinja_template``, for one conversation.
+
+        Raises BrokenTemplate, or else RequestError for whatever the template does instead, and for what is not JSON.
+        """
         process = self._idle.get()
         try:
             return process.render(job)
@@ -59,11 +82,14 @@ class TemplateProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, job: Mapping[str, Any]) -> str:
-        asked = json.dumps(job).encode() + b"\n"
+    def render(self, job: Mapping[str, Any]) -> Rendered:
+        try:
+            asked = json.dumps(job).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"the chat template is given what is not JSON: {error}") from error
         if self._process is None or self._process.poll() is not None:
             self._process = start()
-            weakref.finalize(self, end, self._process)
+            weakref.finalize(self, end, self._process, os.getpid())
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -72,12 +98,13 @@ class TemplateProcess:
             process.stdin.flush()
         answer = process.stdout.readline()
         if not answer.endswith(b"\n"):
-            raise RequestError(f"the chat template {ending(process.wait())}; shorten the messages, or change it")
+            raise BrokenTemplate(f"the chat template {ending(process.wait())}; shorten the messages, or change it")
         found = json.loads(answer)
+        if "broken" in found:
+            raise BrokenTemplate(f"the chat template {found['broken']}")
         if "refused" in found:
             raise RequestError(f"the chat template refuses these messages: {found['refused']}")
-        text: str = found["text"]
-        return text
+        return Rendered(found["text"], found["marked"])
 
 
 def start() -> subprocess.Popen[bytes]:
@@ -93,8 +120,10 @@ def start() -> subprocess.Popen[bytes]:
     )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """When nobody can ask it any more."""
+def end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """When nobody can ask it any more: nobody of its owner's, whose forked children have this handle, too."""
+    if os.getpid() != owner:
+        return
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -127,13 +156,17 @@ def work() -> None:
         sys.stdout.flush()
 
 
-def answer_of(render: Any, line: bytes) -> dict[str, str]:
+def answer_of(render: Any, line: bytes) -> dict[str, Any]:
+    from jinja2 import TemplateSyntaxError
+
     try:
-        (text,), _ = render(**json.loads(line))
+        (text,), marked = render(**json.loads(line))
     except MemoryError:
-        return {"refused": "it needs more memory than it may have"}
+        return {"broken": "needs more memory than it may have"}
+    except TemplateSyntaxError as error:
+        return {"broken": f"is not a Jinja template: {error}"[:LONGEST_REASON]}
     except Exception as error:
         return {"refused": (str(error) or type(error).__name__)[:LONGEST_REASON]}
     if len(text) > MOST_CHARACTERS:
         return {"refused": f"it makes {len(text)} characters of them, and there may be at most {MOST_CHARACTERS}"}
-    return {"text": text}
+    return {"text": text, "marked": marked[0] if marked else []}

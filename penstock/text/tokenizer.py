@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
@@ -26,6 +27,7 @@ from penstock.foreign_files import (
     shown,
 )
 from penstock.text.literal import LiteralText
+from penstock.text.template_process import BrokenTemplate, Rendered, template_processes
 
 PANIC: Final = "PanicException"
 """What a failed assertion in tokenizers' own language is called here; its class cannot be imported."""
@@ -105,6 +107,9 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation in the checkpoint's own format, special tokens included.
 
+        The template, a program of whoever made the checkpoint, runs in a process of its own, with limits on time,
+        memory and size.
+
         Raises ConfigError when the checkpoint has no template, RequestError when it refuses these messages.
         """
         return self.encode(self.render(messages, add_generation_prompt), add_special_tokens=False)
@@ -124,40 +129,38 @@ class Tokenizer:
         ``tools`` are described to the model where the template ``takes_tools``; ``options`` are further variables of
         the template (``chat_template_kwargs``). Raises as ``apply_chat_template`` does.
         """
-        self._check_variables(options or ())
-        text: str = self._templated(
+        return self._rendered(
             messages,
-            **(options or {}),
-            tokenize=False,
+            options or {},
             tools=tools,
-            add_generation_prompt=add_generation_prompt,
             chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-        )
-        return text
+        ).text
 
-    def template_job(
+    def _rendered(
         self,
         messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """What ``TemplateProcesses.render`` needs, to render a conversation that is to be answered as ``render`` does.
-
-        Raises ConfigError and RequestError as that does.
-        """
-        if self._inner.chat_template is None:
+        chat_template: str | None = None,
+        **asked: bool,
+    ) -> Rendered:
+        """As transformers' own ``apply_chat_template`` has it, with limits on time and size."""
+        if self._inner.chat_template is None and chat_template is None:
             raise ConfigError(NO_TEMPLATE)
-        self._check_variables(options or ())
+        self._check_variables(options)
+        if not messages:
+            raise RequestError("the conversation holds no message; there has to be at least one")
+        try:
+            template = str(self._inner.get_chat_template(chat_template, tools))
+        except ValueError as error:  # several by name, and none of them is the default
+            raise ConfigError(f"chat_template: {error}") from error
         turns = [{key: value for key, value in turn.items() if value is not None} for turn in messages]
-        return {
-            **self._inner.special_tokens_map,
-            **(options or {}),
-            "chat_template": str(self._inner.get_chat_template(tools=tools)),
-            "conversations": [turns],
-            "tools": tools,
-            "add_generation_prompt": True,
-        }
+        variables = {**self._inner.special_tokens_map, **options}
+        job = {**variables, "chat_template": template, "conversations": [turns], "tools": tools, **asked}
+        return template_processes().render(job)
 
     @cached_property
     def literal(self) -> LiteralText:
@@ -189,15 +192,17 @@ class Tokenizer:
         return None if self._inner.chat_template is None else str(self._inner.get_chat_template(tools=[]))
 
     def use_chat_template(self, template: str) -> None:
-        """Use ``template`` (Jinja) in place of the checkpoint's own. Raises ConfigError if it is none."""
-        from jinja2 import TemplateSyntaxError
+        """Use ``template`` (Jinja) in place of the checkpoint's own.
 
-        self._inner.chat_template = template
+        Raises ConfigError if it is none, or takes more time or memory than it may.
+        """
         try:
-            self.render([{"role": "user", "content": "a"}], True)
-        except RequestError as error:
-            if isinstance(error.__cause__, TemplateSyntaxError):
-                raise ConfigError(f"chat_template is not a Jinja template: {error.__cause__}") from error
+            self.render([{"role": "user", "content": "a"}], True, chat_template=template)
+        except BrokenTemplate as error:
+            raise ConfigError(str(error).replace("the chat template", "chat_template", 1)) from error
+        except RequestError:
+            pass  # it wants other messages
+        self._inner.chat_template = template
 
     @property
     def marks_answers(self) -> bool:
@@ -206,21 +211,18 @@ class Tokenizer:
 
     def encode_marked(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         """Token ids of a conversation, and which are the assistant's, where the template ``marks_answers``."""
-        found = self._templated(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-        return list(found["input_ids"]), [bool(mark) for mark in found["assistant_masks"]]
+        text, marked = self._rendered(messages, {}, return_assistant_tokens_mask=True)
+        ids, ends = self.encode_with_ends(text)
+        mask = [False] * len(ids)
+        for first, last in marked:
+            begins, after = bisect_right(ends, first), bisect_left(ends, last) + 1
+            mask[begins:after] = [True] * len(mask[begins:after])
+        return ids, mask
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids of a rendered text, and where each ends in it, in characters."""
         found = self._backend.encode(text, add_special_tokens=False)
         return list(found.ids), [end for _, end in found.offsets]
-
-    def _templated(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        if self._inner.chat_template is None and options.get("chat_template") is None:
-            raise ConfigError(NO_TEMPLATE)
-        try:
-            return self._inner.apply_chat_template(list(messages), **options)
-        except Exception as error:  # a template is a program, and may raise anything
-            raise RequestError(f"the chat template refuses these messages: {error}") from error
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from penstock.server.http.errors import invalid_field
 from penstock.server.openai.chat_protocol import Message, Tool
 from penstock.text.chat import turns_of
-from penstock.text.template_process import PROCESSES, TemplateProcesses
+from penstock.text.template_process import PROCESSES
 from penstock.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -34,7 +34,6 @@ class Prompts:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._allow_special_tokens = allow_special_tokens
-        self._templates = TemplateProcesses()
         self._template_threads = ThreadPoolExecutor(PROCESSES, "penstock-templates")
         self._thread = ThreadPoolExecutor(1, "penstock-prompts")
 
@@ -75,7 +74,8 @@ class Prompts:
             given: Any = (turns, described, options)
             if not self._allow_special_tokens:
                 given = self.tokenizer.literal.hide(given)
-            return self._templates.render(self.tokenizer.template_job(*given))
+            messages, tools, variables = given
+            return self.tokenizer.render(messages, True, tools=tools, options=variables)
 
         rendered = await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
         return await self._aside(lambda: self._encode_chat(rendered))

@@ -102,6 +102,55 @@ def test_chat_template(folder):
             tokenizer.apply_chat_template(bad)
 
 
+ENDLESS = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+HUGE = "{{ 'a' * 10000000000 }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "says"), [("{% if %}", "is not a Jinja"), (ENDLESS, "did not end"), (HUGE, "needs more memory")]
+)
+def test_a_template_that_is_none_or_takes_too_much_is_refused(folder, template, says):
+    tokenizer = load_tokenizer(folder)
+    tokenizer.use_chat_template("{{ messages[0].content }}")
+    with pytest.raises(ConfigError, match=f"^chat_template {says}"):
+        tokenizer.use_chat_template(template)
+    assert tokenizer.render(TALK, True) == TALK[0]["content"]
+
+
+def test_a_checkpoints_template_that_takes_too_much_ends_the_request(folder):
+    (folder / "chat_template.jinja").write_text(HUGE)
+    with pytest.raises(RequestError, match="the chat template needs more memory"):
+        load_tokenizer(folder).apply_chat_template(TALK)
+
+
+def test_a_template_that_wants_other_messages_is_used_all_the_same(folder):
+    tokenizer = load_tokenizer(folder)
+    tokenizer.use_chat_template("{{ raise_exception('only in threes') }}")
+    with pytest.raises(RequestError, match="refuses these messages: only in threes"):
+        tokenizer.apply_chat_template(TALK)
+
+
+def test_no_variable_of_a_template_stands_for_the_conversation(folder):
+    tokenizer = load_tokenizer(folder)
+    tokenizer.use_chat_template("{{ messages[0].content }}")
+    text = tokenizer.render(TALK, True, options={"conversations": [[{"role": "user", "content": "another"}]]})
+    assert text == TALK[0]["content"]
+
+
+def test_the_assistants_tokens_are_those_that_transformers_marks(folder):
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<s>{% if m.role == 'user' %}{{ m.content }}\n{% else %}"
+        "{% generation %}{{ m.content }}</s>{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    tokenizer = load_tokenizer(folder)
+    talk = [*TALK, {"role": "assistant", "content": "it turns, wheel"}, *TALK, {"role": "assistant", "content": ""}]
+    ids, marks = tokenizer.encode_marked(talk)
+    theirs = tokenizer._inner.apply_chat_template(talk, return_dict=True, return_assistant_tokens_mask=True)
+    assert ids == theirs["input_ids"]
+    assert marks == [bool(mark) for mark in theirs["assistant_masks"]]
+    assert any(marks)
+
+
 def test_importing_loads_neither_torch_nor_transformers():
     program = "import sys, penstock.text.detokenizer; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
