@@ -74,7 +74,7 @@ class Grammars:
             return Allowed(self._only(self._ends))
         follower = self._follower(request, grammar)
         allowed = follower.after(output, self._vocab_size)
-        if not follower.failed:
+        if not follower.failed or follower.has_read_only(output):
             return allowed
         if follower.lexer_broken:
             if follower.retries == RETRIES:
@@ -120,22 +120,35 @@ class _Follower:
         self.grammar = grammar
         self.retries = 0
         """How often it has been given another lexer."""
+        self._begin(matcher)
+
+    def _begin(self, matcher: LLMatcher) -> None:
         self._origin = matcher
         """Has read nothing."""
-        self.rewind()
+        self._strayed = False
+        """Whether its lexer has read anything but one path."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._matcher = self._origin.deep_copy()
+        self._read = self._tried = np.empty(0, dtype=np.int64)
+        """What the matcher has read; and with it the token that it could not read, if there was one."""
+        self._error = ""
+        """llguidance's: the matcher can say nothing more, of any path."""
 
     def rewind(self) -> None:
         """Forget what has been read, and what has failed but for the lexer, which copies share."""
-        self._matcher = self._origin.deep_copy()
-        self._read = np.empty(0, dtype=np.int64)
-        self._error = ""
-        """llguidance's: the matcher can say nothing more, of any path."""
+        self._strayed = True
+        self._reset()
 
     def recompiled(self, matcher: LLMatcher) -> None:
         """Begin anew with this matcher and its lexer."""
         self.retries += 1
-        self._origin = matcher
-        self.rewind()
+        self._begin(matcher)
+
+    def has_read_only(self, path: np.ndarray) -> bool:
+        """Whether nothing off this path has ever been read: what failed would fail again, read from the beginning."""
+        return not self._strayed and np.array_equal(self._tried, path[: len(self._tried)])
 
     @property
     def failed(self) -> bool:
@@ -164,8 +177,10 @@ class _Follower:
         shorter = min(len(path), len(self._read))
         differing = np.flatnonzero(path[:shorter] != self._read[:shorter])
         common = int(differing[0]) if len(differing) else shorter
+        if common < len(self._tried):
+            self._strayed = True
         if common < len(self._read):
             self._matcher.rollback(len(self._read) - common)
         read = common + self._matcher.try_consume_tokens(path[common:].tolist())
-        self._read = path[:read]
+        self._read, self._tried = path[:read], path[: read + 1]
         return read == len(path)

@@ -140,9 +140,24 @@ def test_an_exhausted_grammar_is_compiled_anew_only_so_often(monkeypatch: pytest
         "penstock.text.grammar.compile_grammar", lambda *given: compiled.append(1) or compile_grammar(*given)
     )
     grammars = make()
-    answers = {ask(grammars, 0, DEAR, [*X, *ids("a")])[0] for _ in range(3 * module.RETRIES)}
-    assert len(answers) == 1
+    asked = [path for _ in range(3 * module.RETRIES) for path in (B, [*X, *ids("a")])]
+    answers = {ask(grammars, 0, DEAR, path)[0] for path in asked}
+    assert len(answers) <= 2
     assert len(compiled) == 1 + module.RETRIES
+
+
+def test_what_was_exhausted_on_the_way_from_the_beginning_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(
+        "penstock.text.grammar.compile_grammar", lambda *given: compiled.append(1) or compile_grammar(*given)
+    )
+    grammars, path = make(), [*X, *ids("a")]
+    problem, _ = ask(grammars, 0, DEAR, path)
+    assert problem
+    assert all(ask(grammars, 0, DEAR, path)[0] == problem for _ in range(3))
+    assert len(compiled) == 1
+    assert ask(grammars, 0, DEAR, B)[0] == "", "another path is another matter"
+    assert len(compiled) == 2
 
 
 PIECES: Final = st.sampled_from(["a", "[a-c]", "x?", "(ab|a)", "b{2,5}", "[a-z]{1,20}", "(a{3}){4}", "(a{1000}){1000}"])
