@@ -16,7 +16,7 @@ demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
 test: $(VENV)/.installed-dev check
-	@rm -f $(SKIPS)
+	@: > $(SKIPS)
 	$(BIN)/python -m pytest -m "not processes" --numprocesses auto --dist worksteal --skips $(SKIPS)
 	$(BIN)/python -m pytest -m "processes and not page" --skips $(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
