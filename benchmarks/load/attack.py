@@ -65,7 +65,7 @@ def commands_of(figures: dict[str, Any]) -> list[str]:
 def lines(figures: dict[str, Any]) -> list[str]:
     rows = []
     for kind, one in figures.items():
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in one["outcomes"].items())
+        outcomes = ", ".join(f"{outcome} ({count})" for outcome, count in one["outcomes"].items())
         rows.append(f"{kind:14} {one['tried']:7} in {one['seconds']:5.0f} s, {len(one['faults'])} failed: {outcomes}")
     return rows
 

@@ -127,7 +127,7 @@ def render_attack(figures: Any) -> str:
             f"`{name}`",
             f"{found['tried']:,}",
             f"{found['seconds'] / 60:.1f}",
-            ", ".join(f"{count:,} {outcome}" for outcome, count in found["outcomes"].items()),
+            ", ".join(f"{outcome} ({count:,})" for outcome, count in found["outcomes"].items()),
             "; ".join(found["faults"]) or "nothing",
         ]
         for name, found in figures.items()
@@ -141,6 +141,9 @@ def render_attack(figures: Any) -> str:
         "processes killed and stopped beside running requests, and a thousand requests an attempt of which a third is "
         "left. An attempt fails where something hangs, another request's token changes, an error is raw or untyped, a "
         "checkpoint's code runs, memory grows, or processes, descriptors or folders stay behind.",
+        "What became of an attempt is a reply's status; from how many addresses how many connections came; whether "
+        "frames moved anything or ended the session with an error; or how many of three requests beside a killed "
+        "process had their whole answer, where the others had an error.",
         markdown(["kind", "tried", "minutes", "what became of it", "what failed"], rows),
     )
 

@@ -97,7 +97,7 @@ class Bodies:
         if not self._left:
             self._left = EVERY
             self._victim.check_others()
-        return str(answer.status)
+        return answer.outcome
 
 
 @contextmanager

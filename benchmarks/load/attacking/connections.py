@@ -35,7 +35,7 @@ class Connections:
             self._check_served()
             self._check_health()
         self._victim.check_others()
-        return f"{count} of {addresses}"
+        return f"{count} from {addresses}"
 
     def _open(self, held: contextlib.ExitStack, data: bytes, source: str) -> None:
         """Send this much and stay. Whoever is turned away has had a reply, or will."""

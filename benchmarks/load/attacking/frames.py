@@ -136,7 +136,7 @@ class Frames:
                 if self._who == "insiders" and rng.random() < WILD:
                     self._provoke(rng)
                     self._check(chosen)
-                    return "wild, unmoved"
+                    return "unmoved by wild ones"
         except PipelineError as error:
             if self._who == "strangers":
                 raise Fault(f"a stranger has ended the pipeline: {error}") from error

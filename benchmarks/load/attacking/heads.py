@@ -59,7 +59,7 @@ class Heads:
             answer = self._victim.exchange(data, half=True)
             if answer.status >= 500 and not data.startswith(b"HEAD"):
                 self._victim.check(answer, data)
-            outcome = str(answer.status)
+            outcome = answer.outcome
         self._left -= 1
         if not self._left:
             self._left = EVERY

@@ -39,6 +39,10 @@ class Answer:
     status: int
     body: bytes = b""
 
+    @property
+    def outcome(self) -> str:
+        return str(self.status) if self.status else "closed"
+
     def json(self) -> Any:
         return json.loads(self.body)
 
