@@ -16,7 +16,18 @@ import re
 import sys
 from collections.abc import Sequence
 
-from benchmarks.sections import comparisons, engine, flowspec, links, pipedec, pipedec_processes, serving, spd, vllm
+from benchmarks.sections import (
+    comparisons,
+    engine,
+    flowspec,
+    links,
+    pipedec,
+    pipedec_processes,
+    serving,
+    spd,
+    vllm,
+    weights,
+)
 from benchmarks.sections.base import Section, block, page_part
 from benchmarks.shared.commands import command_line
 from benchmarks.shared.measured import folder_of_script, path_of, store, stored
@@ -27,7 +38,7 @@ from penstock.core import ConfigError
 
 PAGE = ROOT / "docs" / "results.md"
 ORDER = (
-    *("exactness", "overhead", "decisions", "demo"),
+    *("exactness", "overhead", "decisions", "quantized", "demo"),
     *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "same_texts"),
     *("pipedec_emulated", "pipedec_processes"),
     *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "hop_floor", "links", "spd_correction"),
@@ -45,10 +56,10 @@ AWAITED = (
     "spd_correction",
     "drafter_time",
     "pp_eagle_table",
-    *("shared_host", "serving", "serve_http", "attack"),
+    *("quantized", "shared_host", "serving", "serve_http", "attack"),
 )
 """Left out of the page until they are measured: their drafters have to be trained first, or they take long."""
-MODULES = (engine, comparisons, pipedec, pipedec_processes, flowspec, spd, links, vllm, serving)
+MODULES = (engine, weights, comparisons, pipedec, pipedec_processes, flowspec, spd, links, vllm, serving)
 SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
 
 HEAD = """# Results

@@ -10,7 +10,7 @@ DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Each format that a model can compute in, with the size of one number."""
 DTYPES: Final = ("auto", *DTYPE_BYTES)
 """What a user may ask for: auto is the checkpoint's own format, where the device is good at it."""
-QUANTIZATIONS: Final = ("auto", "none", "int8")
+QUANTIZATIONS: Final = ("auto", "none", "int8", "int4")
 """What weights may be held as."""
 
 

@@ -36,7 +36,7 @@ Dtype = Annotated[
 Quantization = Annotated[
     str,
     Option(
-        "none, or int8: whole numbers that weights are held as on a CPU, a draft model's too; auto keeps floats, "
+        "none, int8 or int4: whole numbers that weights are held as on a CPU, a draft model's too; auto keeps floats, "
         "and takes int8 for a GGUF file that holds whole numbers.",
         MODEL,
     ),

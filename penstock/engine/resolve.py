@@ -35,7 +35,7 @@ class Resolved:
     options: EngineOptions
     checkpoint: Checkpoint
     quantization: str
-    """Of its weights: none or int8."""
+    """Of its weights: none, int8 or int4."""
     draft: Checkpoint | None
     draft_quantization: str
     speculator: SpeculatorCheckpoint | None
@@ -71,7 +71,8 @@ def resolve_options(options: EngineOptions) -> Resolved:
     assert not isinstance(speculation, Mapping)
     assert not isinstance(cluster, str)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
-    options = replace(options, dtype=usable_dtype(options.dtype, options.device, checkpoint))
+    quantization = weights_format(options.quantization, options.device, checkpoint)
+    options = replace(options, dtype=usable_dtype(options.dtype, options.device, checkpoint, quantization))
     draft = speculator = None
     weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
     if speculation is not None and weights is Weights.SPECULATOR:
@@ -96,7 +97,7 @@ def resolve_options(options: EngineOptions) -> Resolved:
     return Resolved(
         options,
         checkpoint,
-        weights_format(options.quantization, options.device, checkpoint),
+        quantization,
         draft,
         weights_format(options.quantization, options.device, draft) if draft is not None else "none",
         speculator,

@@ -286,6 +286,16 @@ def flash_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
     return output_KRe.reshape(heads, rows, values_KSe.shape[2])
 
 
+def precise_kernel(
+    query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scoring: Scoring
+) -> Tensor:
+    """``folded_kernel`` in float64, whose sums in another order are the same floats of 32 bits, but for one in 10^8."""
+    sinks_H = None if scoring.sinks_H is None else scoring.sinks_H.double()
+    exact = Scoring(scoring.scaling, scoring.softcap, sinks_H)
+    found = folded_kernel(query_Hnd.double(), keys_KSd.double(), values_KSe.double(), segment, exact)
+    return found.to(query_Hnd.dtype)
+
+
 def plain_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scoring: Scoring) -> Tensor:
     """The reference: keys and values repeated for every query head, a boolean mask, torch's own attention."""
     heads, rows, _ = query_Hnd.shape
@@ -302,8 +312,9 @@ def plain_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax in float32 over the last axis; a sink takes its share of the mass and gives no value back."""
+    """Softmax in at least float32 over the last axis; a sink takes its share of the mass and gives no value back."""
+    dtype = torch.promote_types(scores.dtype, torch.float32)
     if sinks is None:
-        return scores.softmax(dim=-1, dtype=torch.float32).to(scores.dtype)
+        return scores.softmax(dim=-1, dtype=dtype).to(scores.dtype)
     with_sink = torch.cat([scores, sinks[..., None].to(scores.dtype)], dim=-1)
-    return with_sink.softmax(dim=-1, dtype=torch.float32)[..., :-1].to(scores.dtype)
+    return with_sink.softmax(dim=-1, dtype=dtype)[..., :-1].to(scores.dtype)

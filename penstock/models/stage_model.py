@@ -13,7 +13,16 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from penstock.core import ConfigError
 from penstock.dtypes import torch_dtype
 from penstock.messages import Candidates, SampledToken, Sampling
-from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, attending, fast_attention, plain_kernel
+from penstock.models.attention import (
+    Arenas,
+    Attend,
+    Plan,
+    SlotAttention,
+    attending,
+    fast_attention,
+    plain_kernel,
+    precise_kernel,
+)
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import rms_norm
@@ -83,6 +92,7 @@ class StageModel:
         if quantization != "none":
             check_covered(getattr(self._base, parts.layers), quantization)
         self._plain = plain
+        self._precise = quantization == "int4"
         self._arenas = Arenas(capacity)
         self._taps: list[int] = []
         self._tapped: dict[int, Tensor] = {}
@@ -176,6 +186,8 @@ class StageModel:
     def _attention(self, view: BatchView) -> SlotAttention:
         if self._plain:
             return SlotAttention(self._arenas, Plan(view, self.device, in_place=False), plain_kernel)
+        if self._precise:
+            return SlotAttention(self._arenas, Plan(view, self.device, in_place=True), precise_kernel)
         return fast_attention(self._arenas, view, self.device, torch_dtype(self.dtype))
 
     def _run(self, view: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:

@@ -26,7 +26,7 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     quantization: str = "none"
-    """Of the weights: none or int8. A learned drafter has none."""
+    """Of the weights: none, int8 or int4. A learned drafter has none."""
     max_model_len: int
     vocab_size: int
     """The target's, a drafter's too."""

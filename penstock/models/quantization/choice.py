@@ -13,11 +13,14 @@ from penstock.models.quantization.pack import usable
 log = logging.getLogger(__name__)
 
 
-def usable_dtype(asked: str, device: str, checkpoint: Checkpoint) -> str:
+def usable_dtype(asked: str, device: str, checkpoint: Checkpoint, quantization: str) -> str:
     """The format ``asked`` for, or of ``auto`` the checkpoint's, if the device is good at it; else float32.
 
-    A CPU is never good at float16, which is taken there only where it is asked for by name.
+    A CPU is never good at float16, which is taken there only where it is asked for by name. With weights in whole
+    numbers ``auto`` is float32: half precision would make nothing faster, and rows would lose their own bits.
     """
+    if asked == "auto" and quantization != "none":
+        return "float32"
     dtype = checkpoint.dtype if asked == "auto" else asked
     packed = dtype == "bfloat16" and can_pack(torch_dtype(dtype))
     if device != "cpu" or dtype == "float32" or packed or asked == "float16":

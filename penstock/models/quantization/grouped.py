@@ -34,3 +34,15 @@ class GroupedWeight:
         if self.minimums is not None:
             grouped += self.minimums.unsqueeze(-1)
         return grouped.flatten(-2)
+
+
+def in_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
+    """A float weight [out, in] rounded, from the smallest to the largest of every group.
+
+    Weights that were rounded so before (Q4_1) come out as they were.
+    """
+    groups = weight.float().unflatten(-1, (-1, group))
+    minimums, most = groups.amin(-1), 2**bits - 1
+    scales = ((groups.amax(-1) - minimums) / most).clamp_min(torch.finfo(torch.float32).tiny)
+    values = ((groups - minimums.unsqueeze(-1)) / scales.unsqueeze(-1)).round_().to(torch.uint8)
+    return GroupedWeight(values.flatten(-2), scales, minimums, bits, group)

@@ -8,11 +8,11 @@ from typing import Any, Final
 from torch import nn
 
 from penstock.core import ConfigError
+from penstock.models.quantization import int4
 from penstock.models.quantization.floats import PackedLinear, gains
+from penstock.models.quantization.int4 import Int4Linear
 from penstock.models.quantization.int8 import Int8Linear, largest_value
 from penstock.models.quantization.table import Table, TableEmbedding, TableHead
-
-QUANTIZED: Final[dict[str, Callable[[nn.Linear], nn.Module]]] = {"int8": Int8Linear}
 
 
 def pack(module: nn.Module, quantization: str) -> None:
@@ -31,12 +31,22 @@ def pack(module: nn.Module, quantization: str) -> None:
 
 def usable(quantization: str) -> bool:
     """Whether this processor and torch compute with weights of this format."""
-    return quantization == "none" or largest_value() is not None
+    if quantization == "none":
+        return True
+    return largest_value() is not None and (quantization != "int4" or int4.works())
+
+
+def int4_or_int8(linear: nn.Linear) -> nn.Module:
+    """int8 for a shape that the kernel of int4 does not take."""
+    return Int4Linear(linear) if int4.fits(linear) else Int8Linear(linear)
 
 
 def packed_floats(linear: nn.Linear) -> nn.Module:
     """Where that makes it faster."""
     return PackedLinear(linear) if gains(linear) else linear
+
+
+QUANTIZED: Final[dict[str, Callable[[nn.Linear], nn.Module]]] = {"int8": Int8Linear, "int4": int4_or_int8}
 
 
 def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool) -> None:
@@ -52,6 +62,8 @@ def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool) -> None:
         setattr(base, embed, TableEmbedding(table, embedding))
     if isinstance(head, nn.Linear) and tied:
         causal.set_output_embeddings(TableHead(table if table and shared else Table(head.weight), head.bias))
+    elif isinstance(head, nn.Linear):
+        causal.set_output_embeddings(Int8Linear(head))
 
 
 def check_covered(layers: nn.Module, quantization: str) -> None:

@@ -32,7 +32,7 @@ def test_a_name_stands_for_its_cluster_and_a_table_for_its_configuration() -> No
         ({"cluster": "dmo"}, "cluster 'dmo' is unknown; did you mean 'demo'?"),
         ({"speculative_config": {"widht": 3}}, "widht is unknown; did you mean 'width'?"),
         ({"dtype": "int3"}, "dtype is 'int3'"),
-        ({"quantization": "int3"}, "quantization is 'int3'; it has to be one of auto, none, int8"),
+        ({"quantization": "int3"}, "quantization is 'int3'; it has to be one of auto, none, int8, int4"),
         ({"transport": "pigeon"}, "transport is 'pigeon'; it has to be ipc or tcp"),
         ({"kv_slots": 0}, "kv_slots is 0; it has to be a whole number, at least 1"),
         ({"speculative_slots": -1}, "speculative_slots is -1; it has to be a whole number, 0 or above"),

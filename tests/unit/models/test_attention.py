@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from penstock.models import attention
-from penstock.models.attention import Arenas, Plan, Scoring, SlotAttention, flash_kernel, folded_kernel, plain_kernel
+from penstock.models.attention import (
+    Arenas,
+    Plan,
+    Scoring,
+    SlotAttention,
+    flash_kernel,
+    folded_kernel,
+    plain_kernel,
+    precise_kernel,
+)
 from penstock.stage.visibility import BatchView, RequestView
 
 CAPACITY = 64
@@ -84,7 +93,7 @@ SCORINGS = {
 }
 
 
-@pytest.mark.parametrize("kernel", [folded_kernel, flash_kernel, plain_kernel])
+@pytest.mark.parametrize("kernel", [folded_kernel, flash_kernel, plain_kernel, precise_kernel])
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 @pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS.keys())
@@ -93,14 +102,14 @@ def test_rows_see_their_slots_and_no_others(view: BatchView, scoring: Scoring, i
     torch.testing.assert_close(result.double(), expected, atol=1e-3, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", [folded_kernel, flash_kernel, plain_kernel])
+@pytest.mark.parametrize("kernel", [folded_kernel, flash_kernel, plain_kernel, precise_kernel])
 @pytest.mark.parametrize("window", [1, 3])
 def test_window_counts_positions_including_the_own(kernel, window: int) -> None:
     result, expected = run(VIEWS["three requests"], kernel, True, Scoring(0.3), window=window)
     torch.testing.assert_close(result.double(), expected, atol=1e-3, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", [folded_kernel, flash_kernel, plain_kernel])
+@pytest.mark.parametrize("kernel", [folded_kernel, flash_kernel, plain_kernel, precise_kernel])
 def test_values_may_be_narrower_than_keys(kernel) -> None:
     result, expected = run(VIEWS["dense"], kernel, True, Scoring(0.3), width=5)
     assert result.shape[2] == 5

@@ -110,3 +110,11 @@ def test_auto_is_the_checkpoints_own_where_the_device_is_good_at_it(
 def test_a_gpu_takes_the_checkpoints_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert resolve_options(EngineOptions(device="cuda", dtype="auto")).options.dtype == "bfloat16"
+
+
+@pytest.mark.usefixtures("multiplies_int8")
+def test_hidden_states_are_float32_beside_whole_numbers(tmp_path: Path) -> None:
+    model = str(make_gguf(tmp_path, kind=Kind.Q4_1))
+    assert resolve_options(EngineOptions(model=model, dtype="auto")).options.dtype == "float32"
+    asked = resolve_options(EngineOptions(model=model, dtype="float16"))
+    assert (asked.quantization, asked.options.dtype) == ("int8", "float16")

@@ -5,21 +5,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from penstock.core import ConfigError
 from penstock.models.quantization.floats import PackedLinear
+from penstock.models.quantization.int4 import Int4Linear
 from penstock.models.quantization.int8 import Int8Linear, largest_value
 from penstock.models.quantization.pack import check_covered, pack, usable
 from penstock.models.quantization.packed import weight_bytes
 from penstock.models.quantization.table import TableEmbedding, TableHead
 from penstock.models.stage_model import StageModel, load_stage
-from tests.checkpoints import LAYERS, make_checkpoint
+from penstock.stage.visibility import BatchView, RequestView
+from tests.checkpoints import LAYERS, VOCAB, make_checkpoint
 
 WIDE = 512
 int8 = pytest.mark.skipif(largest_value() is None, reason="oneDNN multiplies no int8 on this processor")
+int4 = pytest.mark.skipif(not usable("int4"), reason="nothing computes int4 on this processor")
 
 
 class Odd(nn.Linear):
@@ -49,6 +53,15 @@ def test_all_plain_linears_become_int8() -> None:
     module = some_layers()
     pack(module, "int8")
     assert kinds(module) == [Int8Linear, Int8Linear, Int8Linear, Odd]
+
+
+@int4
+def test_what_int4_does_not_take_becomes_int8(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(64, 32), nn.Linear(40, 32))
+    pack(module, "int4")
+    assert kinds(module) == [Int4Linear, Int8Linear]
+    stage = load_stage(str(make_checkpoint(tmp_path, "llama")), 0, LAYERS, capacity=8, quantization="int4")
+    assert parts(stage) == (TableEmbedding, Int8Linear)
 
 
 @int8
@@ -101,3 +114,26 @@ def test_the_reference_path_has_the_same_weights(tmp_path: Path) -> None:
     fast, plain = (load_stage(folder, 0, LAYERS, capacity=8, quantization="int8", plain=way) for way in (False, True))
     hidden = torch.randn(1, fast.hidden_size)
     torch.testing.assert_close(fast.logits(hidden, [0]), plain.logits(hidden, [0]))
+
+
+@int4
+@pytest.mark.parametrize("architecture", ["llama_tied", "qwen3", "gemma2"])
+def test_four_bits_leave_a_row_its_own_bits_through_a_whole_stage(tmp_path: Path, architecture: str) -> None:
+    folder = str(make_checkpoint(tmp_path, architecture))
+    tokens = np.random.default_rng(0).integers(3, VOCAB, 24)
+    found = []
+    for width in (24, 1, 5):
+        stage = load_stage(folder, 0, LAYERS, capacity=24, quantization="int4")
+        parts = [stage.forward(rows_of(tokens[: start + width], start), None) for start in range(0, 24, width)]
+        found.append(stage.logits(torch.cat(parts), range(24)))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def rows_of(tokens: np.ndarray, seen: int) -> BatchView:
+    """Rows one below the other, of which the first ones are there."""
+    slots = np.arange(len(tokens))
+    request = RequestView(0, slots[seen:] - seen, slots, slots, np.tri(len(tokens), dtype=bool)[seen:])
+    return BatchView(
+        slots[seen:] * 0, slots[seen:], slots[seen:], slots[seen:], tokens[seen:], [request], slots[seen:] - 1
+    )

@@ -1,0 +1,64 @@
+"""Linear layers of four-bit weights in groups, in the layout of torch's own kernel for CPUs.
+
+It takes activations and scales in bfloat16 and gives bfloat16; with float32 it takes ten times as long. A row's bits
+are its own. But rounding to bfloat16 makes much of a small difference, so attention is summed in float64 beside it: see
+``attention.precise_kernel``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.models.quantization.grouped import in_groups
+from penstock.models.quantization.packed import Packed
+
+GROUP: Final = 32
+OUTPUTS: Final = 16
+"""What the number of outputs has to be a multiple of."""
+BITS: Final = 4
+
+
+class Int4Linear(Packed):
+    """Weights as ``scale * (value - 8) + zero`` with a scale and a zero in bfloat16 for every group."""
+
+    weight_bytes = 0
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = in_groups(linear.weight.detach(), BITS, GROUP)
+        assert weight.minimums is not None
+        zeros = weight.minimums + weight.scales * 2 ** (BITS - 1)
+        scales = torch.stack([weight.scales.t(), zeros.t()], dim=-1)
+        self.bias = linear.bias
+        self.register_buffer("_scales", scales.to(torch.bfloat16).contiguous())
+        self.register_buffer("_packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.values.int(), 1))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., in] -> [.., out], in the format of ``hidden``"""
+        rows = hidden.reshape(-1, hidden.shape[-1]).to(torch.bfloat16)
+        products = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._packed, GROUP, self._scales).to(hidden.dtype)
+        if self.bias is not None:
+            products += self.bias
+        return products.unflatten(0, hidden.shape[:-1])
+
+
+def fits(linear: nn.Linear) -> bool:
+    """Whether the kernel takes a layer of this shape."""
+    outputs, inputs = linear.weight.shape
+    return bool(inputs % GROUP == 0 and outputs % OUTPUTS == 0)
+
+
+@functools.cache
+def works() -> bool:
+    """Whether torch has the kernel for this processor."""
+    linear = nn.Linear(GROUP, OUTPUTS, bias=False).requires_grad_(False)
+    try:
+        found = Int4Linear(linear)(torch.eye(GROUP))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    error, largest = (found.t() - linear.weight).abs().max(), linear.weight.abs().max()
+    return bool(float(error) < float(largest) / 8)
