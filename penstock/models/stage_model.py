@@ -253,7 +253,8 @@ def load_stage(
 
     ``quantization`` is "none" or a format of ``quantization.pack``. ``plain`` selects the slow reference path.
     ``max_model_len`` is needed only for rotary embeddings that depend on the length of a text. A draft model's grammars
-    are those of its target, the checkpoint in ``tokenizer``. Raises ConfigError for whatever cannot work.
+    are those of its target, the checkpoint in ``tokenizer``. ``on_read`` hears how many of so many numbers have been
+    read. Raises ConfigError for whatever cannot work.
     """
     checkpoint = open_checkpoint(path)
     grammars = grammars_of(open_checkpoint(tokenizer) if tokenizer else checkpoint)

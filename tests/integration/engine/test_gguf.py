@@ -58,7 +58,8 @@ def test_target_and_draft_model_may_be_files(tmp_path: Path) -> None:
     target, draft = (make_gguf(tmp_path / kind.name, kind=kind) for kind in (Kind.Q8_0, Kind.F16))
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     speculation = {"method": "draft_model", "model": str(draft), "strategy": "pipedec"}
-    with LLM(target, pipeline_parallel_size=2, speculative_config=speculation, max_model_len=256) as llm:
+    options = {"speculative_config": speculation, "quantization": "none", "max_model_len": 256}
+    with LLM(target, pipeline_parallel_size=2, **options) as llm:
         found = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
         talk = llm.get_tokenizer().render([{"role": "user", "content": "the"}], True)
     model = dequantised(target)
@@ -95,7 +96,8 @@ def test_a_real_models_ids_are_those_of_transformers(
 ) -> None:
     model, expected = answers
     params = SamplingParams(temperature=0, max_tokens=ANSWER)
-    with LLM(real, pipeline_parallel_size=stages, speculative_config={"method": "ngram"}) as llm:
+    options = {"speculative_config": {"method": "ngram"}, "quantization": "none"}
+    with LLM(real, pipeline_parallel_size=stages, **options) as llm:
         tokenizer = llm.get_tokenizer()
         prompts = [tokenizer.apply_chat_template([{"role": "user", "content": one}]) for one in QUESTIONS]
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
