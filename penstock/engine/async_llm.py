@@ -28,7 +28,7 @@ from penstock.engine.resolve import Resolved
 from penstock.engine.stats import Counters, EngineStats
 from penstock.engine.stream import RequestStream, StreamUpdate
 from penstock.pipeline.base import Host
-from penstock.text.chat import ChatFormat, Messages, chat_prompt
+from penstock.text.chat import ChatFormat, Messages, encoded, rendered
 from penstock.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -220,7 +220,8 @@ class AsyncLLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        prompt = chat_prompt(self.get_tokenizer(), messages, chat)
+        tokenizer = self.get_tokenizer()
+        prompt = encoded(tokenizer, await asyncio.to_thread(rendered, tokenizer, messages, chat))
         outputs = self.generate(prompt, sampling_params, request_id, priority=priority)
         async with contextlib.aclosing(outputs):
             async for output in outputs:

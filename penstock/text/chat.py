@@ -48,16 +48,19 @@ def chat_sampling(recommended: Mapping[str, float]) -> dict[str, float]:
 
 
 def chat_prompt(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> dict[str, Any]:
-    """A conversation as the prompt that the engine takes, text and token ids.
+    """A conversation as the prompt that the engine takes, text and token ids. Raises as ``rendered`` does."""
+    return encoded(tokenizer, rendered(tokenizer, messages, chat))
 
-    What a message holds is text, also where it reads as a special token.
+
+def rendered(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> str:
+    """What the template makes of a conversation, which may take seconds. What messages hold is hidden as text.
 
     Raises RequestError naming the message and field at fault, where there is no template, and for what it refuses.
     """
     if chat.chat_template is None and tokenizer.tool_template is None:
         raise RequestError(NO_TEMPLATE)
     hide = tokenizer.literal.hide
-    rendered = tokenizer.render(
+    return tokenizer.render(
         hide(turns_of(messages)),
         chat.add_generation_prompt,
         tools=hide(chat.tools),
@@ -65,7 +68,11 @@ def chat_prompt(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> d
         chat_template=chat.chat_template,
         continue_final_message=chat.continue_final_message,
     )
-    return {"prompt": tokenizer.literal.show(rendered), "prompt_token_ids": tokenizer.encode_literal(rendered)}
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+    """The prompt of a ``rendered`` text. What a message held is text, also where it reads as a special token."""
+    return {"prompt": tokenizer.literal.show(text), "prompt_token_ids": tokenizer.encode_literal(text)}
 
 
 def conversations_of(given: Any) -> list[Messages]:
