@@ -138,8 +138,8 @@ def render_attack(figures: Any) -> str:
         f"{sum(found['seconds'] for found in figures.values()) / 60:.0f} minutes, seed {seeds}: changed bodies and "
         "heads, up to 600 connections at once that ask for nothing or never to the end, grammars, changed checkpoints "
         "and drafters, up to 400 frames an attempt from those who know the session's secret and those who do not, "
-        "processes killed and stopped beside running requests, and a thousand requests an attempt of which a third is "
-        "left. An attempt fails where something hangs, another request's token changes, an error is raw or untyped, a "
+        f"{'thousands of requests of which a third is left, ' if 'memory' in figures else ''}and processes killed and "
+        "stopped beside running requests. An attempt fails where something hangs, another request's token changes, an error is raw or untyped, a "
         "checkpoint's code runs, memory grows, or processes, descriptors or folders stay behind.",
         "What became of an attempt is a reply's status; from how many addresses how many connections came; whether "
         "frames moved anything or ended the session with an error; or how many of three requests beside a killed "
