@@ -139,8 +139,9 @@ def render_attack(figures: Any) -> str:
         "heads, up to 600 connections at once that ask for nothing or never to the end, grammars, changed checkpoints "
         "and drafters, up to 400 frames an attempt from those who know the session's secret and those who do not, "
         f"{'thousands of requests of which a third is left, ' if 'memory' in figures else ''}and processes killed and "
-        "stopped beside running requests. An attempt fails where something hangs, another request's token changes, an error is raw or untyped, a "
-        "checkpoint's code runs, memory grows, or processes, descriptors or folders stay behind.",
+        "stopped beside running requests. An attempt fails where something hangs, another request's token changes, an "
+        "error is raw or untyped, a checkpoint's code runs, memory grows, or processes, descriptors or folders stay "
+        "behind.",
         "What became of an attempt is a reply's status; from how many addresses how many connections came; whether "
         "frames moved anything or ended the session with an error; or how many of three requests beside a killed "
         "process had their whole answer, where the others had an error.",
