@@ -140,25 +140,23 @@ def decoded(model: str, stages: int, threads: int | None, requests: int) -> dict
     """Of an engine that decodes so many requests plainly: tokens/s, and for one request what a step is made of."""
     ids = [{"prompt_token_ids": [100 + 7 * number, *range(200, 199 + CONTEXT)]} for number in range(requests)]
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    options = {"skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": 1024}
+    options = {"dtype": "float32", "skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": 1024}
     with LLM(model, pipeline_parallel_size=stages, threads=threads, max_num_seqs=max(REQUESTS), **options) as llm:
         llm.generate(ids, params)
         steps = Steps()
         with llm.observing(steps):
             llm.generate(ids, params)
         used = llm.setup.threads[0]
-    full = [(at, computed) for at, computed, rows in steps.seen if rows == (requests if stages == 1 else rows)]
-    decoding = full[-(TOKENS - 8) * (1 if stages == 1 or requests == 1 else stages) :]
+    decoding = steps.seen[len(steps.seen) // 2 :]  # prompts come first
     span = decoding[-1][0] - decoding[0][0]
-    per_step = span / (len(decoding) - 1)
-    tokens = sum(rows for _, _, rows in steps.seen[-len(decoding) + 1 :])
+    tokens = sum(rows for _, _, rows in decoding[1:])
     return {
         "stages": stages,
         "threads": used,
         "requests": requests,
         "tokens_per_second": tokens / span,
-        "step_ms": 1e3 * per_step,
-        "computed_ms": 1e3 * median(computed for _, computed in decoding),
+        "step_ms": 1e3 * span / (len(decoding) - 1),
+        "computed_ms": 1e3 * median(computed for _, computed, _ in decoding),
     }
 
 
