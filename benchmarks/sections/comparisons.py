@@ -292,12 +292,12 @@ def render_shared_host(figures: Any) -> str:
     sizes = next(iter(figures.values()))
     headings = ["drafter", "host", "plain, tokens/s", "`auto`", "least of the sets", "`continuous`"]
     return paragraphs(
-        "SmolLM2-135M-Instruct in float32 as two stage processes of one thread each on two cores, greedily; the first "
-        f"{sizes['per_set']} of each of six prompt sets as chats, {sizes['tokens']} tokens each. Speed over plain "
+        "SmolLM2-135M-Instruct in float32 as two stage processes of one thread each on two cores, greedily; of each of "
+        f"six prompt sets the first chats ({sizes['per_set']}), {sizes['tokens']} tokens each. Speed over plain "
         'decoding of the same prompt, all in turn, with 95% bounds. "One core busy": beside a process that computes. '
         "`auto` begins as new in every row, so that its first trials count.",
         markdown(headings, [cells(case) for case in shared_host.CASES if case in figures]),
-        "`continuous` does as told. `auto` gives the tokens of the same engine and falls back to plain decoding where "
+        "`continuous` does as told. `auto` falls back to plain decoding where "
         "that is faster. A set has few prompts, so that its ratio varies by some percent from run to run.",
     )
 

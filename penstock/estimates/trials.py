@@ -36,6 +36,11 @@ class Trials:
         """Whether to speculate while so many requests decode."""
         return not self.needed or self.of(requests).speculates
 
+    @property
+    def plainly(self) -> bool:
+        """Whether what decodes now does so plainly, by what was decided: its batches have the stages to themselves."""
+        return self._mode is not None and not self._mode[1]
+
     def cautious(self, requests: int) -> bool:
         """Whether only drafts that are all but sure are worth sending while so many requests decode."""
         return self.needed and self.of(requests).cautious
@@ -67,7 +72,9 @@ class Trials:
             self.of(self._requests).record(tokens, now - self._since, self._settled)
         self._since, self._requests = (now if requests else None), requests
         mode = load_of(requests), self.speculates(requests)
-        if requests and mode != self._mode:
+        if not requests:
+            self._mode = None
+        elif mode != self._mode:
             self._mode, self._begins_at, self._awaits_draft = mode, following, mode[1]
         self._settled = self._begins_at <= oldest and not self._awaits_draft
 

@@ -59,7 +59,7 @@ def test_histories_share_and_preempt() -> None:
 def test_histories_begin_and_end_speculation_on_trial() -> None:
     """Or they would say nothing of it."""
     began = ended = seed = 0
-    while min(began, ended) < 5:
+    while began < 5 or not ended:
         history, seed = History(random.Random(seed)), seed + 1
         history.run()
         trials = [history.loop.estimates.trials.of(requests) for requests in (1, 2, 3, 5)]

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.estimates.draft_timing import DraftTiming
 from penstock.estimates.estimates import Estimates
-from penstock.messages import DeviceReserved, Span
+from penstock.messages import DeviceReserved, Result, Span
 
 
 def test_a_draft_on_a_stages_device_counts_for_drafter_and_stage() -> None:
@@ -17,3 +17,17 @@ def test_a_draft_on_a_stages_device_counts_for_drafter_and_stage() -> None:
     assert (estimates.pipeline.shared, estimates.pipeline.step_s(1)) == (False, pytest.approx(2.0))
     estimates.record_draft(1, 0.5, DraftTiming(computing=0.5, turn=DeviceReserved(stage=0, start=4.0, end=4.5)))
     assert (estimates.pipeline.shared, estimates.pipeline.step_s(1)) == (True, pytest.approx(2.5))
+
+
+def test_what_plain_decoding_takes_on_contended_stages_says_nothing_of_rows() -> None:
+    """It has the stages to itself, and they are faster then."""
+    estimates = Estimates(contended=True)
+    alone = [Span(0, 0.0, 0.0, 1.0, 1.0, 0.0, 1)]
+    estimates.round_trips.record_entered(0, 1, now=0.0, in_flight=0)
+    estimates.trials.record_tokens(1, 1.0, 1, 1, 1)
+    estimates.record_result(Result(stream=0, picks=[], spans=alone), 1.0)
+    assert estimates.pipeline.step_s(1) == 0
+    estimates.trials.record_tokens(1, 2.0, 0, 1, 1)  # others have come, which are not on trial
+    estimates.round_trips.record_entered(1, 1, now=2.0, in_flight=0)
+    estimates.record_result(Result(stream=1, picks=[], spans=alone), 3.0)
+    assert estimates.pipeline.step_s(1) == 1.0
