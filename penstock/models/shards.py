@@ -31,8 +31,8 @@ class Shards:
         """Raises ConfigError if there are none in the folder, or its index is wrong."""
         self._places = shards(folder)
 
-    quantized = False
-    """Whether weights are whole numbers."""
+    bits = None
+    """Of weights in whole numbers: there are none."""
 
     @property
     def files(self) -> list[Path]:

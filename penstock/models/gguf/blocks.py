@@ -197,3 +197,4 @@ UNPACKERS: Final[dict[Kind, Callable[[Tensor], Blocks]]] = {
     Kind.Q6_K: q6_k,
 }
 READABLE: Final = (*FLOATS, *UNPACKERS)
+OF_FOUR_BITS: Final = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)

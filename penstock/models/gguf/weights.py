@@ -17,7 +17,7 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from penstock.core import ConfigError
 from penstock.foreign_files import problem_in, said
 from penstock.models.gate import model_class
-from penstock.models.gguf.blocks import FLOATS, READABLE, floats, grouped
+from penstock.models.gguf.blocks import FLOATS, OF_FOUR_BITS, READABLE, floats, grouped
 from penstock.models.gguf.config import ROPE_TENSORS
 from penstock.models.gguf.header import Header, TensorInfo
 from penstock.models.quantization.grouped import GroupedWeight
@@ -81,9 +81,11 @@ class GgufWeights:
         return [self._path]
 
     @property
-    def quantized(self) -> bool:
-        """Whether weights are whole numbers."""
-        return any(info.kind not in FLOATS for info in self._tensors.values())
+    def bits(self) -> int | None:
+        """Of weights in whole numbers: 4 if that is what most of them have, else 8. None where all are floats."""
+        whole = [info for info in self._tensors.values() if info.kind not in FLOATS]
+        four = sum(prod(info.shape) for info in whole if info.kind in OF_FOUR_BITS)
+        return None if not whole else 4 if 2 * four > sum(prod(info.shape) for info in whole) else 8
 
     def names(self) -> list[str]:
         return list(self._tensors)

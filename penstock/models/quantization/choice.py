@@ -39,7 +39,7 @@ def weights_format(quantization: str, device: str, checkpoint: Checkpoint) -> st
     Raises FieldError for a format that nothing here computes.
     """
     if quantization == "auto":
-        return "int8" if checkpoint.weights.quantized and device == "cpu" and usable("int8") else "none"
+        return kept(checkpoint.weights.bits) if device == "cpu" else "none"
     if quantization != "none" and device != "cpu":
         raise FieldError(
             "quantization", f"is {quantization!r}, which is computed on cpu alone; device is {device!r}: use none"
@@ -49,3 +49,9 @@ def weights_format(quantization: str, device: str, checkpoint: Checkpoint) -> st
             "quantization", f"is {quantization!r}, for which torch has nothing on this processor; use none"
         )
     return quantization
+
+
+def kept(bits: int | None) -> str:
+    """The format that loses least of weights with so many bits, as far as this processor computes with it."""
+    formats = {None: (), 4: ("int4", "int8"), 8: ("int8",)}[bits]
+    return next((name for name in formats if usable(name)), "none")

@@ -16,6 +16,7 @@ from penstock.engine.build import drafting_plan, stage_plans
 from penstock.engine.options import DEMO, EngineOptions
 from penstock.engine.resolve import resolve_options
 from penstock.models.quantization import choice, pack
+from penstock.models.quantization.choice import kept
 from tests.gguf_files import make_gguf
 
 
@@ -26,19 +27,23 @@ def resolved(model: Path | str, quantization: str) -> str:
 @pytest.fixture
 def multiplies_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "largest_value", lambda: 127)
+    monkeypatch.setattr(pack.int4, "works", lambda: True)
 
 
 @pytest.mark.usefixtures("multiplies_int8")
 def test_auto_takes_whole_numbers_for_whole_numbers(tmp_path: Path) -> None:
     assert resolved("demo", "auto") == "none"
     assert resolved(make_gguf(tmp_path / "floats", kind=Kind.F16), "auto") == "none"
-    whole = make_gguf(tmp_path / "whole", kind=Kind.Q4_1)
-    assert resolved(whole, "auto") == "int8"
+    assert resolved(make_gguf(tmp_path / "eight", kind=Kind.Q8_0), "auto") == "int8"
+    whole = make_gguf(tmp_path / "four", kind=Kind.Q4_1)
+    assert resolved(whole, "auto") == "int4"
     assert resolved(whole, "none") == "none"
     assert resolved("demo", "int8") == "int8"
 
 
 def test_a_processor_without_such_products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pack.int4, "works", lambda: False)
+    assert resolved(make_gguf(tmp_path / "four", kind=Kind.Q4_1), "auto") == kept(8)
     monkeypatch.setattr(pack, "largest_value", lambda: None)
     assert resolved(make_gguf(tmp_path, kind=Kind.Q4_1), "auto") == "none"
     with pytest.raises(FieldError, match="quantization is 'int8', for which torch has nothing on this processor; use"):
@@ -117,4 +122,4 @@ def test_hidden_states_are_float32_beside_whole_numbers(tmp_path: Path) -> None:
     model = str(make_gguf(tmp_path, kind=Kind.Q4_1))
     assert resolve_options(EngineOptions(model=model, dtype="auto")).options.dtype == "float32"
     asked = resolve_options(EngineOptions(model=model, dtype="float16"))
-    assert (asked.quantization, asked.options.dtype) == ("int8", "float16")
+    assert (asked.quantization, asked.options.dtype) == ("int4", "float16")
