@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.commands.test_cli import run
+from tests.real_model import smollm2
 
 pytestmark = pytest.mark.processes
 
@@ -68,3 +69,12 @@ def test_a_bench_follows_turns_with_the_answers(chat_model: Path, tmp_path: Path
     raw = run(*bench, "--strategies", "auto", "--raw")
     assert raw.returncode == 0, raw.stderr
     assert "the first turn alone was asked, as it stands: --raw." in " ".join(raw.stderr.split())
+
+
+@pytest.mark.slow
+def test_a_real_model_answers_and_its_empty_answer_is_explained() -> None:
+    model, question = smollm2(), "What is the capital of France?"
+    assert report(model, question, "--quantization", "none")["text"] == "The capital of France is Paris."
+    raw = run("generate", question, "--model", str(model), "--quantization", "none", "--raw", "--temperature", "0")
+    assert (raw.returncode, raw.stdout) == (0, "")
+    assert "the model's first token was an end token ('<|im_end|>'); it is a chat model, which wants its" in raw.stderr
