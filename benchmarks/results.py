@@ -48,7 +48,6 @@ ORDER = (
     *("serving", "serve_http", "interference", "soak", "attack"),
 )
 AWAITED = (
-    "links",
     "step",
     "flowspec_eagle",
     "spd_tables",

@@ -20,7 +20,7 @@ PLACES = {"loopback": "on loopback", "namespaces": "between two network namespac
 
 
 def take() -> Taken:
-    return ["python -m benchmarks.costs.links"], links.measured()
+    return ["pip install pyzmq", "python -m benchmarks.costs.links"], links.measured()
 
 
 def render(figures: Any) -> str:

@@ -91,7 +91,7 @@ class Outbox:
                 self._tls = Sealing(self._socket, self._security)
             self._socket.settimeout(None)
         except OSError as error:
-            if not isinstance(error, GONE):
+            if not self._gone and not isinstance(error, GONE):
                 log.warning("no connection to %s: %s", self._place.where, reason_of(error))
             self._gone = True
         with self._lock:
