@@ -55,7 +55,7 @@ AWAITED = (
     "spd_correction",
     "drafter_time",
     "pp_eagle_table",
-    *("quantized", "shared_host", "serving", "serve_http", "attack"),
+    *("shared_host", "serving", "serve_http", "attack"),
 )
 """Left out of the page until they are measured: their drafters have to be trained first, or they take long."""
 MODULES = (engine, weights, comparisons, pipedec, pipedec_processes, flowspec, spd, links, vllm, serving)
