@@ -187,8 +187,8 @@ def test_a_receiver_that_has_left_is_no_error(sockets: Sockets, bind: str) -> No
         sender.close()
 
 
-class Interrupted(Exception):
-    pass
+class Interrupted(BaseException):
+    """No Exception, as KeyboardInterrupt is none: those that fall into the writing of a log are dropped there."""
 
 
 def test_no_interrupt_is_lost_while_messages_are_taken(bind: str, sockets: Sockets) -> None:
