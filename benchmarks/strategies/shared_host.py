@@ -18,6 +18,7 @@ with as many prompts and tokens. Stop whatever else runs on the host, or the fig
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -89,7 +90,7 @@ def random_draft_model(model: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         for path in model.glob("tokenizer*"):
-            (Path(folder) / path.name).symlink_to(path.resolve())
+            shutil.copy(path, folder)
         yield folder
 
 
