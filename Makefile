@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt
-# What was skipped, a line a reason (tests/skips.py).
+# What was skipped, a line a reason (tests/skips.py). With a space for the sign, pytest takes the file for tests to run
+# before it has read the option.
 SKIPS := $(VENV)/skipped.txt
 # PAGE= where there is no Chromium: its tests are then counted among the skipped.
 PAGE := --page
@@ -17,13 +18,13 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev check
 	@: > $(SKIPS)
-	$(BIN)/python -m pytest -m "not processes" --numprocesses auto --dist worksteal --skips $(SKIPS)
-	$(BIN)/python -m pytest -m "processes and not page" --skips $(SKIPS)
+	$(BIN)/python -m pytest -m "not processes" --numprocesses auto --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page" --skips=$(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
 	@cat $(SKIPS)
 
 test-page: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m page $(PAGE) --skips $(SKIPS)
+	$(BIN)/python -m pytest -m page $(PAGE) --skips=$(SKIPS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
