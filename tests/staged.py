@@ -62,7 +62,8 @@ class Staged:
         """Plain greedy decoding of a fresh request 0 in slots 0, 1, 2..; for a fresh ``Staged`` only."""
         tokens, position, committed, out = list(prompt), 0, [], []
         for _ in range(count):
-            rows = chain_rows(0, tokens, range(position, position + len(tokens)), position)
+            slots = range(position, position + len(tokens))
+            rows = chain_rows(0, tokens, slots, position, position - 1 if position else NO_SLOT)
             logits = self.run(rows, [len(tokens) - 1], [0] if position == 0 else [], committed)
             committed = [CommittedSlots(0, list(range(position, position + len(tokens))))]
             position += len(tokens)
@@ -71,10 +72,11 @@ class Staged:
         return out
 
 
-def chain_rows(request: int, tokens: Sequence[int], slots: Sequence[int], position: int = 0) -> Rows:
-    """Rows of a sequence that starts at ``position``, each the child of the one before."""
+def chain_rows(
+    request: int, tokens: Sequence[int], slots: Sequence[int], position: int = 0, parent: int = NO_SLOT
+) -> Rows:
+    """Rows of a sequence that starts at ``position`` below the slot ``parent``, each the child of the one before."""
     rows = Rows()
-    parent = NO_SLOT
     for i, (token, slot) in enumerate(zip(tokens, slots, strict=True)):
         rows.append(request, 1000 * request + position + i, slot, parent, position + i, token)
         parent = slot
