@@ -57,7 +57,7 @@ def test_every_strategy_gives_the_tokens_of_generate(tmp_path: Path, architectur
 def test_target_and_draft_model_may_be_files(tmp_path: Path) -> None:
     target, draft = (make_gguf(tmp_path / kind.name, kind=kind) for kind in (Kind.Q8_0, Kind.F16))
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    speculation = {"method": "draft_model", "model": str(draft), "strategy": "pipedec"}
+    speculation = {"method": "draft_model", "model": str(draft), "strategy": "continuous"}
     options = {"speculative_config": speculation, "quantization": "none", "max_model_len": 256}
     with LLM(target, pipeline_parallel_size=2, **options) as llm:
         found = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)

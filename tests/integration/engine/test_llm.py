@@ -172,6 +172,8 @@ def test_same_tokens_from_every_stage_count_strategy_and_drafter(
     ) as llm:
         for config in speculation:
             metrics = checked_run(llm, config, alone)
+            if config is not None and config.strategy == "auto":
+                continue  # It may find, in real time, that nothing is worth drafting.
             assert (sum(m.drafted_nodes for m in metrics) > 0) == (config is not None)
             if drafter == "synthetic" and config is not None and (stages > 1 or config.strategy == "static_tree"):
                 # What pipedec has drafted by each step depends on who wakes first: now and then it is nothing.

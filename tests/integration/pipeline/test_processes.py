@@ -351,7 +351,7 @@ def tell_engine(llm: LLM, frame: bytes) -> None:
 # ------------------------------------------------------------------------------------------------- the engine's own end
 
 SCRIPT = """
-import sys, json, os, signal
+import gc, sys, json, os, signal
 import penstock
 assert "torch" not in sys.modules
 import psutil
@@ -374,7 +374,9 @@ target, draft = sys.argv[1:3]
 options = dict(speculative_config={"method": "draft_model", "model": draft}, skip_tokenizer_init=True)
 try:
     with LLM(target, pipeline_parallel_size=2, **options) as llm:
-        say(tokens=llm.generate(prompt, greedy)[0].outputs[0].token_ids)
+        tokens = llm.generate(prompt, greedy)[0].outputs[0].token_ids
+        gc.collect()  # Python drops an interrupt that comes while some library's __del__ runs: none is left to run
+        say(tokens=tokens)
         while True:
             llm.generate([prompt] * 4, endless)
 except KeyboardInterrupt:
