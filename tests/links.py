@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import trustme
 
+from penstock.messages import Frame
 from penstock.pipeline.processes import ProcessHost
 from penstock.transport.addresses import place_of
 from penstock.transport.inbox import Inbox
@@ -79,3 +80,14 @@ def turned_away(client: socket.socket) -> bool:
         return True
     finally:
         client.settimeout(SOON)
+
+
+def received(inbox: Inbox, count: int) -> list[list[Frame]]:
+    """At least ``count`` messages, in the order in which they came."""
+    deadline = time.monotonic() + SOON
+    found: list[list[Frame]] = []
+    while len(found) < count:
+        assert time.monotonic() < deadline
+        inbox.wait(deadline)
+        found += inbox.take()
+    return found

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 from penstock.config import FieldError, check, check_positive, nearest
 from penstock.engine.options import EngineOptions, ModelName
 from penstock.options import DATA, MODEL, OUTPUT, TRAINING, Option
+
+T = TypeVar("T")
 
 KINDS: Final = ("eagle", "eagle3", "medusa", "spd", "early-exit", "draft")
 BELONGS: Final = {
@@ -43,18 +46,19 @@ SHORTEST: Final = 8
 
 def whole_numbers(field: str, text: str) -> tuple[int, ...]:
     """Read "4,8,16". Raises FieldError for what is no such list."""
-    try:
-        return tuple(int(one) for one in text.split(","))
-    except ValueError:
-        raise FieldError(field, f"is {text!r}; it has to be a list of whole numbers, like 4,8,16") from None
+    return listed(field, text, int, "whole numbers, like 4,8,16")
 
 
 def numbers(field: str, text: str) -> tuple[float, ...]:
     """Read "0,0.7,1". Raises FieldError for what is no such list."""
+    return listed(field, text, float, "numbers, like 0,0.7,1")
+
+
+def listed(field: str, text: str, read: Callable[[str], T], wanted: str) -> tuple[T, ...]:
     try:
-        return tuple(float(one) for one in text.split(","))
+        return tuple(read(one) for one in text.split(","))
     except ValueError:
-        raise FieldError(field, f"is {text!r}; it has to be a list of numbers, like 0,0.7,1") from None
+        raise FieldError(field, f"is {text!r}; it has to be a list of {wanted}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

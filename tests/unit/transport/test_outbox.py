@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from penstock.messages import Frame
 from penstock.transport.addresses import place_of
 from penstock.transport.framing import on_the_wire, token_of
-from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import PIECE, Outbox, left_of
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
-from tests.links import KINDS, SESSION, SOON, address_for
+from tests.links import KINDS, SESSION, SOON, address_for, received
 
 
 def test_what_an_outbox_writes_is_what_framing_says(tmp_path: Path) -> None:
@@ -41,16 +40,6 @@ def test_what_the_system_did_not_take_is_left(parts: list[bytes], data: st.DataO
     whole = b"".join(parts)
     sent = data.draw(st.integers(0, len(whole)))
     assert b"".join(left_of(parts, sent)) == whole[sent:]
-
-
-def received(inbox: Inbox, count: int) -> list[list[Frame]]:
-    deadline = time.monotonic() + SOON
-    found: list[list[Frame]] = []
-    while len(found) < count:
-        assert time.monotonic() < deadline
-        inbox.wait(deadline)
-        found += inbox.take()
-    return found
 
 
 SIZES = st.one_of(st.integers(0, 100), st.integers(PIECE - 3, PIECE + 3), st.integers(1, 3 * PIECE))

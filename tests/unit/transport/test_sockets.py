@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from penstock.core import ConfigError
-from penstock.messages import Frame
 from penstock.transport.inbox import Inbox
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
-from tests.links import KINDS, SESSION, SOON, address_for
+from tests.links import KINDS, SESSION, SOON, address_for, received
 
 
 @pytest.fixture(params=KINDS)
@@ -42,23 +41,13 @@ def listening(sockets: Sockets, bind: str) -> Inbox:
     return inbox
 
 
-def receive(inbox: Inbox, count: int) -> list[list[Frame]]:
-    deadline = time.monotonic() + SOON
-    found: list[list[Frame]] = []
-    while len(found) < count:
-        assert time.monotonic() < deadline
-        inbox.wait(deadline)
-        found += inbox.take()
-    return found
-
-
 def test_messages_arrive_whole_and_in_order(sockets: Sockets, bind: str) -> None:
     with listening(sockets, bind) as inbox:
         sender = sockets.connect(inbox.address, SESSION)
         messages = [[b"%d" % i, bytes(i)] for i in range(200)] + [[b""], [b"a", b"b"]]
         for frames in messages:
             sender.send(*frames)
-        assert receive(inbox, len(messages)) == messages
+        assert received(inbox, len(messages)) == messages
         assert inbox.take() == []
 
 
@@ -82,7 +71,7 @@ def test_a_message_ends_the_wait(sockets: Sockets, bind: str) -> None:
     with listening(sockets, bind) as inbox:
         sender = sockets.connect(inbox.address, SESSION)
         sender.send(b"first")
-        assert receive(inbox, 1) == [[b"first"]]
+        assert received(inbox, 1) == [[b"first"]]
         sender.send(b"x")
         inbox.wait(None)
         assert inbox.take() == [[b"x"]]
@@ -127,7 +116,7 @@ def test_with_certificates_whoever_asks_listens_everywhere(security: LinkSecurit
     with Sockets(security) as sockets, sockets.inbox("tcp://0.0.0.0:*") as inbox:
         inbox.admit(SESSION)
         sockets.connect(inbox.address.replace("0.0.0.0", "127.0.0.1"), SESSION).send(b"hello")
-        assert receive(inbox, 1) == [[b"hello"]]
+        assert received(inbox, 1) == [[b"hello"]]
 
 
 def test_certificates_that_do_not_fit_are_named_before_anything_starts(security: LinkSecurity) -> None:
@@ -145,11 +134,11 @@ def test_what_a_busy_receiver_cannot_hold_arrives_all_the_same_and_keeps_nobody_
         for frames in large:
             sender.send(*frames)
             sender.send(b"cancel")
-        found = receive(inbox, 16)
+        found = received(inbox, 16)
         assert found[::2] == large
         assert found[1::2] == [[b"cancel"]] * 8
         sender.send(b"after")
-        assert receive(inbox, 1) == [[b"after"]]
+        assert received(inbox, 1) == [[b"after"]]
 
 
 def test_every_sender_is_heard_and_each_in_order(sockets: Sockets, bind: str) -> None:
@@ -158,7 +147,7 @@ def test_every_sender_is_heard_and_each_in_order(sockets: Sockets, bind: str) ->
         for i in range(40):
             for number, sender in enumerate(senders):
                 sender.send(b"%d" % number, b"%d" % i)
-        found = receive(inbox, 200)
+        found = received(inbox, 200)
         for number in range(5):
             assert [frames[1] for frames in found if frames[0] == b"%d" % number] == [b"%d" % i for i in range(40)]
 
@@ -169,7 +158,7 @@ def test_what_is_sent_before_the_sender_closes_arrives(sockets: Sockets, bind: s
         sender.send(b"last words")
         with ThreadPoolExecutor(1) as apart:  # with TLS the receiver has to answer before
             closing = apart.submit(sender.close, SOON)
-            assert receive(inbox, 1) == [[b"last words"]]
+            assert received(inbox, 1) == [[b"last words"]]
             closing.result()
 
 
@@ -177,7 +166,7 @@ def test_a_receiver_that_has_left_is_no_error(sockets: Sockets, bind: str) -> No
     inbox = listening(sockets, bind)
     before = sockets.connect(inbox.address, SESSION)
     before.send(b"x")
-    receive(inbox, 1)
+    received(inbox, 1)
     inbox.close()
     after = sockets.connect(inbox.address, SESSION)
     for sender in (before, after):
