@@ -118,8 +118,9 @@ class Victim:
 
 
 @contextmanager
-def victim() -> Iterator[Victim]:
-    with served(*FLAGS) as server:
+def victim(*flags: str) -> Iterator[Victim]:
+    """``flags`` are further ones of ``penstock serve``."""
+    with served(*FLAGS, *flags) as server:
         yield Victim(server)
         if (code := server.end()) != 0:
             raise Fault(f"the server ended with {code}: {server.lines[-5:]}")

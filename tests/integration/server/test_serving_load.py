@@ -122,7 +122,8 @@ def test_the_second_turn_of_a_chat_computes_only_what_is_new() -> None:
 
 async def two_turns() -> None:
     host = WatchingHost()
-    options: Any = {"pipeline_parallel_size": 3, "speculative_config": {"method": "draft_model", "model": "demo"}}
+    drafts = {"method": "draft_model", "model": "demo", "strategy": "continuous"}  # auto may ask for none
+    options: Any = {"pipeline_parallel_size": 3, "speculative_config": drafts}
     async with AsyncLLM("demo", host=host, **options) as llm:
         params = SamplingParams(max_tokens=48, temperature=0.0)
         llm.get_tokenizer().use_chat_template(TEMPLATE)
