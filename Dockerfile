@@ -1,4 +1,4 @@
-# Penstock's server. Never built or run by its authors, who had no Docker: see docs/clients.md.
+# Penstock's server. Never built or run by its authors, who had no Docker: see docs/how-to/clients.md.
 # Checked without it: both pip commands in a clean virtual environment (torch from the default index), that the entry
 # point serves the demo model from there, and the health check's command against it.
 #

@@ -1,7 +1,7 @@
 """Draws the figures of the README and the docs from real runs: ``python -m benchmarks.figures`` (half a minute).
 
-docs/pipeline.png: what every stage of the emulated cluster ``demo`` does over two and a half seconds, decoding plainly
-and with PipeDec.
+docs/images/pipeline.png: what every stage of the emulated cluster ``demo`` does over two and a half seconds, decoding
+plainly and with PipeDec.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.core import RequestOutput
 from penstock.speculation import SpeculativeConfig
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 WINDOW = 2.6
 """Seconds of decoding that are shown."""
 SAMPLING = SamplingParams(temperature=1.0, seed=4, max_tokens=40)
@@ -64,8 +64,8 @@ def main() -> None:
         Patch(facecolor="white", edgecolor=CERTAIN_COLOUR, label="pruned on the way"),
     ]
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(DOCS / "pipeline.png", dpi=150)
-    print(DOCS / "pipeline.png")
+    figure.savefig(IMAGES / "pipeline.png", dpi=150)
+    print(IMAGES / "pipeline.png")
 
 
 if __name__ == "__main__":

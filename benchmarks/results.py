@@ -1,4 +1,4 @@
-"""Writes docs/results.md from the figures in benchmarks/measured.
+"""Writes docs/background/results.md from the figures in benchmarks/measured.
 
     python -m benchmarks.results                        # only writes the page
     python -m benchmarks.results --measure NAME ...     # measures these sections anew first
@@ -36,7 +36,7 @@ from benchmarks.shared.simulations import SAMPLINGS, recording_arguments
 from penstock.config import nearest
 from penstock.core import ConfigError
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "background" / "results.md"
 ORDER = (
     *("exactness", "overhead", "decisions", "quantized", "demo"),
     *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "same_texts"),
@@ -63,7 +63,7 @@ SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for 
 
 HEAD = """# Results
 
-*Written by `python -m benchmarks.results` from [benchmarks/measured](../benchmarks/measured); do not edit.*
+*Written by `python -m benchmarks.results` from [benchmarks/measured](../../benchmarks/measured); do not edit.*
 
 No figure here comes from the GPUs or boards that it speaks of: we do not have them. Every section says what it is:
 
@@ -126,7 +126,7 @@ def script_of(name: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Write docs/results.md from what is stored in benchmarks/measured.")
+    parser = argparse.ArgumentParser(description=f"Write {PAGE.name} from what is stored in benchmarks/measured.")
     parser.add_argument("--measure", nargs="+", metavar="NAME", default=[], help="measure these sections anew first")
     parser.add_argument("--list", action="store_true", help="print the sections' names and titles")
     options = parser.parse_args(arguments)

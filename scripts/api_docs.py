@@ -1,4 +1,4 @@
-"""Write docs/api.md, the page for those who use Penstock from Python, from the docstrings.
+"""Write docs/reference/api.md, the page for those who use Penstock from Python, from the docstrings.
 
     python scripts/api_docs.py
 
@@ -45,7 +45,7 @@ from penstock.registry import Registry
 from penstock.speculation import SpeculativeConfig
 from penstock.strategies.registry import STRATEGIES
 
-PAGE: Final = Path(__file__).parent.parent / "docs" / "api.md"
+PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "api.md"
 WIDTH: Final = 120
 MODULES: Final = re.compile(r"\b[a-z_.]+\.(?=[A-Z])")
 """What stands before a class's name where Python prints it."""
@@ -56,7 +56,7 @@ HEAD: Final = """\
 `python scripts/api_docs.py` writes this page from the docstrings; change those, not this. Names and shapes are vLLM's
 where it has them. `import penstock` does not import torch: `LLM` and `AsyncLLM` do, when they are first used.
 [sampling.md](sampling.md) says more of sampling parameters and structured outputs, [drafters.md](drafters.md) and
-[strategies.md](strategies.md) of speculation, [clusters.md](clusters.md) of clusters.
+[strategies.md](../background/strategies.md) of speculation, [clusters.md](clusters.md) of clusters.
 """
 
 
@@ -134,7 +134,7 @@ CHAPTERS: Final = (
 
 
 def page() -> str:
-    """The whole of docs/api.md."""
+    """The whole of docs/reference/api.md."""
     parts = [HEAD]
     for chapter in CHAPTERS:
         parts.append(f"## {chapter.heading}\n")

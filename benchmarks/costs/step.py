@@ -5,7 +5,7 @@
 First one stage in this process, by rows of one request: its linear layers, attention, the head, the pick, and all the
 rest (norms, rotary embeddings, activations, residuals, and Python between them). Then whole engines over one stage and
 two, decoding plainly, by requests at a time: the time from result to result, and how much of it the stages computed.
-Medians. ``--store`` keeps the figures for docs/results.md. Take care that nothing else runs.
+Medians. ``--store`` keeps the figures for docs/background/results.md. Take care that nothing else runs.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.costs.step")
     parser.add_argument("--model", required=True, help="a checkpoint's folder")
     parser.add_argument("--threads", type=int, help="of each stage; default: the host's cores, shared among them")
-    parser.add_argument("--store", action="store_true", help="keep the figures for docs/results.md")
+    parser.add_argument("--store", action="store_true", help="keep the figures for docs/background/results.md")
     asked = parser.parse_args(arguments)
     found = measured(os.path.expanduser(asked.model), asked.threads)
     for line in report(found):

@@ -12,7 +12,8 @@ import penstock
 
 PACKAGE = Path(penstock.__file__).parent
 ROOT = PACKAGE.parent
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *FRONT]
 WHERE = (ROOT, PACKAGE, ROOT / "docs")
 """Where a path that a page names may begin."""
 
@@ -20,6 +21,7 @@ PYTHON_FILE = re.compile(r"(?<![\w./-])(?:[\w-]+/)+[\w*-]+\.py\b")
 FOLDER = re.compile(r"`((?:[\w-]+/)+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 MODULE = re.compile(r"python -m ((?:benchmarks|tests|penstock)(?:\.\w+)*)")
+PAGE = re.compile(r"(?<![\w/])(?<!ggml's )(docs/[\w/-]+\.(?:md|png))")
 ANCHOR = re.compile(r"\]\(([\w./-]*\.md)?#([\w-]+)\)")
 
 SERVER = ("http/", "openai/", "live/")
@@ -57,6 +59,12 @@ def test_modules_that_a_page_runs_are_there(page: Path) -> None:
     assert [file for file in modules if not (file.with_suffix(".py").exists() or file.is_dir())] == []
 
 
+@pytest.mark.parametrize("folder", ["penstock", "benchmarks", "scripts"])
+def test_pages_that_the_code_names_are_there(folder: str) -> None:
+    files = (ROOT / folder).rglob("*.py")
+    assert [(file.name, page) for file in files for page in named(PAGE, file) if not (ROOT / page).is_file()] == []
+
+
 def test_the_layout_has_every_part_of_the_package() -> None:
     packages = {str(file.parent.relative_to(PACKAGE)) + "/" for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE}
     modules = {file.name for file in PACKAGE.glob("*.py")} - {"__init__.py"}
@@ -64,8 +72,8 @@ def test_the_layout_has_every_part_of_the_package() -> None:
 
 
 def layout() -> list[str]:
-    """The parts that docs/architecture.md lists, in order: ``tree.py``, ``models/``, ``models/speculators/``."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    """The parts that background/architecture.md lists, in order: ``tree.py``, ``models/``, ``models/speculators/``."""
+    page = (ROOT / "docs" / "background" / "architecture.md").read_text(encoding="utf-8")
     lines = page.split("## Layout\n")[1].split("```\n")[1].splitlines()[1:]
     parts: list[str] = []
     above: list[str] = []
@@ -92,6 +100,7 @@ def headings(page: Path) -> set[str]:
         ("`models/` and `server/http/`, not `/live`", FOLDER, ["models/", "server/http/"]),
         ("[a](b.md#c) [d](https://e.f) [g](../h)", LINK, ["b.md", "../h"]),
         ("    python -m benchmarks.costs.decisions 8", MODULE, ["benchmarks.costs.decisions"]),
+        ("see docs/a/b.md, not x/docs/c.md nor ggml's docs/d.md", PAGE, ["docs/a/b.md"]),
         ("[a](b.md#c-d) and [e](#f)", ANCHOR, [("b.md", "c-d"), ("", "f")]),
     ],
 )

@@ -163,7 +163,7 @@ def test_every_module_has_its_layer() -> None:
 
 
 def test_the_layout_page_lists_them_in_this_order() -> None:
-    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT.parent / "docs" / "background" / "architecture.md").read_text(encoding="utf-8")
     block = page.split("## Layout\n")[1].split("```\n")[1].splitlines()[1:]
     listed = [line.split()[0].removesuffix("/").removesuffix(".py") for line in block if not line.startswith(" ")]
     assert listed == list(dict.fromkeys(name.split(".")[0] for name in LAYERS))

@@ -12,7 +12,8 @@ from penstock.recording import Fingerprint, Recording, fingerprint
 def load_recordings(files: Sequence[Path], model: str | None, draft_model: str | None) -> list[Recording]:
     """All of them, or none: raises ConfigError naming the file that is no recording, or one of other models.
 
-    ``model`` and ``draft_model`` are named as in docs/models.md; None leaves open with which one a file was made.
+    ``model`` and ``draft_model`` are named as in docs/reference/models.md; None leaves open with which one a file was
+    made.
     """
     target, draft = fingerprint_of(model, "target"), fingerprint_of(draft_model, "draft")
     recordings = [Recording.load(file) for file in files]

@@ -1,7 +1,8 @@
 """SPD's speculation modules, and early exits: their configuration, and which tensors have to be there.
 
 yuyijiong/speculative_pipeline_decoding writes one ``.pt`` of a state dict and a table, to be converted to safetensors
-and config.json (docs/drafters.md). Penstock writes these itself, with ``speculator`` saying which of the two it is.
+and config.json (docs/reference/drafters.md). Penstock writes these itself, with ``speculator`` saying which of the two
+it is.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ MEDUSA_FILE: Final = "medusa_lm_head.safetensors"
 
 SUFFIX: Final = ".safetensors"
 REMEDY: Final = (
-    "a pickle (.bin, .pt) is never opened: its tensors have to be saved as safetensors once, as docs/drafters.md shows"
+    "a pickle (.bin, .pt) is never opened: its tensors have to be saved as safetensors once, as "
+    "docs/reference/drafters.md shows"
 )
 
 

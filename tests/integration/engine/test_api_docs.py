@@ -1,4 +1,4 @@
-"""The examples of docs/api.md do what stands there, on the demo model and in processes of their own."""
+"""The examples of docs/reference/api.md do what stands there, on the demo model and in processes of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "api.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "api.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.processes

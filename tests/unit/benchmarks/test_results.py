@@ -1,4 +1,4 @@
-"""docs/results.md is what benchmarks/results.py makes of the stored figures, and says how each can be had again."""
+"""docs/background/results.md is what benchmarks/results.py makes of the stored figures; each has its commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_the_page_is_what_the_stored_figures_give() -> None:
-    behind = "docs/results.md is behind: run python -m benchmarks.results"
+    behind = "docs/background/results.md is behind: run python -m benchmarks.results"
     assert results.PAGE.read_text(encoding="utf-8") == results.page(), behind
 
 

@@ -1,4 +1,4 @@
-"""docs/api.md is what its script writes, and leaves out nothing that users import."""
+"""docs/reference/api.md is what its script writes, and leaves out nothing that users import."""
 
 from __future__ import annotations
 
