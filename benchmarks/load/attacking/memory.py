@@ -20,7 +20,7 @@ from benchmarks.load.soaking.resources import PROCESSES, Held, held
 REQUESTS: Final = 1000
 CLIENTS: Final = 8
 STRATEGY: Final = "continuous"
-"""It drafts for every token. ``auto`` asks for drafts now and then, and the drafter's noise is not all there for long."""
+"""Drafts for every token. ``auto`` asks now and then, and the noise of a drafter is not all there for long."""
 WARM: Final = 3
 """Attempts after which all caches are full."""
 GROWTH: Final = 16.0
