@@ -15,6 +15,12 @@ SAME: Final = 1e-6
 """Relative difference of two times below which they are the same, rounded."""
 SIZES: Final = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Numbers of rows whose times are kept apart: an octave in four parts, fine enough to find a knee."""
+FADES: Final = 32
+"""Batches of other sizes within which a time that fades loses half of its lead over the smaller sizes."""
+CONFIRMED: Final = 0.75
+"""A size that is seen again after its time has faded was as dear as it had looked from this share of that on."""
+SELDOMEST: Final = 64 * FADES
+"""Batches within which even a time that was confirmed again and again loses half of its lead."""
 SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
 """The size as which a number of rows counts."""
 
@@ -29,9 +35,19 @@ class BatchTimes:
     as they allow, since only sending a batch of it can tell: no faster than a smaller one, nor in time per row than a
     larger one. Above all sizes seen it is taken to be no slower. Below them half of the time is taken to be by the row,
     the other half to be fixed.
+
+    ``fade``: what was seen of a size counts less and less while only others are seen, and is forgotten when the size is
+    seen again. Real devices vary, and their first batches are late. A size that looks dear is not sent, so that nothing
+    else would ever correct its time. One that turns out to be as dear as it had looked fades half as fast from then on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fade: bool = False) -> None:
+        self._fades = fade
+        self._batches = 0
+        self._seen: dict[int, int] = {}
+        """By size, how many batches there had been when one was last seen."""
+        self._fading: dict[int, int] = {}
+        """By size, batches within which its time loses half of its lead, where that is not ``FADES``."""
         self._means: dict[int, tuple[float, float]] = {}
         """By size, mean rows and seconds of the batches that count as of this size."""
         self._last: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
@@ -44,21 +60,42 @@ class BatchTimes:
         """Take one batch in. Returns whether that changed the table by more than a hundredth."""
         rows = min(rows, SIZES[-1])
         size, newest = SIZE_OF[rows], (seconds, rows)
+        faded = self._count(size, seconds)
         older, newer = self._last.get(size, (newest, newest))
         self._last[size] = newer, newest
         typical, of_rows = sorted((older, newer, newest))[1]
         if size in self._means:
             rows_before, before = self._means[size]
             if of_rows == rows_before and abs(typical - before) <= SAME * before:
-                return False
+                return faded
             mean = running_mean(rows_before, of_rows), running_mean(before, typical)
         else:
             mean = float(of_rows), typical
         self._means[size] = mean
-        if abs(mean[1] - self._between(mean[0])) <= 0.01 * mean[1]:
+        if not faded and abs(mean[1] - self._between(mean[0])) <= 0.01 * mean[1]:
             return False
         self._table = self._growth = None
         return True
+
+    def _count(self, size: int, seconds: float) -> bool:
+        """One more batch, of this size, whose faded time is forgotten. Returns whether times have faded with it."""
+        if not self._fades:
+            return False
+        if self._age(size):
+            _, before = self._means.pop(size)
+            self._last.pop(size)
+            confirmed = seconds >= CONFIRMED * before
+            self._fading[size] = min(2 * self._fading.get(size, FADES), SELDOMEST) if confirmed else FADES
+        self._batches += 1
+        self._seen[size] = self._batches
+        if self._batches % FADES or len(self._seen) == 1:
+            return False
+        self._table = self._growth = None
+        return True
+
+    def _age(self, size: int) -> int:
+        """How often the time of a size has lost half of its lead."""
+        return (self._batches - self._seen.get(size, self._batches)) // self._fading.get(size, FADES)
 
     @property
     def table(self) -> list[float]:
@@ -88,18 +125,31 @@ class BatchTimes:
 
     def _tabulate(self) -> list[float]:
         """Straight lines between all sizes, the unknown ones at their lower bound."""
-        known = sorted(self._means)
+        known = self._faded()
+        seen = list(known)
         sizes: list[float] = []
         times: list[float] = []
         for size in SIZES:
-            after = bisect_left(known, size)
+            after = bisect_left(seen, size)
             least, rows = times[-1] if times else 0.0, float(size)
-            if after < len(known):
-                of_rows, seconds = self._means[known[after]]
-                if known[after] == size:
+            if after < len(seen):
+                of_rows, seconds = known[seen[after]]
+                if seen[after] == size:
                     rows = of_rows
                 share = rows / of_rows
                 least = max(least, seconds * (share if after else (1 + share) / 2))
             sizes.append(rows)
             times.append(least)
         return list(np.interp(EVERY_SIZE, sizes, times).tolist())
+
+    def _faded(self) -> dict[int, tuple[float, float]]:
+        """Mean rows and seconds by size, the smallest first, as far as they still count."""
+        found: dict[int, tuple[float, float]] = {}
+        below = 0.0
+        for size in sorted(self._means):
+            rows, seconds = self._means[size]
+            if below:
+                seconds = min(seconds, below + (seconds - below) * 0.5 ** self._age(size))
+            found[size] = rows, seconds
+            below = max(below, seconds)
+        return found

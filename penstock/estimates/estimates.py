@@ -14,14 +14,15 @@ from penstock.messages import Result
 class Estimates:
     """All estimates of one engine. Its loop alone records; strategies, scheduler and pace read.
 
-    ``contended``: stages may slow each other, so that what speculation is worth has to be tried.
+    ``contended``: stages are real ones and may slow each other. What speculation is worth has to be tried, and what
+    rows cost to be seen again and again.
     """
 
     def __init__(self, contended: bool = False) -> None:
         self.drafts = DraftQuality()
-        self.drafter = BatchTimes()
+        self.drafter = BatchTimes(contended)
         """Of the drafter's rounds, by the rows that they take."""
-        self.pipeline = PipelineTimes()
+        self.pipeline = PipelineTimes(contended)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials = Trials(contended)
 

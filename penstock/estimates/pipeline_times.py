@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 from penstock.estimates.batch_times import BatchTimes
@@ -16,10 +17,11 @@ class PipelineTimes:
     """Times of all stages and of the links between them.
 
     Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches.
+    ``fade``: the stages' times do (``BatchTimes``).
     """
 
-    def __init__(self) -> None:
-        self._stages: defaultdict[int, BatchTimes] = defaultdict(BatchTimes)
+    def __init__(self, fade: bool = False) -> None:
+        self._stages: defaultdict[int, BatchTimes] = defaultdict(partial(BatchTimes, fade))
         self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
         self._drafter_turns: dict[int, float] = {}
         """By stage, how long its device is the drafter's at a time; a running mean."""

@@ -14,8 +14,9 @@ MOST: Final = 8.0
 """Plain tokens that speculation may lose, once it has gained as many, before it ends."""
 CAUTIOUS_STAKE: Final = 2.0
 """Plain tokens that the cautious trial may lose which follows at once where speculation has ended."""
-BOLD: Final = 32.0
-"""Plain tokens that cautious speculation gains, beyond what the stake can hold, before it is cautious no more."""
+BOLD: Final = 8.0
+"""Plain tokens that cautious speculation gains, beyond what the stake can hold, before it is cautious no more. Twice as
+many each time that bold speculation ends before it has gained as many itself."""
 SHARE: Final = 0.01
 """Of the time that decoding takes, what trials may lose."""
 HALVINGS: Final = 1
@@ -73,8 +74,10 @@ class Trial:
         """Seconds per plain token, as they were reckoned with."""
         self._measured = 0
         """Plain tokens measured since plain decoding began."""
+        self._bold = BOLD / 2
+        """What has to be gained next, in plain tokens: half of it while nothing bold has ended."""
         self._gained = 0.0
-        """Seconds that cautious speculation has gained beyond what the stake can hold."""
+        """Seconds that speculation of one kind, cautious or bold, has gained beyond what the stake can hold."""
         self._saved = 0.0
         """Seconds that plain tokens amid speculation may lose."""
         self._failures = 0
@@ -108,7 +111,9 @@ class Trial:
         if self._stake >= most:
             self._gained += self._stake - most
             self._stake, self._charged, self._failures = most, 0, 0
-            self.cautious = self.cautious and self._gained < self._of_plain(BOLD)
+            if self._gained >= self._of_plain(self._bold):
+                self._bold = self._bold if self.cautious else BOLD / 2
+                self.cautious, self._gained = False, 0.0
         if self._stake <= 0:
             self._end_speculation()
             return
@@ -123,6 +128,7 @@ class Trial:
         """The stake is lost. What was bold goes on cautiously once plain decoding has been measured."""
         if not self.cautious:
             self._stake = self._of_plain(CAUTIOUS_STAKE)
+            self._bold *= 2
         self._failures += self.cautious
         self.cautious, self._gained = True, 0.0
         self._begin_plain(0.0 if self._stake > 0 else CAUTIOUS_STAKE / 2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.estimates.batch_times import SIZES, BatchTimes
+from penstock.estimates.batch_times import FADES, SIZES, BatchTimes
 
 
 def roofline(rows: int) -> float:
@@ -91,3 +91,66 @@ def test_growth_is_the_share_by_which_a_further_row_makes_a_batch_slower() -> No
     assert times.growth(8) == -math.inf
     assert times.growth(32) == pytest.approx(math.log(1 / 32))
     assert times.growth(10 * SIZES[-1]) == -math.inf
+
+
+def test_a_size_that_looked_dear_is_taken_to_be_cheaper_while_it_is_not_seen() -> None:
+    times = BatchTimes(fade=True)
+    times.record(1, 0.010)
+    times.record(4, 0.040)
+    looks = []
+    for _ in range(8 * FADES):
+        times.record(1, 0.010)
+        looks.append(times.seconds(4))
+    assert looks == sorted(looks, reverse=True)
+    assert looks[FADES // 2] == pytest.approx(0.040)
+    assert 0.010 < looks[-1] < 0.0105
+
+
+def test_what_is_seen_of_a_faded_size_stands_in_place_of_what_was_seen() -> None:
+    times = BatchTimes(fade=True)
+    for _ in range(3):
+        times.record(4, 0.040)
+    for _ in range(2 * FADES):
+        times.record(1, 0.010)
+    times.record(4, 0.016)
+    assert times.seconds(4) == pytest.approx(0.016)
+
+
+def test_times_that_do_not_fade_stay() -> None:
+    times = BatchTimes()
+    times.record(4, 0.040)
+    for _ in range(8 * FADES):
+        times.record(1, 0.010)
+    assert times.seconds(4) == pytest.approx(0.040)
+
+
+def test_the_only_size_that_is_seen_does_not_fade() -> None:
+    times = BatchTimes(fade=True)
+    assert [times.record(4, 0.040) for _ in range(4 * FADES)][1:] == [False] * (4 * FADES - 1)
+    assert times.seconds(4) == pytest.approx(0.040)
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.floats(1e-5, 10.0), st.integers(1, 80)), min_size=1, max_size=12))
+def test_more_rows_never_take_less_time_however_times_fade(seen: list[tuple[int, float, int]]) -> None:
+    times = BatchTimes(fade=True)
+    for rows, seconds, repeats in seen:
+        for _ in range(repeats):
+            times.record(rows, seconds)
+        assert times.table == sorted(times.table)
+        assert times.table[0] > 0
+
+
+def test_a_size_that_is_confirmed_to_be_dear_fades_half_as_fast() -> None:
+    times = BatchTimes(fade=True)
+    for period in (FADES, 2 * FADES, 4 * FADES):
+        times.record(4, 0.040)
+        for _ in range(period - 1):
+            times.record(1, 0.010)
+        assert times.seconds(4) == pytest.approx(0.040)
+        for _ in range(FADES):
+            times.record(1, 0.010)
+        assert times.seconds(4) == pytest.approx(0.025)
+    times.record(4, 0.016)
+    for _ in range(2 * FADES - 1):
+        times.record(1, 0.010)
+    assert times.seconds(4) == pytest.approx(0.013)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -120,12 +121,34 @@ def test_one_token_that_was_held_up_does_not_end_speculation() -> None:
 
 
 def test_what_has_lost_goes_on_cautiously_and_boldly_again_once_that_has_gained_enough() -> None:
+    """Cautious speculation gains, bold speculation loses: it is bold the seldomer the more often that has lost."""
+    trial, took = Trial(), 0.0
+    tokens = {"cautious": 0, "bold": 0}
+    before = was = 0
+    spells = []
+    for _ in range(2000):
+        took += run(trial, 1, lambda: PLAIN / (2.0 if trial.cautious else 0.5))
+        if trial.speculates:
+            tokens["cautious" if trial.cautious else "bold"] += 1
+        if not trial.cautious and was:
+            spells.append(tokens["cautious"] - before)
+            before = tokens["cautious"]
+        was = trial.cautious
+    assert took < 2000 * PLAIN
+    assert tokens["cautious"] > 10 * tokens["bold"]
+    assert spells[0] < 4 * BOLD
+    assert all(later > 1.5 * sooner for sooner, later in pairwise(spells[:5]))
+
+
+def test_bold_speculation_that_gains_is_given_the_first_chance_again_when_it_ends() -> None:
     trial = Trial()
-    took = run(trial, 100, lambda: PLAIN / (2.0 if trial.cautious else 0.5))
-    assert trial.cautious
-    assert trial.speculates
-    assert took < 100 * PLAIN
-    run(trial, int(4 * BOLD), steadily(2.0))
+    for _ in range(3):
+        run(trial, 200, lambda: PLAIN / (2.0 if trial.cautious else 0.5))
+    run(trial, 3000, steadily(2.0))
+    assert not trial.cautious
+    while not trial.cautious:
+        run(trial, 1, steadily(0.5))
+    run(trial, int(6 * BOLD), steadily(2.0))
     assert not trial.cautious
 
 
