@@ -7,13 +7,14 @@ position, in any order and as often as they like, makes a sampled token as repro
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
 import numpy as np
 
-CACHE_BYTES: Final = 64 << 20
-"""Enough for about 2,000 positions at a vocabulary of 4,096, or 64 at one of 128k."""
+CACHE_BYTES: Final = 32 << 20
+"""Of draws, and as many of noise. Enough for about 1,000 positions at a vocabulary of 4,096, or 32 at one of 128k."""
 
 ENTRY_BYTES: Final = 512
 """What a row costs beside its values: array, key and dictionary entry."""
@@ -24,13 +25,21 @@ def gumbel(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray
 
     Keyed by (seed, sample), 0 to 2**64 - 1 each, at any position from 0 to 2**64 - 1. The value of a token id does not
     depend on ``vocabulary``: a drafter's shorter vocabulary sees a prefix of the target's noise. Rows are cached,
-    because branches share their positions and the drafter asks for the same ones as the target.
+    because branches share their positions.
     """
-    return _rows.get((seed, sample, position), vocabulary)
+    return _noise.get((seed, sample, position), vocabulary)
+
+
+def draws(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray:
+    """What ``gumbel`` is made of by ``to_gumbel``: uint64 [vocabulary], read-only. The smaller, the larger the noise.
+
+    Cached, because the drafter asks for the same ones as the target.
+    """
+    return _drawn.get((seed, sample, position), vocabulary)
 
 
 def generate(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray:
-    """What ``gumbel`` returns, computed afresh.
+    """What ``draws`` returns, computed afresh.
 
     Philox4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) encrypts a counter of four
     64-bit words under a key of two. The position is the counter's second word and the library counts in the first, so
@@ -38,10 +47,8 @@ def generate(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarr
     """
     key = np.array([seed, sample], dtype=np.uint64)
     counter = np.array([0, position, 0, 0], dtype=np.uint64)
-    raw = np.random.Philox(key=key, counter=counter).random_raw(vocabulary)
-    noise = to_gumbel(raw)
-    noise.flags.writeable = False
-    return noise
+    raw: np.ndarray = np.random.Philox(key=key, counter=counter).random_raw(vocabulary)
+    return raw
 
 
 def to_gumbel(raw: np.ndarray) -> np.ndarray:
@@ -60,8 +67,9 @@ def to_gumbel(raw: np.ndarray) -> np.ndarray:
 class _Rows:
     """The most recently used rows, at most ``limit`` bytes of them (but always the last one). Safe among threads."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, make: Callable[[int, int, int, int], np.ndarray]) -> None:
         self.limit = limit
+        self._make = make
         self.bytes = 0
         self._rows: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
         self._lock = Lock()
@@ -72,7 +80,8 @@ class _Rows:
             if row is not None and len(row) >= vocabulary:
                 self._rows.move_to_end(key)
                 return row[:vocabulary]
-        row = generate(*key, vocabulary)
+        row = self._make(*key, vocabulary)
+        row.flags.writeable = False
         with self._lock:
             self._store(key, row)
         return row
@@ -89,4 +98,5 @@ class _Rows:
         self.bytes -= self._rows.pop(key).nbytes + ENTRY_BYTES
 
 
-_rows = _Rows(CACHE_BYTES)
+_drawn = _Rows(CACHE_BYTES, generate)
+_noise = _Rows(CACHE_BYTES, lambda *place: to_gumbel(draws(*place)))

@@ -16,7 +16,8 @@ def test_is_a_function_of_its_key_alone():
     values = gumbel(5, 0, 17, 100)
     assert values.dtype == np.float64
     assert values.shape == (100,)
-    assert np.array_equal(values, noise.generate(5, 0, 17, 100))
+    assert np.array_equal(values, noise.to_gumbel(noise.generate(5, 0, 17, 100)))
+    assert np.array_equal(noise.draws(5, 0, 17, 100), noise.generate(5, 0, 17, 100))
     for other in [(6, 0, 17), (5, 1, 17), (5, 0, 18), (LARGEST_SEED, 0, 17)]:
         assert not np.isin(gumbel(*other, 100), values).any()
 
@@ -28,8 +29,9 @@ def test_does_not_change_between_versions():
 
 @pytest.mark.parametrize("shorter", [1, 2, 3, 5, 100, 1023])
 def test_a_shorter_vocabulary_sees_a_prefix(shorter):
-    whole = noise.generate(1, 2, 3, 1024)
-    assert np.array_equal(noise.generate(1, 2, 3, shorter), whole[:shorter])
+    raw = noise.generate(1, 2, 3, 1024)
+    assert np.array_equal(noise.generate(1, 2, 3, shorter), raw[:shorter])
+    whole = noise.to_gumbel(raw)
     assert np.array_equal(gumbel(1, 2, 3, shorter), whole[:shorter])
     assert np.array_equal(gumbel(1, 2, 3, 1024), whole)
     assert np.array_equal(gumbel(1, 2, 3, shorter), whole[:shorter])
@@ -39,6 +41,15 @@ def test_cannot_be_written_to():
     for vocabulary in (8, 4):
         with pytest.raises(ValueError, match="read-only"):
             gumbel(1, 1, 1, vocabulary)[0] = 0
+        with pytest.raises(ValueError, match="read-only"):
+            noise.draws(1, 1, 1, vocabulary)[0] = 0
+
+
+def test_a_tokens_noise_does_not_depend_on_the_tokens_it_is_computed_with():
+    raw = noise.generate(3, 0, 4, 5000)
+    whole, chosen = noise.to_gumbel(raw), np.random.default_rng(0).permutation(5000)
+    for count in [*range(1, 20), 1000]:
+        assert np.array_equal(noise.to_gumbel(raw[chosen[:count]]), whole[chosen[:count]])
 
 
 def test_positions_do_not_overlap():
@@ -68,7 +79,7 @@ def test_positions_tokens_and_samples_are_uncorrelated():
 
 
 def test_cache_forgets_the_least_recently_used():
-    rows = noise._Rows(limit=2 * (80 + noise.ENTRY_BYTES))
+    rows = noise._Rows(limit=2 * (80 + noise.ENTRY_BYTES), make=noise.generate)
     first = rows.get((1, 0, 0), 10)
     rows.get((1, 0, 1), 10)
     assert rows.get((1, 0, 0), 10).base is first
@@ -80,7 +91,7 @@ def test_cache_forgets_the_least_recently_used():
 
 
 def test_cache_is_safe_among_threads():
-    rows = noise._Rows(limit=4 * (80 + noise.ENTRY_BYTES))
+    rows = noise._Rows(limit=4 * (80 + noise.ENTRY_BYTES), make=noise.generate)
     expected = [noise.generate(1, 0, position, 10) for position in range(8)]
 
     def ask(turn: int) -> bool:

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.messages import Sampling
-from penstock.noise import gumbel
+from penstock.noise import draws, to_gumbel
 from penstock.strategies.static_tree import StaticTree
 from tests.checkpoints import make_checkpoint
 from tests.engines import InProcessEngine, Picks
@@ -90,17 +90,17 @@ def test_tokens_and_pairs_follow_the_exact_distribution(setting: str, target: Pa
 
 
 def one_noise_for_all_positions(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray:
-    return gumbel(seed, sample, 0, vocabulary)
+    return draws(seed, sample, 0, vocabulary)
 
 
-def half_the_noise(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray:
-    return gumbel(seed, sample, position, vocabulary) / 2
+def half_the_noise(drawn: np.ndarray) -> np.ndarray:
+    return to_gumbel(drawn) / 2
 
 
-@pytest.mark.parametrize("broken", [one_noise_for_all_positions, half_the_noise])
+@pytest.mark.parametrize(("part", "broken"), [("draws", one_noise_for_all_positions), ("to_gumbel", half_the_noise)])
 def test_a_broken_sampler_fails_the_same_test(
-    broken: Callable[..., np.ndarray], target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+    part: str, broken: Callable[..., np.ndarray], target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.stage.sampler.gumbel", broken)
+    monkeypatch.setattr(f"penstock.stage.sampler.{part}", broken)
     counts, _ = sample_pairs(target, draft, SETTINGS["T=1"])
     assert chi_square_p_value(counts, exact_pairs(target, SETTINGS["T=1"])) < 1e-6

@@ -14,9 +14,9 @@ from transformers import (
 
 from penstock.core import PipelineError
 from penstock.messages import Sampling
-from penstock.noise import gumbel
+from penstock.noise import gumbel, to_gumbel
 from penstock.stage import sampler
-from penstock.stage.sampler import pick_above_floor, pick_tokens, rank_candidates
+from penstock.stage.sampler import noisy_argmax, pick_above_floor, pick_tokens, rank_candidates
 from tests.statistics import chi_square_p_value
 
 # --- The plain reference: Hugging Face's own filters, or a full sort, and then an argmax ---
@@ -118,6 +118,32 @@ def test_large_vocabulary_equals_a_full_sort(seed, spread, sampling):
     allowed = sorted_allowed(logits, sampling)
     assert set(sampler.passing(sampler.scaled_scores(logits, sampling, 1), sampling)) == allowed
     assert pick(logits, sampling, 1) == reference_pick(logits, sampling, 1, allowed)
+
+
+extreme_draws = st.sampled_from([0, 1, 2**11, 2**12, 2**63, 2**64 - 2**12, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+scores_and_draws = st.integers(1, 60).flatmap(
+    lambda count: st.tuples(
+        st.lists(st.sampled_from([-np.inf, -40.0, -2.0, 0.0]) | st.floats(-45, 0), min_size=count, max_size=count),
+        st.lists(extreme_draws, min_size=count, max_size=count),
+    )
+)
+
+
+@settings(max_examples=500)
+@given(rows=scores_and_draws)
+def test_noise_that_is_left_out_changes_no_pick(rows):
+    scores, draws = np.array(rows[0]), np.array(rows[1], dtype=np.uint64)
+    assert noisy_argmax(scores, draws) == (scores + to_gumbel(draws)).argmax()
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), spread=st.sampled_from([0.0, 1e-3, 1.0, 4.0, 1e3]), ties=st.booleans())
+def test_noise_that_is_left_out_changes_no_pick_of_a_large_vocabulary(seed, spread, ties):
+    rng = np.random.default_rng(seed)
+    scores, draws = rng.normal(size=20_000) * spread, rng.integers(0, 2**64, 20_000, dtype=np.uint64)
+    if ties:
+        scores, draws = np.round(scores), draws >> np.uint64(60) << np.uint64(60)
+    assert noisy_argmax(scores - scores.max(), draws) == (scores - scores.max() + to_gumbel(draws)).argmax()
 
 
 # --- Greedy, barred tokens, log-probabilities ---
@@ -348,21 +374,21 @@ def test_noise_shared_by_two_positions_is_caught():
 
 
 def test_noise_of_the_wrong_scale_is_caught(monkeypatch):
-    monkeypatch.setattr(sampler, "gumbel", lambda *key: 1.15 * gumbel(*key))
+    monkeypatch.setattr(sampler, "to_gumbel", lambda draws: 1.15 * to_gumbel(draws))
     assert first_p_value(SETTINGS[0]) < 1e-9
 
 
 def test_noise_of_the_wrong_shape_is_caught(monkeypatch):
-    monkeypatch.setattr(sampler, "gumbel", lambda *key: -gumbel(*key))
+    monkeypatch.setattr(sampler, "to_gumbel", lambda draws: -to_gumbel(~draws))
     assert first_p_value(SETTINGS[0]) < 1e-9
 
 
 def test_top_p_that_counts_the_token_itself_is_caught(monkeypatch):
-    def wrong(scores, noise, sampling):
+    def wrong(scores, draws, sampling):
         order = np.argsort(-scores)
         mass = np.exp(scores[order])
         kept = order[np.cumsum(mass) <= sampling.top_p * mass.sum()]
-        return int(kept[(scores + noise)[kept].argmax()])
+        return int(kept[(scores + to_gumbel(draws))[kept].argmax()])
 
     right = Sampling(temperature=0.6, top_p=0.9)
     assert first_p_value(right) > 0.01
@@ -371,11 +397,11 @@ def test_top_p_that_counts_the_token_itself_is_caught(monkeypatch):
 
 
 def test_top_p_of_a_mass_that_is_not_renormalised_is_caught(monkeypatch):
-    def wrong(scores, noise, sampling):
+    def wrong(scores, draws, sampling):
         order = np.argsort(-scores)
         mass = np.exp(scores[order])
         kept = order[(np.cumsum(mass) - mass < sampling.top_p * mass.sum()) & (np.arange(len(mass)) < sampling.top_k)]
-        return int(kept[(scores + noise)[kept].argmax()])
+        return int(kept[(scores + to_gumbel(draws))[kept].argmax()])
 
     right = Sampling(temperature=1.4, top_k=7, top_p=0.6)
     assert first_p_value(right) > 0.01
@@ -387,4 +413,4 @@ def test_top_p_of_a_mass_that_is_not_renormalised_is_caught(monkeypatch):
 def test_filters_that_nothing_passes_end_with_the_best_token(fields: dict[str, float]) -> None:
     sampling = Sampling(**{"temperature": 1.0, "top_p": 0.5, **fields})  # type: ignore[arg-type]
     scores_V = np.array([-1.0, 0.0, -2.0])
-    assert pick_above_floor(scores_V, np.zeros(3), sampling) == 1
+    assert pick_above_floor(scores_V, np.zeros(3, dtype=np.uint64), sampling) == 1

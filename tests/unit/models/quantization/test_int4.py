@@ -10,15 +10,11 @@ from torch import nn
 
 from penstock.models.quantization.grouped import in_groups
 from penstock.models.quantization.int4 import GROUP, Int4Linear, fits, works
+from tests.linears import linear_of
 
 pytestmark = pytest.mark.skipif(not works(), reason="torch has no kernel for four-bit weights on this processor")
 WIDTHS = [(64, 96), (576, 192), (32, 16)]
 """What a layer reads and gives."""
-
-
-def linear_of(reads: int, gives: int, bias: bool = False) -> nn.Linear:
-    torch.manual_seed(reads)
-    return nn.Linear(reads, gives, bias=bias).requires_grad_(False)
 
 
 @pytest.mark.parametrize(("reads", "gives"), WIDTHS)

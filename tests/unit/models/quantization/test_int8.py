@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from penstock.models.quantization.int8 import Int8Linear, adds_right, largest_value, rounded
+from tests.linears import linear_of
 
 pytestmark = pytest.mark.skipif(largest_value() is None, reason="oneDNN multiplies no int8 on this processor")
 WIDTHS = [(64, 96), (576, 192), (1536, 576), (40, 7)]
 """What a layer reads and gives."""
-
-
-def linear_of(reads: int, gives: int, bias: bool = False) -> nn.Linear:
-    torch.manual_seed(reads)
-    return nn.Linear(reads, gives, bias=bias).requires_grad_(False)
 
 
 @pytest.mark.parametrize(("reads", "gives"), WIDTHS)
