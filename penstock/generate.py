@@ -17,6 +17,7 @@ from penstock.core import CompletionOutput, SamplingParams
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import check_options
 from penstock.pipeline.loading import LoadingBar
 from penstock.pipeline.processes import ProcessHost
 from penstock.text.chat import ChatFormat, Messages, chat_prompt, chat_sampling
@@ -101,6 +102,7 @@ def complete(
 
     ``sampling`` replaces fields of the checkpoint's own sampling parameters, or of a chat's where it names none.
     """
+    check_options(options)
     begin = time.monotonic()
     with started(options) as llm:
         load_seconds = time.monotonic() - begin

@@ -23,9 +23,10 @@ from penstock.engine.build import tapped_layers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import SampledToken, Sampling
-from penstock.models.checkpoint import even_split, open_checkpoint
+from penstock.models.checkpoint import open_checkpoint
 from penstock.models.speculators.formats import open_speculator
 from penstock.models.speculators.stage import load_speculator_stage
+from penstock.models.split import even_split
 from penstock.models.stage_model import load_stage
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline

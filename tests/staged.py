@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
-from penstock.models.checkpoint import even_split, open_checkpoint
+from penstock.models.checkpoint import open_checkpoint
+from penstock.models.split import even_split
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.core import StageCore
 

@@ -1,13 +1,11 @@
-"""Options that several benches have, and what plots need."""
+"""Options that several benches have."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from penstock.bench.entries import split_entries
-from penstock.core import ConfigError
 from penstock.options import MODEL, OUTPUT, PIPELINE, Option
 
 Bandwidth = Annotated[
@@ -43,9 +41,3 @@ RecordedDraft = Annotated[
     str | None,
     Option("Refuse recordings of another draft model or tokenizer than this checkpoint's.", MODEL, default="any"),
 ]
-
-
-def require_matplotlib() -> None:
-    """Raise ConfigError saying how to install it where it is missing."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install matplotlib")

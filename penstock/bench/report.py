@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.bench.formats import markdown
-from penstock.bench.options import require_matplotlib
 from penstock.core import ConfigError
 
 Image = tuple[str, str]
@@ -17,8 +16,7 @@ Image = tuple[str, str]
 
 
 def prepare(folder: Path) -> None:
-    """Make the report's folder. Raises ConfigError where that cannot be, or matplotlib is missing."""
-    require_matplotlib()
+    """Make the report's folder. Raises ConfigError where that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,6 +11,9 @@ app = new_app()
 @app.command()
 @command
 def train(*, options: TrainOptions) -> None:
+    from penstock.trainer.preflight import check_run
+
+    check_run(options)
     from penstock.trainer.command import run_train
 
     run_train(options)

@@ -18,7 +18,7 @@ from penstock.engine.empty import warn_of_empty_answers
 from penstock.engine.job import Job, Prompt, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions
-from penstock.engine.resolve import Resolved, resolve_options
+from penstock.engine.resolve import Resolved, check_options, resolve_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
 from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server
@@ -63,6 +63,7 @@ class LLM:
                 raise unknown_option(name, list(known))
         checked = EngineOptions(model=str(model), **options)
         if host is None:
+            check_options(checked)
             shared_fork_server()  # it imports torch while this process does
         self._setup: Resolved = resolve_options(checked)
         self._tokenizer: Tokenizer | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cluster import Cluster
@@ -15,14 +16,15 @@ from penstock.drafters.options import Weights
 from penstock.emulation.cluster import check_drafter
 from penstock.engine.cores import shared_threads, usable_cores
 from penstock.engine.options import DEMO, EngineOptions, model_folder
+from penstock.models.glance import Glance, glance
+from penstock.models.places import resolve
+from penstock.models.split import parse_layer_split
 from penstock.requests.slots import speculative_slots
 from penstock.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from penstock.models.checkpoint import Checkpoint
     from penstock.models.speculators.formats import SpeculatorCheckpoint
-
-log = logging.getLogger(__name__)
 
 DEMO_DRAFTERS: Final = DEMO / "drafters"
 DEFAULT_MODEL_LEN: Final = 4096
@@ -62,6 +64,7 @@ class Resolved:
 
 def resolve_options(options: EngineOptions) -> Resolved:
     """Look at device, checkpoints and cluster. Raises ConfigError for whatever cannot work here or together."""
+    check_options(options)
     from penstock.models.checkpoint import open_checkpoint
     from penstock.models.devices import check_device, placed
     from penstock.models.quantization.choice import usable_dtype, weights_format
@@ -82,12 +85,9 @@ def resolve_options(options: EngineOptions) -> Resolved:
         check_method(speculation.method, speculator)
     elif speculation is not None and weights is Weights.DRAFT_MODEL:
         draft = open_checkpoint(model_folder(str(speculation.drafter_options.model), "draft"))
-        check_same_vocabulary(checkpoint, draft)
-    if cluster is not None:
-        check_cluster(cluster, options, speculation)
+        check_vocabularies(checkpoint.vocab_size, draft.vocab_size)
+    check_layers(options, checkpoint.num_layers)
     layers = tuple(split_layers(options, checkpoint, cluster))
-    if options.layer_split is None and not (cluster is not None and cluster.emulated):
-        warn_of_empty(layers)
     if speculator is not None and speculation is not None:
         speculation.drafter_options.check_speculator(speculator, layers)
     slots = options.speculative_slots
@@ -131,6 +131,102 @@ def threads_of(options: EngineOptions, cluster: Cluster | None, stages: int, *, 
     return threads if drafts else (*threads, 1)
 
 
+def positions_of(checkpoint: Checkpoint) -> int:
+    return int(getattr(checkpoint.config, "max_position_embeddings", None) or DEFAULT_MODEL_LEN)
+
+
+def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
+    if speculator.kind != method:
+        raise FieldError(
+            "speculative_config.method", f"is {method!r}, the checkpoint is of kind {speculator.kind!r}: name that"
+        )
+
+
+def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluster | None) -> list[tuple[int, int]]:
+    """The layers [first, last) of each stage: by hand, or even, the head counting for the last stage."""
+    stages = len(cluster.stages) if cluster else options.pipeline_parallel_size
+    if options.layer_split is not None:
+        ranges = parse_layer_split(options.layer_split, checkpoint.num_layers)
+        if stages is not None and len(ranges) != stages:
+            raise FieldError("layer_split", f"names {len(ranges)} stages, there are {stages}")
+        return ranges
+    stages = stages or 1
+    if cluster is not None and cluster.emulated and stages > checkpoint.num_layers:
+        bounds = [round(i * checkpoint.num_layers / stages) for i in range(stages + 1)]
+        return list(pairwise(bounds))
+    return checkpoint.even_split(stages)
+
+
+# --------------------------------------------------------------------------------------------------------- at a glance
+
+
+def check_options(options: EngineOptions) -> None:
+    """Raise ConfigError for what names, JSON and headers show to be wrong. It takes no torch, and little time.
+
+    A draft model on this machine is looked at before a target that may have to be downloaded.
+    """
+    if isinstance(options.cluster, Cluster):
+        assert not isinstance(options.speculative_config, Mapping)
+        check_cluster(options.cluster, options, options.speculative_config)
+    name = drafting_checkpoint(options)
+    draft = glance_at_draft(name) if name is not None and Path(name).expanduser().exists() else None
+    target = glance(model_folder(options.model, "target"))
+    if name is not None:
+        check_drafting(target, draft or glance_at_draft(name))
+    check_speculator(options)
+    if target.num_layers is not None:
+        check_layers(options, target.num_layers)
+    longest, positions = options.max_model_len, target.max_position_embeddings
+    if longest is not None and positions is not None:
+        check(longest <= positions, "max_model_len", longest, f"at most {positions}")
+
+
+def drafting_checkpoint(options: EngineOptions) -> str | None:
+    """The draft model's folder, file or hub id, where one drafts."""
+    config = options.speculative_config
+    if not isinstance(config, SpeculativeConfig) or config.drafter_options.weights is not Weights.DRAFT_MODEL:
+        return None
+    return model_folder(str(config.drafter_options.model), "draft")
+
+
+def glance_at_draft(name: str) -> Glance:
+    with of_drafter():
+        return glance(name)
+
+
+@contextmanager
+def of_drafter() -> Iterator[None]:
+    """Errors about a checkpoint are about the drafter's."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"speculative_config.{error}") from error
+
+
+def check_drafting(target: Glance, draft: Glance) -> None:
+    if target.vocab_size is not None and draft.vocab_size is not None:
+        check_vocabularies(target.vocab_size, draft.vocab_size)
+
+
+def check_vocabularies(target: int, draft: int) -> None:
+    """Raise FieldError unless both are of the same number of tokens."""
+    if target != draft:
+        raise FieldError(
+            "speculative_config.model",
+            f"has a vocabulary of {draft} tokens, the target {target}: a draft model needs the target's tokenizer",
+        )
+
+
+def check_speculator(options: EngineOptions) -> None:
+    """Raise ConfigError if a learned drafter is wanted and is not there."""
+    config = options.speculative_config
+    if isinstance(config, SpeculativeConfig) and config.drafter_options.weights is Weights.SPECULATOR:
+        folder = speculator_folder(options.model, config)
+        if not Path(folder).expanduser().is_file():
+            with of_drafter():
+                resolve(folder)
+
+
 def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:
     """The learned drafter's folder or hub id. Raises FieldError where none is named and none is shipped."""
     if speculation.drafter_options.model is not None:
@@ -145,35 +241,19 @@ def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:
     return str(DEMO_DRAFTERS / speculation.method)
 
 
-def warn_of_empty(layers: Sequence[tuple[int, int]]) -> None:
-    """Say so where stages are to be started that hold no layer: nobody who runs real devices can want them."""
-    empty = sum(first == last for first, last in layers)
-    if empty:
-        held = "1 stage holds" if empty == 1 else f"{empty} stages hold"
-        log.warning(
-            f"pipeline_parallel_size is {len(layers)}, the model has {layers[-1][1]} layers: {held} no layer and only "
-            f"pass on what comes; {len(layers) - empty} stages do the same sooner"
-        )
-
-
-def positions_of(checkpoint: Checkpoint) -> int:
-    return int(getattr(checkpoint.config, "max_position_embeddings", None) or DEFAULT_MODEL_LEN)
-
-
-def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
-    if target.vocab_size != draft.vocab_size:
-        raise FieldError(
-            "speculative_config.model",
-            f"has a vocabulary of {draft.vocab_size} tokens, the target {target.vocab_size}: "
-            "a draft model needs the target's tokenizer",
-        )
-
-
-def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
-    if speculator.kind != method:
-        raise FieldError(
-            "speculative_config.method", f"is {method!r}, the checkpoint is of kind {speculator.kind!r}: name that"
-        )
+def check_layers(options: EngineOptions, layers: int) -> None:
+    """Raise ConfigError for a split of another number of layers, and for stages on real devices that would get none."""
+    cluster = options.cluster
+    if options.layer_split is not None:
+        parse_layer_split(options.layer_split, layers)
+        return
+    stages = len(cluster.stages) if isinstance(cluster, Cluster) else options.pipeline_parallel_size
+    if stages is None or stages <= layers or (isinstance(cluster, Cluster) and cluster.emulated):
+        return
+    problem = f"the model has {layers} layers, and a stage needs one at least"
+    if isinstance(cluster, Cluster):
+        raise FieldError("cluster", f"{cluster.name} has {stages} stages; {problem}")
+    raise FieldError("pipeline_parallel_size", f"is {stages}; {problem}")
 
 
 def check_cluster(cluster: Cluster, options: EngineOptions, speculation: SpeculativeConfig | None) -> None:
@@ -190,20 +270,3 @@ def check_cluster(cluster: Cluster, options: EngineOptions, speculation: Specula
         raise ConfigError(
             f"cluster {cluster.name} names other hosts than localhost: stages on other hosts cannot be started yet"
         )
-
-
-def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluster | None) -> list[tuple[int, int]]:
-    """The layers [first, last) of each stage: by hand, or even, the head counting for the last stage."""
-    from penstock.models.checkpoint import parse_layer_split
-
-    stages = len(cluster.stages) if cluster else options.pipeline_parallel_size
-    if options.layer_split is not None:
-        ranges = parse_layer_split(options.layer_split, checkpoint.num_layers)
-        if stages is not None and len(ranges) != stages:
-            raise FieldError("layer_split", f"names {len(ranges)} stages, there are {stages}")
-        return ranges
-    stages = stages or 1
-    if cluster is not None and cluster.emulated and stages > checkpoint.num_layers:
-        bounds = [round(i * checkpoint.num_layers / stages) for i in range(stages + 1)]
-        return list(pairwise(bounds))
-    return checkpoint.even_split(stages)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from penstock.core import ConfigError, RequestError, SamplingParams
@@ -17,12 +15,10 @@ from penstock.foreign_files import (
     CODE_FIELD,
     CONFIG_FILE,
     GENERATION_FILE,
-    check_folder,
     code_refusal,
     eos_token_ids,
     fields_of,
     generation_eos,
-    printable,
     problem_in,
     read_json,
     said,
@@ -32,10 +28,11 @@ from penstock.models.gate import Parts, check_supported
 from penstock.models.gguf.folder import folder_of
 from penstock.models.gguf.header import read_header
 from penstock.models.gguf.weights import GgufWeights
+from penstock.models.glance import stated_config
+from penstock.models.places import resolve
 from penstock.models.shards import Shards, layer_of
+from penstock.models.split import even_split
 
-DOWNLOADED: Final = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-GGUF: Final = ".gguf"
 SIZES: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
 LAYER_COUNTS: Final = ("n_layer", "n_layers")
 MOST_PARTS: Final = 100_000
@@ -85,43 +82,6 @@ class Checkpoint:
         return even_split(self.num_layers, stages, head_layers=head * self.num_layers / max(layers, 1))
 
 
-def resolve(model: str, revision: str | None = None) -> Path:
-    """The place of a checkpoint: a local folder or GGUF file, or the folder of a hub id, from the cache or downloaded.
-
-    Raises ConfigError saying what to do when it is in none of these places.
-    """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.suffix == GGUF:
-        if not folder.is_file():
-            raise ConfigError(f"model: there is no file {model!r}")
-        return folder
-    if folder.is_file():
-        raise ConfigError(f"model: {model!r} is a file; give a checkpoint's folder, or a file ending in {GGUF}")
-    if folder.is_absolute() or model.count("/") > 1:
-        raise ConfigError(
-            f"model: there is no folder {model!r}; give a checkpoint's folder, a {GGUF} file or an id like "
-            "'Qwen/Qwen3-0.6B'"
-        )
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return _download(model, revision)
-    except HFValidationError as error:
-        raise ConfigError(f"model: {model!r} is neither a folder nor a valid hub id ({error})") from error
-
-
-def _download(model: str, revision: str | None) -> Path:
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED))
-    except Exception as error:
-        raise ConfigError(
-            f"model: {model!r} is not in the local hub cache and could not be downloaded ({error}). Check the name, "
-            "the network and, for a gated model, `hf auth login`; or download it elsewhere and give the folder's path"
-        ) from error
-
-
 def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     """Read everything but the weights.
 
@@ -146,13 +106,7 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
 
 def _configuration(path: Path) -> tuple[Any, Parts]:
     """What config.json in the folder says, and where the parts of that architecture are."""
-    check_folder(path)
-    file = path / CONFIG_FILE
-    if not file.is_file():
-        files = sorted(path.glob(f"*{GGUF}"))
-        hint = f"; give the file itself: {printable(str(files[0]))}" if files else ""
-        raise ConfigError(f"model: {path} holds no config.json, so it is no Hugging Face checkpoint{hint}")
-    stated = read_json(file)
+    file, stated = path / CONFIG_FILE, stated_config(path)
     check_model_type(stated, file)
     check_counts(stated, file)
     try:
@@ -221,38 +175,3 @@ def _sampling_defaults(generation: Mapping[str, Any], path: Path) -> dict[str, f
     except RequestError as error:
         raise ConfigError(f"model: {path / GENERATION_FILE}: {error}") from error
     return named
-
-
-def even_split(num_layers: int, stages: int, head_layers: float = 1.0) -> list[tuple[int, int]]:
-    """Split ``num_layers`` into ``stages`` ranges [first, last) of nearly equal work.
-
-    The last stage also holds the head, which weighs as much as ``head_layers`` layers. Stages get no layer only where
-    there are too few, or where the head alone outweighs a fair share.
-    """
-    if stages < 1:
-        raise ConfigError(f"pipeline_parallel_size is {stages}; it has to be at least 1")
-    fair = (num_layers + head_layers) / stages
-    last = num_layers if stages == 1 else min(num_layers, max(0, round(fair - head_layers)))
-    last = max(last, min(1, num_layers // stages))
-    counts = [last]
-    for left in range(stages - 1, 0, -1):
-        counts.insert(0, (num_layers - sum(counts)) // left)
-    return _ranges(counts)
-
-
-def parse_layer_split(text: str, num_layers: int) -> list[tuple[int, int]]:
-    """Read a split like "4,6,6": the number of layers of each stage. Raises ConfigError unless it adds up."""
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"layer_split is {text!r}; it has to be numbers of layers like '4,6,6'") from None
-    if any(count < 0 for count in counts):
-        raise ConfigError(f"layer_split is {text!r}; a stage cannot hold a negative number of layers")
-    if sum(counts) != num_layers:
-        raise ConfigError(f"layer_split {text!r} adds up to {sum(counts)} layers; the model has {num_layers}")
-    return _ranges(counts)
-
-
-def _ranges(counts: list[int]) -> list[tuple[int, int]]:
-    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-    return list(zip([0, *ends[:-1]], ends, strict=True))

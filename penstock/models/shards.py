@@ -12,10 +12,8 @@ from typing import Any, Final
 from safetensors import safe_open
 
 from penstock.core import ConfigError
-from penstock.foreign_files import check_inside, problem_in, read_json, shown
+from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE, check_weights, indexed, missing_shard
 
-INDEX_FILE: Final = "model.safetensors.index.json"
-SINGLE_FILE: Final = "model.safetensors"
 WEIGHT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of numbers, as safetensors calls them, that a weight may be stored in."""
 
@@ -61,35 +59,12 @@ class Shards:
 
 def shards(path: Path) -> dict[str, Path]:
     """The file of every tensor. Raises ConfigError if the checkpoint has no safetensors or a wrong index."""
+    check_weights(path)
     if (path / INDEX_FILE).is_file():
         return indexed(path)
     single = path / SINGLE_FILE
-    if not single.is_file():
-        if any(path.glob("*.bin")):
-            raise ConfigError(
-                "model: the checkpoint has .bin weights only, which would have to be unpickled; convert it to "
-                "safetensors: load it once with transformers and call save_pretrained"
-            )
-        raise ConfigError(f"model: neither {SINGLE_FILE} nor {INDEX_FILE} in {path}")
     with open_shard(single) as file:
         return dict.fromkeys(file.keys(), single)
-
-
-def indexed(path: Path) -> dict[str, Path]:
-    """The file of every tensor as the index says. Raises ConfigError for a file that is not one of the folder's."""
-    index = path / INDEX_FILE
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise problem_in(index, "weight_map", f"is {shown(weight_map)}; it has to lead from tensors to files")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or not file.endswith(".safetensors") or file != Path(file).name:
-            raise problem_in(
-                index, f"weight_map.{name}", f"is {shown(file)}; it has to be a safetensors file in the same folder"
-            )
-    files = {file: path / file for file in set(weight_map.values())}
-    for file in files.values():
-        check_inside(path, file)
-    return {name: files[file] for name, file in weight_map.items()}
 
 
 def open_shard(file: Path) -> Any:
@@ -97,7 +72,7 @@ def open_shard(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except FileNotFoundError as error:
-        raise ConfigError(f"model: shard {file.name} is missing from {file.parent}: download it again") from error
+        raise missing_shard(file) from error
     except Exception as error:
         raise ConfigError(f"model: {file.name} cannot be read ({error}): download it again") from error
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
-from penstock.bench.options import require_matplotlib
 from penstock.cluster import Cluster
 from penstock.config import FieldError
-from penstock.core import ConfigError
 from penstock.engine.options import model_folder
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.devices import check_device
-from penstock.simulator.clusters import check_drafter, modelled_cluster
 from penstock.trainer.kinds.base import Kind, with_usual
 from penstock.trainer.kinds.registry import KINDS
 from penstock.trainer.options import TrainOptions
+from penstock.trainer.preflight import check_target, drafting_cluster
 
 STATE: Final = "state.pt"
 FRESH: Final = "fresh-"
@@ -41,20 +38,15 @@ class Setup:
 
 
 def set_up(options: TrainOptions, console: Console) -> Setup:
-    """Raises ConfigError for what is not installed, not there, or not usable here."""
-    require_matplotlib()
-    if find_spec("accelerate") is None:
-        raise ConfigError("training needs accelerate: pip install 'penstock[train]'")
+    """Raises ConfigError for what is not there, or not usable here."""
     from accelerate import Accelerator
 
     check_device(options.device)
     target = open_checkpoint(model_folder(options.model, "target"))
-    size, known = options.draft_vocab_size, target.vocab_size
-    if size is not None and size > known:
-        raise FieldError("draft_vocab_size", f"is {size}; the target knows {known} tokens")
+    check_target(options, target.vocab_size, target.num_layers)
     kind = KINDS[options.kind]
     options = with_usual(kind.settle(options, target), learning_rate=kind.learning_rate)
-    cluster = None if options.cluster is None else emulated(options.cluster)
+    cluster = None if options.cluster is None else drafting_cluster(options.cluster)
     accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision="no")
     least = options.max_length * options.accumulate * accelerator.num_processes
     if options.batch_tokens < least:
@@ -71,9 +63,3 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
     accelerator.wait_for_everyone()
     shown = console if accelerator.is_main_process else Console(quiet=True)
     return Setup(options, kind, target, cluster, work, accelerator, shown)
-
-
-def emulated(name: str) -> Cluster:
-    cluster = modelled_cluster(name)
-    check_drafter(cluster)
-    return cluster

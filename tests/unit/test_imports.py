@@ -23,6 +23,7 @@ LAYERS = [
     "registry",
     "options",
     "api_keys",
+    "extras",
     "noise",
     "tree",
     "messages",
@@ -66,10 +67,14 @@ APART = ("server.openai", "server.live")
 
 HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
 MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler", "trainer")
-LIGHT = ("trainer.options",)
-"""Of these parts, what the command line needs for its help."""
+LIGHT = ("trainer.options", "trainer.preflight", "trainer.data.corpus")
+LIGHT += tuple(
+    f"models.{name}" for name in ("glance", "places", "split", "weight_files", "gguf.header", "gguf.purpose")
+)
+"""Of these parts, what the command line needs for its help and to refuse what cannot work."""
 HEAVY_WHEN_CALLED = {
     "bench.peers.hf",
+    "models.places",
     "pipeline.forking",
     "text.tokenizer",
     "text.template_process",

@@ -26,7 +26,7 @@ from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.measure.tables import SMALL, remarks, tables_of
 from penstock.bench.measure.turns import questions_of
 from penstock.bench.peers.beside import PeerRun, peers_beside
-from penstock.bench.peers.names import check_peers
+from penstock.bench.peers.names import check_peers, needs_of
 from penstock.bench.progress import progress_bar
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets
 from penstock.bench.recordings.record import check_record, record
@@ -34,6 +34,9 @@ from penstock.bench.report import prepare
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import FieldError
 from penstock.core import SamplingParams
+from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import check_options
+from penstock.extras import PLOTS, require
 from penstock.speculation import SpeculativeConfig, with_drafter
 
 if TYPE_CHECKING:
@@ -87,10 +90,13 @@ class Measured:
 def run_bench(options: BenchOptions, console: Console | None = None) -> list[StrategyRun]:
     """Run, print the tables, write JSON file and report. Raises ConfigError before anything starts."""
     plan = plan_of(options)
-    if options.report is not None:
-        prepare(options.report)
     if options.record is not None:
         check_record(options.record, plan.drafting)
+    for cluster in plan.clusters.values():
+        check_options(engine_options(options, plan, cluster))
+    require([*needs_of(plan.peers), *([PLOTS] if options.report is not None else [])])
+    if options.report is not None:
+        prepare(options.report)
     console = console or Console(stderr=True)
     with progress_bar(console) as progress:
         found = measured(options, plan, Ticker(progress, plan))
@@ -154,6 +160,20 @@ def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
     return drafting is not None and drafting.method == "synthetic"
 
 
+def engine_options(options: BenchOptions, plan: Plan, cluster: Cluster | None) -> EngineOptions:
+    return EngineOptions(
+        model=options.model,
+        cluster=cluster,
+        pipeline_parallel_size=options.pipeline_parallel_size,
+        speculative_config=plan.drafting,
+        dtype=options.dtype,
+        threads=options.threads,
+        quantization=options.quantization,
+        speculative_slots=options.speculative_slots,
+        enable_prefix_caching=False,  # every strategy computes every prompt
+    )
+
+
 def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
     """Start an engine and put every question to every strategy, by drafter's place; then the small model alone."""
     from penstock.emulation.host import RealTimeHost
@@ -161,18 +181,7 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
 
     found: Measured | None = None
     for place, cluster in plan.clusters.items():
-        with LLM(
-            options.model,
-            cluster=cluster,
-            pipeline_parallel_size=options.pipeline_parallel_size,
-            speculative_config=plan.drafting,
-            dtype=options.dtype,
-            threads=options.threads,
-            quantization=options.quantization,
-            speculative_slots=options.speculative_slots,
-            enable_prefix_caching=False,  # every strategy computes every prompt
-            host=RealTimeHost(),
-        ) as llm:
+        with LLM(**vars(engine_options(options, plan, cluster)), host=RealTimeHost()) as llm:
             questions = questions_of(llm, plan.conversations, options.raw) if found is None else found.questions
             ticker.begin(questions)
             with on_time(llm), peers_beside(plan.peers, llm, ticker.peer_begins) as peers:

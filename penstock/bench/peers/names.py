@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Final
 
 from penstock.cluster import Cluster
 from penstock.config import FieldError, known_name
-from penstock.core import ConfigError
+from penstock.extras import Need
 
 GGUF: Final = ".gguf"
 
@@ -31,12 +30,15 @@ PEERS: Final = {
 
 
 def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> None:
-    """Raise ConfigError for a peer that is unknown, not installed, or cannot be compared on this model or cluster."""
+    """Raise ConfigError for a peer that is unknown, or cannot be compared on this model or cluster."""
     for name in names:
-        kind = PEERS[known_name(name, PEERS, "peer")]
-        if find_spec(kind.package) is None:
-            raise ConfigError(f"peer {name} needs {kind.package}: pip install 'penstock[peers]'")
+        known_name(name, PEERS, "peer")
         if name == "llama.cpp" and not model.endswith(GGUF):
             raise FieldError("peer", f"is {name!r}, which reads GGUF files; the model is {model!r}: give one")
     if names and cluster is not None and cluster.emulated:
         raise FieldError("peer", f"computes in this host's own time, cluster {cluster.name} is emulated; use local-N")
+
+
+def needs_of(names: Sequence[str]) -> list[Need]:
+    """What has to be installed for these peers."""
+    return [Need(f"peer {name} needs", PEERS[name].package, "peers") for name in names]

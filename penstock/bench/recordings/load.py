@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.engine.options import model_folder
+from penstock.models.glance import glance
 from penstock.recording import Fingerprint, Recording, fingerprint
 
 
@@ -15,8 +16,11 @@ def load_recordings(files: Sequence[Path], model: str | None, draft_model: str |
     ``model`` and ``draft_model`` are named as in docs/reference/models.md; None leaves open with which one a file was
     made.
     """
-    target, draft = fingerprint_of(model, "target"), fingerprint_of(draft_model, "draft")
+    for name, part in ((model, "target"), (draft_model, "draft")):
+        if name is not None:
+            glance(model_folder(name, part))
     recordings = [Recording.load(file) for file in files]
+    target, draft = fingerprint_of(model, "target"), fingerprint_of(draft_model, "draft")
     for file, recording in zip(files, recordings, strict=True):
         recording.check_made_with(file, target, draft)
     return recordings

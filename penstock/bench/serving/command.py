@@ -25,6 +25,7 @@ from penstock.bench.serving.plot import write_plot
 from penstock.bench.serving.report import as_json, remarks, tables_of
 from penstock.bench.serving.workload import Workload, body_of, make_workload
 from penstock.clients.api import ServerError
+from penstock.extras import PLOTS, require
 
 Progressed = Callable[[str], None]
 """Called whenever a request has ended, with what is being done."""
@@ -44,6 +45,8 @@ def run_bench_serve(options: ServingOptions, console: Console | None = None) -> 
 
     Raises ConfigError before anything is sent, ServerError where the server is not there or fails the warm-up.
     """
+    if options.plot is not None:
+        require([PLOTS])
     console = console or Console(stderr=True)
     found = Found()
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
-from penstock.bench.options import FiguresFile, require_matplotlib
+from penstock.bench.options import FiguresFile
 from penstock.clients.api import ServedModel, Server
 from penstock.config import FieldError, check, nearest
 from penstock.options import LOAD, OUTPUT, SAMPLING, SERVER, Option
@@ -117,5 +117,4 @@ class ServingOptions:
             file: Path | None = getattr(self, name)
             check(file is None or file.parent.is_dir(), name, str(file), "in a folder that exists")
         if self.plot is not None:
-            require_matplotlib()
             check(len(self.concurrency) > 1, "concurrency", self.concurrency, "several, to be compared in a plot")

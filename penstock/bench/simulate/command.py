@@ -25,6 +25,7 @@ from penstock.bench.simulate.sweep import STAGES, Settings, expanded
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster
 from penstock.core import ConfigError
+from penstock.extras import PLOTS, require
 from penstock.recording import Recording
 from penstock.simulator.clusters import check_drafter, modelled_cluster
 from penstock.simulator.run import Simulated, simulate
@@ -50,6 +51,7 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> li
     """Simulate, print the tables, write JSON file and report. Raises ConfigError before anything starts."""
     plan = plan_of(options)
     if options.report is not None:
+        require([PLOTS])
         prepare(options.report)
     console = console or Console(stderr=True)
     runs = simulate_all(plan, console, options.overhead_per_hop_ms / 1e3)

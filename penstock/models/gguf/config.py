@@ -16,9 +16,10 @@ from transformers import AutoConfig
 
 from penstock.core import ConfigError
 from penstock.foreign_files import problem_in, said, shown
-from penstock.models.gguf.accepted import contradiction, number, refusal
+from penstock.models.gguf.accepted import contradiction, number
 from penstock.models.gguf.blocks import FLOATS, floats
 from penstock.models.gguf.header import MAGIC, UINT32, VERSIONS, Header
+from penstock.models.gguf.purpose import refusal
 
 MOST_COUNTED: Final = 100_000
 """Of anything that the metadata counts: layers, heads."""

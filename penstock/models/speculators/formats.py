@@ -15,7 +15,8 @@ from typing import Any, Final
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.foreign_files import check_folder, read_json
-from penstock.models.checkpoint import GGUF, Checkpoint, resolve
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.places import GGUF, resolve
 from penstock.models.speculators.base import Kind, SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle_format import parse_eagle, parse_eagle3
 from penstock.models.speculators.medusa_format import is_medusa, parse_medusa

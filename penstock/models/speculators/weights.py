@@ -10,7 +10,8 @@ from typing import Final
 from torch import Tensor
 
 from penstock.core import ConfigError
-from penstock.models.shards import INDEX_FILE, SINGLE_FILE, open_shard, shards
+from penstock.models.shards import open_shard, shards
+from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
 
 MEDUSA_FILE: Final = "medusa_lm_head.safetensors"
 """Medusa's heads may lie beside the model that they belong to."""

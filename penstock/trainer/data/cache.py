@@ -25,8 +25,8 @@ from penstock.bench.recordings.record import view_of
 from penstock.core import ConfigError
 from penstock.dtypes import DTYPE_BYTES
 from penstock.models.checkpoint import Checkpoint
-from penstock.models.shards import INDEX_FILE
 from penstock.models.stage_model import load_stage
+from penstock.models.weight_files import INDEX_FILE
 from penstock.trainer.data.corpus import Corpus, Sample
 
 LAYOUT: Final = 1

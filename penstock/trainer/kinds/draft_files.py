@@ -15,7 +15,7 @@ from penstock.core import ConfigError
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.gate import model_class
 from penstock.models.loader import load_module, load_whole, quiet
-from penstock.models.shards import INDEX_FILE, SINGLE_FILE
+from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
 from penstock.trainer.kinds.base import Start, dtype_name
 
 BESIDE: Final = (".json", ".jinja", ".model", ".txt")

@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from penstock.models.checkpoint import Checkpoint
-from penstock.models.shards import SINGLE_FILE
 from penstock.models.speculators.base import MAPS
 from penstock.models.speculators.formats import SpeculatorCheckpoint, open_speculator
 from penstock.models.speculators.loader import load_speculator
+from penstock.models.weight_files import SINGLE_FILE
 from penstock.trainer.data.cache import write_whole
 from penstock.trainer.kinds.base import Start, dtype_name
 

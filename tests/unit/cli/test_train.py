@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.trainer import command
+from penstock.trainer import command, preflight
 from penstock.trainer.options import TrainOptions
 from tests.unit.cli.invoke import invoke
 
@@ -18,6 +18,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[TrainOptions]:
     """The options of every ``run_train`` instead of a training."""
     options: list[TrainOptions] = []
     monkeypatch.setattr(command, "run_train", options.append)
+    monkeypatch.setattr(preflight, "check_run", lambda options: None)
     return options
 
 

@@ -11,8 +11,10 @@ import pytest
 from huggingface_hub import constants
 
 from penstock.core import ConfigError
-from penstock.models.checkpoint import even_split, open_checkpoint, parse_layer_split, resolve
+from penstock.models.checkpoint import open_checkpoint
+from penstock.models.places import resolve
 from penstock.models.shards import layer_of, shards
+from penstock.models.split import even_split, parse_layer_split
 from penstock.models.stage_model import load_stage
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import EOS, LAYERS, make_checkpoint

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.loader import PassThrough, load_module
-from penstock.models.shards import INDEX_FILE, SINGLE_FILE
+from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
 from tests.checkpoints import LAYERS, make_checkpoint
 
 

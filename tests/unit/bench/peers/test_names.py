@@ -6,25 +6,17 @@ import re
 
 import pytest
 
-from penstock.bench.peers import names
-from penstock.bench.peers.names import check_peers
+from penstock.bench.peers.names import check_peers, needs_of
 from penstock.cluster import load_cluster
 from penstock.core import ConfigError
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "find_spec", lambda package: package)
-
-
-@pytest.mark.usefixtures("installed")
 def test_transformers_reads_both_and_llama_cpp_its_own_format() -> None:
     check_peers(["hf"], "folder", None)
     check_peers(["hf", "llama.cpp"], "x.gguf", load_cluster("local-2"))
     check_peers([], "folder", load_cluster("demo"))
 
 
-@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("peer", "model", "cluster", "said"),
     [
@@ -38,7 +30,5 @@ def test_what_cannot_be_compared_is_refused(peer: str, model: str, cluster: str 
         check_peers([peer], model, None if cluster is None else load_cluster(cluster))
 
 
-def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=r"peer llama.cpp needs xllamacpp: pip install 'penstock\[peers\]'"):
-        check_peers(["llama.cpp"], "x.gguf", None)
+def test_what_has_to_be_installed_is_named() -> None:
+    assert [need.package for need in needs_of(["hf", "llama.cpp"])] == ["transformers", "xllamacpp"]

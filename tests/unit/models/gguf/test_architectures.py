@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.gguf import weights
-from penstock.models.gguf.accepted import SUPPORTED
 from penstock.models.gguf.blocks import READABLE, floats
+from penstock.models.gguf.purpose import SUPPORTED
 from penstock.models.loader import load_module, load_whole
 from tests.gguf_files import ARCHITECTURES, THETA, TOKENS, make_gguf
 

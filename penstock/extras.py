@@ -1,0 +1,56 @@
+"""Packages that only some commands need: looked for before anything starts, all that are missing named at once."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import requires
+from importlib.util import find_spec
+from typing import Final
+
+from penstock.core import ConfigError
+
+REQUIREMENT: Final = re.compile(r"([\w.-]+)[^;]*")
+"""A package's name at the beginning of a requirement, and the versions behind it."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """``package`` is imported by what ``words`` say; ``extra`` is Penstock's that brings it."""
+
+    words: str
+    package: str
+    extra: str
+
+
+PLOTS: Final = Need("plots need", "matplotlib", "plots")
+CURVES: Final = Need("training's curves need", "matplotlib", "train")
+TRAINING: Final = Need("training needs", "accelerate", "train")
+
+
+def require(needs: Iterable[Need]) -> None:
+    """Raise ConfigError naming all that is missing, and the one command that installs it."""
+    missing = list(dict.fromkeys(need for need in needs if find_spec(need.package) is None))
+    if missing:
+        said = " and ".join(f"{need.words} {need.package}" for need in missing)
+        raise ConfigError(f"{said}: {install_command(missing)}")
+
+
+def install_command(missing: Iterable[Need]) -> str:
+    """It installs the packages beside this very Python: from a checkout and from a wheel alike."""
+    installer = [sys.executable, "-m", "pip", "install"]
+    if find_spec("pip") is None:
+        installer = ["uv", "pip", "install", "--python", sys.executable]
+    return shlex.join([*installer, *dict.fromkeys(requirement(need) for need in missing)])
+
+
+def requirement(need: Need) -> str:
+    """The package with the versions that Penstock's metadata ask for, for example ``matplotlib>=3.9``."""
+    for stated in requires("penstock") or ():
+        found = REQUIREMENT.match(stated)
+        if found is not None and found[1] == need.package:
+            return found[0].strip()
+    return need.package

@@ -1,0 +1,98 @@
+"""A checkpoint at a glance: what its names, its JSON and a GGUF file's header say, without torch.
+
+It is enough to refuse most of what cannot be run in a fraction of a second, before anything else is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.core import ConfigError
+from penstock.foreign_files import CONFIG_FILE, check_folder, printable, read_json, shown
+from penstock.models.gguf.header import Header, read_header
+from penstock.models.gguf.purpose import check_purpose
+from penstock.models.places import GGUF, resolve
+from penstock.models.weight_files import check_complete, check_no_adapter, check_weights
+
+ENCODERS: Final = frozenset(
+    {
+        *("albert", "bert", "camembert", "clip_text_model", "convbert", "deberta", "deberta-v2", "distilbert"),
+        *("electra", "esm", "ernie", "eurobert", "flaubert", "funnel", "layoutlm", "longformer", "mobilebert"),
+        *("modernbert", "mpnet", "nomic_bert", "roberta", "roformer", "squeezebert", "xlm-roberta", "xlm-roberta-xl"),
+    }
+)
+"""Types of models that read text and write none."""
+NO_WRITER: Final = re.compile(r"For(MaskedLM|\w*Classification|QuestionAnswering|MultipleChoice|RewardModel)$")
+"""Classes that give scores for a text, on whatever model they stand."""
+EMBEDDING: Final = "token_embd.weight"
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What is plain to see of a model; None is what the files do not say plainly."""
+
+    num_layers: int | None
+    vocab_size: int | None
+    max_position_embeddings: int | None
+
+
+def glance(model: str) -> Glance:
+    """Look at a folder, a GGUF file or what a hub id stands for. Raises ConfigError for what cannot be run."""
+    place = resolve(model)
+    if place.is_file():
+        header = read_header(place)
+        check_purpose(header)
+        return of_header(header)
+    table = stated_config(place)
+    check_weights(place)
+    check_complete(place)
+    names = ("num_hidden_layers", "vocab_size", "max_position_embeddings")
+    return Glance(*(whole(table.get(name)) for name in names))
+
+
+def stated_config(folder: Path) -> dict[str, Any]:
+    """What config.json says. Raises ConfigError where there is none, saying what the folder is, and for encoders."""
+    check_folder(folder)
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        check_no_adapter(folder)
+        files = sorted(folder.glob(f"*{GGUF}"))
+        hint = f"; give the file itself: {printable(str(files[0]))}" if files else ""
+        raise ConfigError(f"model: {folder} holds no config.json, so it is no Hugging Face checkpoint{hint}")
+    table = read_json(file)
+    check_writes(table, folder)
+    return table
+
+
+def check_writes(table: Mapping[str, Any], folder: Path) -> None:
+    """Raise ConfigError if the configuration is of a model that writes no text."""
+    named = table.get("architectures")
+    classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    scores = [name for name in classes if NO_WRITER.search(name)]
+    model_type = table.get("model_type")
+    encodes = isinstance(model_type, str) and model_type in ENCODERS and not table.get("is_decoder")
+    if table.get("is_encoder_decoder") is True:
+        raise ConfigError(
+            f"model: {folder} holds an encoder-decoder ({shown(model_type)}), which has no single stack of layers to "
+            "split; give a causal language model"
+        )
+    if encodes or (classes and len(scores) == len(classes)):
+        what = f"an encoder ({shown(model_type)})" if encodes else shown(scores[0])
+        raise ConfigError(
+            f"model: {folder} holds {what}, which reads text and writes none; give a causal language model"
+        )
+
+
+def of_header(header: Header) -> Glance:
+    embedding = header.tensors.get(EMBEDDING)
+    counts = (header.value(f"{header.architecture}.{name}") for name in ("block_count", "context_length"))
+    layers, positions = map(whole, counts)
+    return Glance(layers, embedding.shape[0] if embedding is not None else None, positions)
+
+
+def whole(value: object) -> int | None:
+    return value if type(value) is int else None

@@ -1,0 +1,72 @@
+"""Which files of a folder hold its weights. None of them is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from penstock.core import ConfigError
+from penstock.foreign_files import check_inside, problem_in, read_json, shown
+
+INDEX_FILE: Final = "model.safetensors.index.json"
+SINGLE_FILE: Final = "model.safetensors"
+ADAPTER_FILE: Final = "adapter_config.json"
+REFUSED: Final = {
+    "*.bin": (
+        "has .bin weights only, which would have to be unpickled; convert it to safetensors: load it once with "
+        "transformers and call save_pretrained"
+    ),
+    "**/*.onnx": "holds a model for ONNX Runtime, which cannot be split; give the safetensors that it was made of",
+}
+"""What a folder without safetensors may hold in their place."""
+
+
+def check_weights(path: Path) -> None:
+    """Raise ConfigError unless the folder holds safetensors, saying what else it is."""
+    if (path / INDEX_FILE).is_file() or (path / SINGLE_FILE).is_file():
+        return
+    check_no_adapter(path)
+    for files, reason in REFUSED.items():
+        if any(path.glob(files)):
+            raise ConfigError(f"model: {path} {reason}")
+    raise ConfigError(f"model: neither {SINGLE_FILE} nor {INDEX_FILE} in {path}")
+
+
+def check_no_adapter(path: Path) -> None:
+    """Raise ConfigError for the folder of an adapter, which is no model by itself."""
+    if (path / ADAPTER_FILE).is_file():
+        base = read_json(path / ADAPTER_FILE).get("base_model_name_or_path")
+        raise ConfigError(
+            f"model: {path} is an adapter (LoRA) for {shown(base)}; merge it into that model once: load it with peft, "
+            "call merge_and_unload and save_pretrained, and give the folder that comes of it"
+        )
+
+
+def check_complete(path: Path) -> None:
+    """Raise ConfigError if the index names a file that is not there."""
+    if not (path / INDEX_FILE).is_file():
+        return
+    for file in sorted(set(indexed(path).values())):
+        if not file.is_file():
+            raise missing_shard(file)
+
+
+def missing_shard(file: Path) -> ConfigError:
+    return ConfigError(f"model: shard {file.name} is missing from {file.parent}: download it again")
+
+
+def indexed(path: Path) -> dict[str, Path]:
+    """The file of every tensor as the index says. Raises ConfigError for a file that is not one of the folder's."""
+    index = path / INDEX_FILE
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise problem_in(index, "weight_map", f"is {shown(weight_map)}; it has to lead from tensors to files")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors") or file != Path(file).name:
+            raise problem_in(
+                index, f"weight_map.{name}", f"is {shown(file)}; it has to be a safetensors file in the same folder"
+            )
+    files = {file: path / file for file in set(weight_map.values())}
+    for file in files.values():
+        check_inside(path, file)
+    return {name: files[file] for name, file in weight_map.items()}

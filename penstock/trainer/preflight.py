@@ -1,0 +1,46 @@
+"""What of a training's options can be refused by a glance at files, before torch is imported."""
+
+from __future__ import annotations
+
+import itertools
+
+from penstock.cluster import Cluster
+from penstock.config import FieldError
+from penstock.engine.options import model_folder
+from penstock.extras import CURVES, TRAINING, require
+from penstock.models.glance import glance
+from penstock.simulator.clusters import check_drafter, modelled_cluster
+from penstock.trainer.data.corpus import documents_of, files_of
+from penstock.trainer.options import TrainOptions, check_within
+
+COUNTED: tuple[str, ...] = ("layers", "spec_layers", "exit_layer", "stages", "anchors")
+"""Options that are numbers of the target's layers."""
+
+
+def check_run(options: TrainOptions) -> None:
+    """Raise ConfigError for what is not there, is no data, does not go with the target, or is not installed."""
+    for path in options.data:
+        for file in files_of(path):
+            for _ in itertools.islice(documents_of(file), 1):
+                pass
+    if options.cluster is not None:
+        drafting_cluster(options.cluster)
+    target = glance(model_folder(options.model, "target"))
+    check_target(options, target.vocab_size, target.num_layers)
+    require([TRAINING, CURVES])
+
+
+def check_target(options: TrainOptions, vocab_size: int | None, layers: int | None) -> None:
+    """Raise FieldError for options that say more than the target has; None is not known."""
+    size = options.draft_vocab_size
+    if size is not None and vocab_size is not None and size > vocab_size:
+        raise FieldError("draft_vocab_size", f"is {size}; the target knows {vocab_size} tokens")
+    if layers is not None:
+        check_within(options, layers, *COUNTED)
+
+
+def drafting_cluster(name: str) -> Cluster:
+    """An emulated cluster with a place for the drafter. Raises ConfigError for any other."""
+    cluster = modelled_cluster(name)
+    check_drafter(cluster)
+    return cluster
