@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 """Where there is no such command, Playwright starts what ``playwright install chromium`` has brought."""
@@ -278,15 +279,21 @@ def test_chat_and_text_are_both_there_after_a_look_at_the_other(visit: Visit) ->
     [
         ("\n    # twice\n    return 2 * r\n", True, "    # twice\n    return 2 * r\n"),
         ("It is the area.\n", False, "It is the area.\n"),
-        ("- one\n  - half\n", False, "- one\n  - half\n"),
-        ("So:\n```python\nif r:\n    r = 0\n```\n", False, "So:\nif r:\n    r = 0\n"),
+        ("So:\n```python\nif r:\n    r = 0\n```\n", False, "So:if r:\n    r = 0"),
     ],
 )
 def test_source_code_looks_like_code_and_words_like_words(visit: Visit, answer: str, raw: bool, shown: str) -> None:
     """The answers are scripted: the demo model writes nothing but code."""
-    visitor = visit()
+    message = answered(visit(), answer)
+    assert message.locator(".text").evaluate("(element) => element.textContent") == shown
+    family = message.locator(".body").evaluate("(element) => getComputedStyle(element).fontFamily")
+    assert ("monospace" in family) is raw
+
+
+def answered(visitor: Visitor, answer: str) -> Locator:
+    """The message that shows this answer, streamed in small pieces to a question."""
     page = visitor.page
-    pieces = [answer[:7], answer[7:]]
+    pieces = [answer[at : at + 7] for at in range(0, len(answer), 7)]
     chunks = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
@@ -294,9 +301,98 @@ def test_source_code_looks_like_code_and_words_like_words(visit: Visit, answer: 
     page.locator("#prompt").press("Enter")
     message = page.locator(".message").nth(1)
     expect(message).not_to_have_class(re.compile("writing"))
-    assert message.locator(".text").evaluate("(element) => element.textContent") == shown
-    family = message.locator(".body").evaluate("(element) => getComputedStyle(element).fontFamily")
-    assert ("monospace" in family) is raw
+    return message
+
+
+MARKDOWN = """\
+# Turbines
+
+A **water wheel** is *old*, see `wheel.c` and [more](https://example.org/a_b).
+<img src=x onerror=alert(1)>
+
+2. First
+   - half
+     ```
+     - no item
+     ```
+3. Second
+
+   goes on
+
+> quoted
+
+- - - - - - - - - - - - deep
+"""
+HTML = """\
+<h4 data-level="1">Turbines</h4>\
+<p>A <strong>water wheel</strong> is <em>old</em>, see <code>wheel.c</code> and \
+<a href="https://example.org/a_b" target="_blank" rel="noopener noreferrer">more</a>.
+&lt;img src=x onerror=alert(1)&gt;</p>\
+<ol start="2"><li>First<ul><li>half<pre><code>- no item</code></pre></li></ul></li><li>Second<p>goes on</p></li></ol>\
+<blockquote><p>quoted</p></blockquote>\
+"""
+
+
+def test_markdown_is_rendered_and_is_never_the_pages_markup(visit: Visit) -> None:
+    text = answered(visit(), MARKDOWN).locator(".text")
+    shown = text.evaluate("(element) => element.innerHTML")
+    assert shown.startswith(HTML)
+    assert shown.count("<ul>") == 9, "lists deeper than eight stay text"
+    assert text.locator("li").last.inner_text().startswith("- - -")
+
+
+def test_buttons_of_a_message_are_quiet_until_wanted(visit: Visit) -> None:
+    message = answered(visit(), "It is the area.")
+    tools = message.locator(".tools")
+    expect(tools).to_have_css("opacity", "0")
+    message.hover()
+    expect(tools).to_have_css("opacity", "1")
+
+
+def test_the_panels_keep_their_height_and_say_when_their_figures_are_from(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    expect(page.locator("#running")).to_have_text("0")
+    before = places(page)
+    expect(page.locator("#tree-panel")).not_to_have_attribute("open", "")
+    visitor.complete(max_tokens=60)
+    expect(page.locator("#running")).to_have_text("1")
+    expect(page.locator("#as-of")).to_have_text("Figures of the last three seconds")
+    expect(page.locator("#tree-panel")).to_have_attribute("open", "")
+    expect(page.locator("#tree .node.pruned").first).to_be_attached()
+    visitor.wait_for_end()
+    expect(page.locator("#as-of")).to_have_text(re.compile(r"^Idle; figures from \d\d:\d\d:\d\d$"))
+    expect(page.locator("#tree-note")).to_have_text(re.compile(r"^the last one, from \d\d:\d\d:\d\d$"))
+    expect(page.locator("#speed")).to_have_text(re.compile(r"\d"))
+    page.locator("#tree-panel summary").click()
+    assert places(page) == before
+
+
+def places(page: Page) -> list[tuple[float, float]]:
+    """Top and height of every panel but the one that folds."""
+    boxes = [panel.bounding_box() for panel in page.locator("#now, #engine > :not(#tree-panel)").all()]
+    return [(box["y"], box["height"]) for box in boxes if box is not None]
+
+
+def test_a_long_request_leaves_the_other_bars_their_width(visit: Visit) -> None:
+    """The frames are scripted: two requests of a second, and one of a minute."""
+    visitor = visit()
+    page = visitor.page
+    page.wait_for_function("document.querySelector('#state').textContent === 'idle'")
+    widths = page.evaluate(
+        """async () => {
+          const { Requests } = await import("./page/requests.js");
+          const lengths = [1, 60, 1];
+          const requests = lengths.map((seconds, number) => ({
+            number, queued_at: 0, started_at: 0, first_token_at: 0, ended_at: seconds, tokens: 9, finish_reason: "stop",
+          }));
+          new Requests().frame({ at: 60, requests, own: [] });
+          return [...document.querySelectorAll("#requests .stack")].map((bar) =>
+            [bar.lastChild.getBoundingClientRect().width / bar.clientWidth, bar.classList.contains("cut")]);
+        }"""
+    )
+    assert [cut for _, cut in widths] == [False, True, False]
+    assert [round(width, 2) for width, _ in widths] == [0.25, 1, 0.25]
 
 
 def test_a_key_is_asked_for_until_it_is_right(visit: Visit) -> None:
@@ -370,10 +466,10 @@ def test_a_phone_shows_everything_without_scrolling_sideways(visit: Visit) -> No
     visitor.wait_for_text()
     expect(page.locator("#tree .node").first).to_be_attached()
     assert page.evaluate(WIDEST) <= 360
-    chat, engine = (page.locator(name).bounding_box() for name in ("#chat", "#engine"))
-    assert chat is not None
-    assert engine is not None
-    assert chat["y"] + chat["height"] <= engine["y"]
+    boxes = [page.locator(name).bounding_box() for name in ("#now", "#chat", "#engine")]
+    ends = [(box["y"], box["y"] + box["height"]) for box in boxes if box is not None]
+    assert len(ends) == 3
+    assert all(above[1] <= below[0] for above, below in pairwise(ends)), "the engine's state comes first"
     visitor.wait_for_end()
 
 

@@ -1,8 +1,9 @@
 // When each stage worked, on what: a lane per stage, time to the right. A full pipeline is a tight weave; one that waits
 // for every token shows a thin staircase. It stands still while nothing happens.
 
-import { colours } from "./theme.js";
 import { Canvas } from "./canvas.js";
+import { clock } from "./clock.js";
+import { colours } from "./theme.js";
 
 const LABEL = 22;
 const AXIS = 18;
@@ -21,17 +22,21 @@ export class Flow {
     this._stages = 0;
     this._batches = [];
     this._span = 1;
+    this._until = null;
   }
 
   setup({ stages }) {
     this._stages = stages.length;
     this._batches = [];
     this._span = 1;
+    this._until = null;
     this._draw();
   }
 
-  frame({ passed }) {
-    if (!passed.length) return;
+  frame({ passed, stats }) {
+    const until = stats.running ? null : this._until ?? clock(new Date());
+    if (!passed.length && until === this._until) return;
+    this._until = until;
     this._batches = [...this._batches, ...passed].slice(-KEPT);
     this._span = this._fitting();
     this._draw();
@@ -77,12 +82,14 @@ export class Flow {
       context.textAlign = "left";
       if (lane > 10 || i % 2 === 0) context.fillText(`${i}`, 0, y + lane / 2 + 0.5);
     }
+    if (!this._batches.length) return;
     const y = this._stages * (lane + LANE_GAP) + AXIS / 2;
-    context.fillText(`${this._span >= 1 ? `${this._span} s` : `${Math.round(1000 * this._span)} ms`} ago`, LABEL, y);
+    const span = this._span >= 1 ? `${this._span} s` : `${Math.round(1000 * this._span)} ms`;
+    context.fillText(`${span} ${this._until ? "earlier" : "ago"}`, LABEL, y);
     context.textAlign = "center";
     if (width > ROOMY) context.fillText("when each stage worked; pale: on wrong guesses", (LABEL + width) / 2, y);
     context.textAlign = "right";
-    context.fillText("now", width, y);
+    context.fillText(this._until ?? "now", width, y);
   }
 }
 

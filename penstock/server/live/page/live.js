@@ -10,7 +10,7 @@ import { Tree } from "./tree.js";
 const AGAIN_MS = 2000;
 const dot = document.getElementById("dot");
 const state = document.getElementById("state");
-const engine = document.getElementById("engine");
+const parts = [document.getElementById("now"), document.getElementById("engine")];
 
 export class Live {
   constructor() {
@@ -61,6 +61,6 @@ export class Live {
 
 function say(kind, words) {
   dot.className = `dot ${kind}`;
-  engine.classList.toggle("stale", kind === "down");
+  for (const part of parts) part.classList.toggle("stale", kind === "down");
   if (state.textContent !== words) state.textContent = words;
 }

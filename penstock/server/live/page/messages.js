@@ -1,5 +1,7 @@
 // One message of the conversation: who, text, a note below it, and buttons.
 
+import { Markdown } from "./markdown.js";
+
 /** What a text that is meant as Markdown has: a fence, a heading (one # is a comment), a list, bold words, a link. */
 const MARKDOWN = /^ {0,3}(?:```|~~~)|^#{2,6} \S|^(?:[-*+]|\d+[.)]) \S|(?<![\w*(,])\*\*\w[^*\n]*(?<![\s,])\*\*(?![\w*])|\]\(https?:/m;
 /** A chat message with such a line and no Markdown is code. */
@@ -18,7 +20,8 @@ export class Message {
     this.addAction("Copy", (button) => copy(this._before + this.text, button));
     this._body = this.element.appendChild(made("div", "body"));
     if (before) this._body.appendChild(made("span", "before", before));
-    this._text = this._body.appendChild(made("span", "text"));
+    this._text = this._body.appendChild(made("div", "text"));
+    this._markdown = null;
     this._note = this.element.appendChild(made("p", "note"));
     if (text) this.append(text);
   }
@@ -26,8 +29,9 @@ export class Message {
   append(piece) {
     const shown = /^\n*$/.test(this.text) && this._chat ? piece.replace(/^\n+/, "") : piece;
     this.text += piece;
-    if (this._chat) this.element.classList.toggle("raw", INDENTED.test(this.text) && !MARKDOWN.test(this.text));
-    if (this._chat && this.text.includes("```")) this._text.replaceChildren(...withCode(this.text.replace(/^\n+/, "")));
+    if (this._chat && MARKDOWN.test(this.text)) this._markdown ??= new Markdown(this._text);
+    if (this._chat) this.element.classList.toggle("raw", INDENTED.test(this.text) && !this._markdown);
+    if (this._markdown) this._markdown.show(this.text);
     else this._text.append(shown);
   }
 
@@ -55,11 +59,6 @@ function made(tag, className = "", text = "") {
   if (className) element.className = className;
   if (text) element.textContent = text;
   return element;
-}
-
-/** Text with its fenced blocks as code. An unfinished one counts. */
-function withCode(text) {
-  return text.split(/^```[^\n]*\n?/m).map((part, i) => made(i % 2 ? "pre" : "span", "", part));
 }
 
 async function copy(text, button) {

@@ -98,6 +98,7 @@ export class Pipeline {
     };
     this._stages.forEach((stage, i) => this._drawStage(context, stage, i, wide));
     for (const block of this._blocks.values()) drawBlock(context, block, this._place(block.at), wide);
+    for (const block of this._blocks.values()) if (block.fade) drawCount(context, block, this._place(block.to), wide);
     context.globalAlpha = 1;
   }
 
@@ -142,7 +143,6 @@ function drawArrow(context, x, y) {
 }
 
 function drawBlock(context, { batch, alpha }, { x, y }, wide) {
-  const { muted, font } = colours();
   const [left, top, inner, high] = [x + PAD, y + HEAD + PAD, wide - 2 * PAD, WELL - 2 * PAD];
   const unit = unitFor(Math.max(USUAL_ROWS, batch.cells.length), inner, high);
   const across = Math.floor((inner + unit * 0.2) / unit);
@@ -150,6 +150,12 @@ function drawBlock(context, { batch, alpha }, { x, y }, wide) {
   [...batch.cells].forEach((kind, i) => {
     drawCell(context, kind, left + (i % across) * unit, top + Math.floor(i / across) * unit, unit * 0.8);
   });
+}
+
+/** Below the stage where the batch is, not beside the batch as it moves: two counts never meet. */
+function drawCount(context, { batch, alpha }, { x, y }, wide) {
+  const { muted, font } = colours();
+  context.globalAlpha = alpha;
   context.font = `12px ${font}`;
   context.fillStyle = muted;
   context.textAlign = "left";

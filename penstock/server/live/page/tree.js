@@ -2,6 +2,7 @@
 // column of its position in the text, and the picture moves left as the text grows. What is pruned fades where it was.
 
 import { Description } from "./canvas.js";
+import { clock } from "./clock.js";
 
 const NS = "http://www.w3.org/2000/svg";
 const ROW = 22;
@@ -13,10 +14,12 @@ const NARROW_BELOW = 480;
 const CHARACTER = 6.7;
 const JUMP = 4;
 const NO_DRAFTER = "Nothing is guessed: the server was started without a drafter.";
+const NOTES = { drafter: "no guess yet", none: "no drafter" };
 
 export class Tree {
   constructor() {
     this._svg = document.getElementById("tree");
+    this._panel = document.getElementById("tree-panel");
     this._note = document.getElementById("tree-note");
     this._empty = document.getElementById("tree-empty");
     this._welcome = this._empty.textContent;
@@ -30,10 +33,13 @@ export class Tree {
   }
 
   setup({ strategy }) {
-    this._empty.textContent = strategy === "autoregressive" ? NO_DRAFTER : this._welcome;
+    const drafts = strategy !== "autoregressive";
+    this._empty.textContent = drafts ? this._welcome : NO_DRAFTER;
     this._empty.hidden = false;
-    this._note.textContent = "";
+    this._note.textContent = drafts ? NOTES.drafter : NOTES.none;
+    this._panel.open = false;
     this._tree = null;
+    this._until = null;
     this._drawn = new Map();
     for (const group of [this._ghosts, this._now]) group.replaceChildren();
     this._svg.setAttribute("aria-label", "Draft tree: none");
@@ -42,26 +48,32 @@ export class Tree {
   frame({ tree }) {
     this._svg.classList.toggle("past", tree === null);
     if (tree === null) {
-      if (this._tree) this._note.textContent = "the last one";
+      this._until ??= clock(new Date());
+      if (this._tree) this._note.textContent = `the last one, from ${this._until}`;
       return;
     }
+    if (!this._tree && !tree.size) return; // nothing has been guessed so far: the panel stays folded
+    this._until = null;
+    this._panel.open ||= !this._tree;
     this._empty.hidden = true;
     this._draw(tree);
   }
 
   _draw(tree) {
+    const last = this._tree;
+    this._tree = tree;
     const width = document.getElementById("tree-frame").clientWidth;
+    if (!width) return this._say(tree, 0);
     const kind = tree.own ? "own" : "others";
     const column = (width < NARROW_BELOW ? NARROW : WIDE)[kind];
     const columns = Math.max(3, Math.floor(width / column));
     const behind = Math.max(0, Math.min(tree.path.length - 1, Math.floor(columns / 4)));
     const layout = layOut(tree, columns - 1 - behind);
-    this._fade(tree, column);
+    this._fade(last, tree, column);
     this._svg.setAttribute("viewBox", `0 0 ${width} ${ROWS * ROW}`);
     this._camera.style.transform = `translateX(${(behind - tree.position) * column}px)`;
     this._drawn = this._place(tree, layout, behind, column);
     this._now.replaceChildren(...edges(this._drawn, column), ...[...this._drawn.values()].map((node) => pill(node, column)));
-    this._tree = tree;
     this._say(tree, layout.hidden);
   }
 
@@ -81,8 +93,7 @@ export class Tree {
   }
 
   /** What was drawn and is neither live nor certain any more goes out slowly, unless the text has jumped ahead. */
-  _fade(tree, column) {
-    const last = this._tree;
+  _fade(last, tree, column) {
     if (last?.request !== tree.request || tree.position - last.position > JUMP) {
       this._ghosts.replaceChildren();
       return;
