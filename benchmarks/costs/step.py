@@ -141,6 +141,7 @@ def decoded(model: str, stages: int, threads: int | None, requests: int) -> dict
     ids = [{"prompt_token_ids": [100 + 7 * number, *range(200, 199 + CONTEXT)]} for number in range(requests)]
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     options = {"dtype": "float32", "skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": 1024}
+    options |= {"speculative_config": None}
     with LLM(model, pipeline_parallel_size=stages, threads=threads, max_num_seqs=max(REQUESTS), **options) as llm:
         llm.generate(ids, params)
         steps = Steps()

@@ -113,6 +113,15 @@ def first_model(response: httpx.Response) -> str:
     return str(first_card(response)["id"])
 
 
+def card_of(response: httpx.Response, model: str) -> dict[str, Any] | None:
+    """What the answer to GET /models says of ``model``; None where it says nothing."""
+    try:
+        cards = response.json()["data"]
+        return next((dict(card) for card in cards if card["id"] == model), None)
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
 def first_card(response: httpx.Response) -> dict[str, Any]:
     """What GET /models says of the first model, its ``id`` at least. Raises ServerError where there is none."""
     if not response.is_success:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import httpx
 from httpx_sse import EventSource
 
-from penstock.clients.api import ServedModel, Server, ServerError, first_card, refused
+from penstock.clients.api import ServedModel, Server, ServerError, card_of, first_card, refused
 from penstock.clients.commands import QUOTES, Next, run_command
 from penstock.clients.conversation import Conversation
 from penstock.clients.screen import Screen, screen_for_this_terminal
@@ -18,7 +18,8 @@ from penstock.clients.stream import AnswerStream, Chunk, Usage
 from penstock.core import RequestError
 from penstock.options import Option
 
-EMPTY: Final = "the model's first token was an end token: it has nothing to add; ask in other words, or /regenerate"
+HINT: Final = "type a message · /help shows the commands · Ctrl-D leaves"
+EMPTY: Final = "the model's first token was an end token: it has nothing to add; ask in other words"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ def run_chat(options: ChatOptions) -> None:
     """Talk until the input ends. Raises ServerError where there is no server, and for a pipe at the first refusal."""
     with httpx.Client(**options.server.client_options) as client:
         api = Api(client, options.server)
-        card = {"id": options.model} if options.model is not None else api.first_card()
+        card = api.first_card() if options.model is None else api.card_of(options.model)
         conversation = Conversation(options.system, defaults=sampling_of(card), settings=dict(options.settings))
         Chat(api, card["id"], conversation, screen_for_this_terminal()).run()
 
@@ -54,6 +55,13 @@ class Api:
     def first_card(self) -> dict[str, Any]:
         try:
             return first_card(self._client.get("/models"))
+        except httpx.HTTPError as error:
+            raise self._server.lost(error) from error
+
+    def card_of(self, model: str) -> dict[str, Any]:
+        """What the server says of a model; its name alone where the server lists none such, and may have it yet."""
+        try:
+            return card_of(self._client.get("/models"), model) or {"id": model}
         except httpx.HTTPError as error:
             raise self._server.lost(error) from error
 
@@ -121,7 +129,7 @@ class Chat:
 
     def run(self) -> None:
         sampling = [self._conversation.sampling] if self._conversation.sampling else []
-        self._screen.say(" · ".join([self._model, *sampling, "/help shows the commands"]))
+        self._screen.say(" · ".join([self._model, *sampling, HINT]))
         while (message := self._read()) is not None:
             if self._take(message) is Next.LEAVE:
                 return

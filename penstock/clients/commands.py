@@ -15,6 +15,9 @@ QUOTES: Final = '"""'
 """A line of these begins a message of several lines, another one ends it."""
 
 
+SAME_AGAIN: Final = "temperature is 0, so the answer stays the same; /set temperature 0.7 makes others"
+
+
 class Next(Enum):
     """What follows a command."""
 
@@ -36,7 +39,7 @@ def run_command(line: str, conversation: Conversation) -> tuple[Next, str]:
 
 
 def show_help(conversation: Conversation, argument: str) -> tuple[Next, str]:
-    lines = [words for words, _ in COMMANDS.values()]
+    lines = [words for words, _ in COMMANDS.values() if words]
     lines.append(f"{QUOTES:27} alone on a line: begins and ends a message of several lines")
     lines.append("Ctrl-C                      stops an answer; when there is none, leaves")
     return Next.READ, "\n".join(lines)
@@ -65,7 +68,8 @@ def regenerate(conversation: Conversation, argument: str) -> tuple[Next, str]:
     conversation.take_back("assistant")
     if not conversation.turns:
         raise RequestError("there is nothing to answer yet")
-    return Next.ANSWER, ""
+    greedy = conversation.settings.get("temperature", conversation.defaults.get("temperature")) == 0
+    return Next.ANSWER, SAME_AGAIN * greedy
 
 
 def leave(conversation: Conversation, argument: str) -> tuple[Next, str]:
@@ -81,5 +85,6 @@ COMMANDS: Final[dict[str, tuple[str, Handler]]] = {
         set_field,
     ),
     "regenerate": ("/regenerate                 answers the last message anew", regenerate),
-    "quit": ("/quit                       leaves, as Ctrl-D does", leave),
+    "bye": ("/bye                        leaves, as Ctrl-D and /quit do", leave),
+    "quit": ("", leave),
 }

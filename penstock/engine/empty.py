@@ -12,7 +12,9 @@ from penstock.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-WANTS_TEMPLATE: Final = "it is a chat model, which wants its template: use LLM.chat, or leave --raw out"
+WANTS_TEMPLATE: Final = (
+    "it is a chat model, which wants its template: use LLM.chat or /v1/chat/completions, or leave --raw out"
+)
 WANTS_WORDS: Final = "ask in other words or with another seed, or forbid the end with ignore_eos (--ignore-eos)"
 
 
@@ -20,18 +22,25 @@ def warn_of_empty_answers(
     outputs: Sequence[RequestOutput], prompts: Sequence[Prompt], tokenizer: Tokenizer | None
 ) -> None:
     """Log one line if completions ended with their first token: how many, and what to do. Texts alone are plain."""
-    empty = [
-        (completion, isinstance(prompt, str))
-        for output, prompt in zip(outputs, prompts, strict=True)
-        for completion in output.outputs
-        if ended_at_once(completion)
-    ]
-    if not empty or tokenizer is None:
+    if tokenizer is None:
         return
-    total = sum(len(output.outputs) for output in outputs)
-    which = "the answer is empty" if total == 1 else f"{len(empty)} of {total} answers are empty"
-    plain = any(is_text for _, is_text in empty)
-    log.warning(f"{which}: {why_empty(empty[0][0].token_ids[0], tokenizer, plain_text=plain)}")
+    plain = any(
+        isinstance(prompt, str) and any(map(ended_at_once, output.outputs))
+        for output, prompt in zip(outputs, prompts, strict=True)
+    )
+    words = words_of_empty(outputs, tokenizer, plain_text=plain)
+    if words is not None:
+        log.warning(words)
+
+
+def words_of_empty(outputs: Sequence[RequestOutput], tokenizer: Tokenizer, *, plain_text: bool) -> str | None:
+    """What to say of completions that ended with their first token: how many, and what to do. None if none did."""
+    completions = [completion for output in outputs for completion in output.outputs]
+    empty = [completion for completion in completions if ended_at_once(completion)]
+    if not empty:
+        return None
+    which = "the answer is empty" if len(completions) == 1 else f"{len(empty)} of {len(completions)} answers are empty"
+    return f"{which}: {why_empty(empty[0].token_ids[0], tokenizer, plain_text=plain_text)}"
 
 
 def ended_at_once(completion: CompletionOutput) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -129,11 +129,12 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
     Names are vLLM's where it has them. Raises FieldError naming the field, ConfigError for a cluster that cannot be.
     """
 
-    speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None
+    speculative_config: Mapping[str, Any] | SpeculativeConfig | None = field(default_factory=dict)
     """Who drafts and what enters the pipeline: the arguments of ``SpeculativeConfig``. None is plain decoding.
 
-    What it leaves open is as on the command line: ``{}`` is ``auto`` with the target's own draft model if it is
-    ``demo``, and with prompt lookup else; a ``model`` without a ``method`` is a draft model.
+    Default: ``{}``, which is what the command line and the server have: ``auto`` decides what enters, drafted by the
+    target's own draft model if it is ``demo``, and by prompt lookup else. A ``model`` without a ``method`` is a draft
+    model.
     """
     speculative_slots: SpeculativeSlots = None
     transport: str = "ipc"

@@ -70,6 +70,7 @@ def writing_engine(options: TrainOptions) -> dict[str, Any]:
         "max_model_len": options.max_length,
         "max_num_seqs": SEQUENCES,
         "kv_slots": SEQUENCES // 4 * options.max_length,
+        "speculative_config": None,
     }
 
 

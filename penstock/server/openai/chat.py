@@ -38,7 +38,7 @@ def chat_router(service: Service) -> APIRouter:
         ends = hidden_ends(body, plan, service.prompts.tokenizer)
         choices = [Choice(service.token_text, plan, ends) for _ in range(generation.choices)]
         writer = ChatWriter(body, prompt, record_of(request).request_id, service.model, service.token_text)
-        return await reply_of(request, body, generation, choices, writer, params.names)
+        return await reply_of(request, body, generation, choices, writer, params.names, service.prompts.tokenizer)
 
     return routes
 

@@ -27,6 +27,8 @@ from penstock.server.openai.usage import Summary, metrics_of, usage_of
 
 
 class ChatWriter:
+    continues_text = False
+
     def __init__(
         self, body: ChatCompletionRequest, prompt: Prompt, request_id: str, model: str, token_text: TokenText
     ) -> None:

@@ -15,6 +15,8 @@ from penstock.server.openai.usage import Summary, metrics_of, usage_of
 class CompletionWriter:
     """``n`` choices of each of the prompts, in their order."""
 
+    continues_text = True
+
     def __init__(
         self,
         body: CompletionRequest,

@@ -34,7 +34,7 @@ def completion_router(service: Service) -> APIRouter:
         choices = [Choice(service.token_text) for _ in range(generation.choices)]
         name = record_of(request).request_id
         writer = CompletionWriter(body, prompts, generation.n, name, service.model, service.token_text)
-        return await reply_of(request, body, generation, choices, writer, params[0].names)
+        return await reply_of(request, body, generation, choices, writer, params[0].names, service.prompts.tokenizer)
 
     return routes
 

@@ -101,7 +101,7 @@ class WholeReply(Reply):
     """A reply in one piece."""
 
     warning: str | None = None
-    """What has gone otherwise than asked: the time was up before the last token."""
+    """What has gone otherwise than hoped: the time was up before the last token, or the first one ended the answer."""
 
 
 class PromptDetails(BaseModel):

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from penstock.engine.completion import CompletionDelta
+from penstock.engine.empty import words_of_empty
 from penstock.server.http.errors import TIMEOUT, ApiError, api_error
 from penstock.server.http.records import record_of
 from penstock.server.http.sse import DONE, EventStream, event
@@ -19,12 +20,16 @@ from penstock.server.openai.field_errors import api_errors
 from penstock.server.openai.generation import Generation
 from penstock.server.openai.protocol import GenerationFields, WholeReply
 from penstock.server.openai.usage import Summary
+from penstock.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
     """Puts choices into the words of one API. It remembers nothing of what it has written."""
+
+    continues_text: bool
+    """Whether prompts are continued as they stand, without a chat template."""
 
     def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> WholeReply:
         """The reply of a request that is not streamed. Each choice is one delta."""
@@ -46,6 +51,7 @@ async def reply_of(
     choices: Sequence[Choice],
     writer: Writer,
     names: Mapping[str, str],
+    tokenizer: Tokenizer,
 ) -> Response:
     """Wait for the first token, so that what fails before it has a status of its own; then stream or collect.
 
@@ -58,7 +64,8 @@ async def reply_of(
         if body.stream:
             stream = events(request, body, generation, pushed(first, deltas, choices), writer)
             return EventStream(stream, generation.close)
-        warning = await rest_of(deltas)
+        late = await rest_of(deltas)
+        warning = late or words_of_empty(generation.outputs(), tokenizer, plain_text=writer.continues_text)
         found = [choice.push(delta) for choice, delta in zip(choices, generation.whole(), strict=True)]
         whole = writer.whole(found, generation.summary())
         if warning is not None:

@@ -141,7 +141,7 @@ def terminal(url: str) -> Iterator[Terminal]:
 def test_a_terminal_shows_markdown_and_what_it_cost() -> None:
     reply = Reply(("**bo", "ld** [b]"), 9, accepted=3, rejected=1)
     with running(OpenAIServer(lambda body: reply)) as server, terminal(server.url) as chat:
-        chat.until("scripted · /help shows the commands")
+        chat.until("scripted · type a message · /help shows the commands")
         chat.until("> ")
         chat.type("hello\r")
         shown = chat.until("3 of 4 drafts accepted")

@@ -107,7 +107,7 @@ def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained
     assert same == ({"d2t", "t2d"} if kind == "eagle3" else set())
     assert set(after) - set(before) == ({"embed_tokens.weight"} if kind == "eagle" else set())
     assert {tensor.dtype for tensor in after.values()} <= {torch.float32, torch.int64, torch.bool}
-    with LLM(str(model), max_model_len=128) as llm:
+    with LLM(str(model), speculative_config=None, max_model_len=128) as llm:
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
     method = {"early-exit": "early_exit", "draft": "draft_model"}.get(kind, kind)
     strategy = "pipedec" if kind == "early-exit" else "static_tree"
@@ -200,7 +200,7 @@ FILE = KINDS["eagle3"].files.file
 
 def answered(model: Path, question: str, seed: int, **sampling: Any) -> str:
     """What the target says to a question alone."""
-    with LLM(str(model), max_model_len=64) as llm:
+    with LLM(str(model), speculative_config=None, max_model_len=64) as llm:
         ids = llm.get_tokenizer().apply_chat_template([{"role": "user", "content": question}])
         params = SamplingParams(seed=seed, max_tokens=64 - len(ids), **sampling)
         return llm.generate({"prompt_token_ids": ids}, params)[0].outputs[0].text

@@ -57,7 +57,7 @@ def test_requests_together_have_the_tokens_that_they_have_alone(engine: AsyncLLM
         return await asyncio.gather(*jobs)
 
     answers = asyncio.run(together())
-    with LLM("demo") as llm:
+    with LLM("demo", speculative_config=None) as llm:
         for i, (ids, text) in enumerate(answers):
             (alone,) = llm.generate(PROMPTS[i % len(PROMPTS)], params(i))
             assert (ids, text) == (alone.outputs[0].token_ids, alone.outputs[0].text), i
@@ -166,7 +166,7 @@ def test_what_cannot_run_is_refused_at_once(engine: AsyncLLM) -> None:
 
 def test_health_asks_for_a_token_however_many_ask() -> None:
     """One for all of them, and none while tokens come anyway."""
-    llm = AsyncLLM("demo", max_queue=0)
+    llm = AsyncLLM("demo", speculative_config=None, max_queue=0)
 
     async def run() -> None:
         await asyncio.gather(*(llm.check_health() for _ in range(5)))
@@ -219,7 +219,7 @@ def test_a_fault_on_the_engines_thread_leaves_nobody_waiting(moment: str, monkey
     monkeypatch.setattr("penstock.engine.async_llm.Counters", counters)
 
     async def run() -> None:
-        async with AsyncLLM("demo") as llm:
+        async with AsyncLLM("demo", speculative_config=None) as llm:
             stream = llm.submit(PROMPTS[0], params(0, tokens=3))
             for _ in range(2):  # also who asks again is told
                 with pytest.raises(PipelineError, match=r"lost .*a fault of ours"):
@@ -333,7 +333,7 @@ def test_a_grammar_is_compiled_on_another_thread(engine: AsyncLLM, monkeypatch: 
 )
 def test_a_lost_stage_ends_every_request_and_says_why(lose: Callable[[psutil.Process], None], why: str) -> None:
     async def run() -> None:
-        llm = AsyncLLM("demo", pipeline_parallel_size=2, stage_timeout=5.0)
+        llm = AsyncLLM("demo", pipeline_parallel_size=2, speculative_config=None, stage_timeout=5.0)
         try:
             streams = [llm.submit(prompt, params(0, tokens=1000)) for prompt in PROMPTS]
             await anext(streams[0])
@@ -355,7 +355,7 @@ def test_a_lost_stage_ends_every_request_and_says_why(lose: Callable[[psutil.Pro
 
 def test_an_idle_engine_misses_a_stopped_stage_too() -> None:
     async def run() -> None:
-        llm = AsyncLLM("demo", pipeline_parallel_size=2, stage_timeout=5.0)
+        llm = AsyncLLM("demo", pipeline_parallel_size=2, speculative_config=None, stage_timeout=5.0)
         try:
             await collect(llm, PROMPTS[0], params(0))
             descendants(os.getpid())[-1].suspend()

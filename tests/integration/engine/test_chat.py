@@ -40,7 +40,7 @@ def chat_model(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(chat_model: Path) -> Iterator[LLM]:
-    with LLM(chat_model, pipeline_parallel_size=2, max_model_len=256) as llm:
+    with LLM(chat_model, pipeline_parallel_size=2, speculative_config=None, max_model_len=256) as llm:
         yield llm
 
 

@@ -53,7 +53,7 @@ def model(target: Path) -> Any:
 @pytest.fixture(scope="module")
 def plain(target: Path) -> Iterator[LLM]:
     """One stage, nothing speculated."""
-    with LLM(str(target), max_model_len=256, prefill_chunk=512) as llm:
+    with LLM(str(target), speculative_config=None, max_model_len=256, prefill_chunk=512) as llm:
         yield llm
 
 
@@ -199,7 +199,7 @@ def test_more_stages_than_layers(target: Path, alone: list[list[CompletionOutput
 
 
 def test_a_split_by_hand(target: Path, alone: list[list[CompletionOutput]]) -> None:
-    with LLM(str(target), layer_split="1,4", max_model_len=256) as llm:
+    with LLM(str(target), layer_split="1,4", speculative_config=None, max_model_len=256) as llm:
         assert llm.setup.layers == ((0, 1), (1, 5))
         assert_same(llm.generate(*CASES[1])[0].outputs, alone[1])
 
@@ -491,7 +491,7 @@ def test_synthetic_drafts_need_a_seed(target: Path) -> None:
 
 
 def test_a_closed_llm_says_so(target: Path) -> None:
-    llm = LLM(str(target), max_model_len=256)
+    llm = LLM(str(target), speculative_config=None, max_model_len=256)
     stream = llm.stream(SHORT, dataclasses.replace(GREEDY, max_tokens=100))
     next(stream)
     llm.close()
@@ -527,7 +527,7 @@ def test_an_interrupt_while_waiting_costs_the_call_only(target: Path, monkeypatc
 
 
 def test_an_interrupt_in_the_middle_of_a_step_ends_the_engine_and_says_so(target: Path) -> None:
-    with LLM(target, max_model_len=256) as llm:
+    with LLM(target, speculative_config=None, max_model_len=256) as llm:
         with llm.observing(Interrupted()), pytest.raises(KeyboardInterrupt):
             llm.generate(SHORT, GREEDY)
         with pytest.raises(PipelineError, match="KeyboardInterrupt"):

@@ -240,8 +240,12 @@ def test_what_this_model_cannot_be_asked_is_refused_before_it_starts(
 
 def test_grammars_need_a_tokenizer_and_an_end(tmp_path: Path) -> None:
     params = SamplingParams(structured_outputs=GRAMMARS["json"])
-    with LLM("demo", skip_tokenizer_init=True) as llm, pytest.raises(RequestError, match="needs a tokenizer"):
+    options = {"speculative_config": None}
+    with (
+        LLM("demo", skip_tokenizer_init=True, **options) as llm,
+        pytest.raises(RequestError, match="needs a tokenizer"),
+    ):
         llm.generate({"prompt_token_ids": [5]}, params)
     endless = make_checkpoint(tmp_path, "llama", tokenizer=True, eos_token_id=None)
-    with LLM(str(endless), max_model_len=64) as llm, pytest.raises(RequestError, match="names no EOS token"):
+    with LLM(str(endless), max_model_len=64, **options) as llm, pytest.raises(RequestError, match="names no EOS token"):
         llm.generate({"prompt_token_ids": [5]}, params)

@@ -139,7 +139,7 @@ import json, os, signal, sys
 import psutil
 from penstock import LLM
 from penstock.pipeline.forkserver import shared_fork_server
-llm = LLM(sys.argv[1], pipeline_parallel_size=2, skip_tokenizer_init=True)
+llm = LLM(sys.argv[1], pipeline_parallel_size=2, speculative_config=None, skip_tokenizer_init=True)
 server = shared_fork_server()
 family = [process.pid for process in psutil.Process().children(recursive=True)]
 print(json.dumps({"server": server._process.pid, "family": family, "folder": server.folder}), flush=True)

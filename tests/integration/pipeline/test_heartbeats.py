@@ -167,7 +167,7 @@ def test_a_heartbeat_of_nobody_ends_the_pipeline(target: Path, message: Heartbea
 
 
 def test_a_stage_that_stays_stopped_ends_the_requests_with_its_name(target: Path) -> None:
-    with LLM(str(target), pipeline_parallel_size=2, skip_tokenizer_init=True, stage_timeout=5.0) as llm:
+    with start(target, 2, stage_timeout=5.0) as llm:
         llm.generate(PROMPT, GREEDY)
         stage = stage_processes()[1]
         stage.suspend()

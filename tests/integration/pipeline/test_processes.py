@@ -55,7 +55,8 @@ ENDLESS = SamplingParams(temperature=0.0, max_tokens=490, ignore_eos=True)
 
 
 def start(model: Path, stages: int = 3, **options: Any) -> LLM:
-    return LLM(str(model), pipeline_parallel_size=stages, skip_tokenizer_init=True, **options)
+    plain = {"speculative_config": None}
+    return LLM(str(model), pipeline_parallel_size=stages, skip_tokenizer_init=True, **(plain | options))
 
 
 def stage_processes() -> list[psutil.Process]:
@@ -156,7 +157,7 @@ def test_a_killed_fork_server_ends_the_requests_and_the_next_engine_has_its_own(
 
 def test_a_stream_names_the_lost_stage_too(target: Path) -> None:
     with (
-        LLM(str(target), pipeline_parallel_size=2) as llm,
+        LLM(str(target), pipeline_parallel_size=2, speculative_config=None) as llm,
         llm.observing(KillAfter(stage_processes()[0], results=5)),
         pytest.raises(PipelineError, match="stage 0"),
     ):

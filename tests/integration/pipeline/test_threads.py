@@ -16,7 +16,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 def generated(threads: int) -> tuple[list[list[int]], list[int]]:
     """The tokens, and how many threads each stage's process then has."""
-    with LLM("demo", pipeline_parallel_size=2, threads=threads) as llm:
+    with LLM("demo", pipeline_parallel_size=2, speculative_config=None, threads=threads) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
         stages = descendants(shared_fork_server()._process.pid)
         return [output.outputs[0].token_ids for output in outputs], [stage.num_threads() for stage in stages]

@@ -83,7 +83,7 @@ def test_requests_without_a_seed_have_the_servers(client: httpx.Client) -> None:
     body = {"prompt": CODE, "max_tokens": 16, "temperature": 1.0}
     bodies = [body, body, body | {"seed": None}, body | {"seed": SEED + 1}]
     texts = [client.post("/v1/completions", json=one).json()["choices"][0]["text"] for one in bodies]
-    with LLM("demo") as llm:
+    with LLM("demo", speculative_config=None) as llm:
         expected = [
             llm.generate(CODE, SamplingParams(max_tokens=16, temperature=1.0, seed=seed))[0].outputs[0].text
             for seed in (SEED, SEED + 1)

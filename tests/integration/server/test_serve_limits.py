@@ -308,6 +308,6 @@ def test_a_server_with_more_than_a_thousand_open_files() -> None:
         assert psutil.Process(server.process.pid).num_fds() > len(held) + 3
         descendants(server.process.pid)[-1].kill()  # a stage, whose end the fork server reports
         until(lambda: httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 503)
-    with LLM("demo") as llm:
+    with LLM("demo", speculative_config=None) as llm:
         (alone,) = llm.generate(body["prompt"], SamplingParams(max_tokens=12, temperature=0.0))
     assert reply.json()["choices"][0]["token_ids"] == alone.outputs[0].token_ids

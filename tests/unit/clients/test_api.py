@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.clients.api import Server, ServerError, first_card, first_model, message_of, refused
+from penstock.clients.api import Server, ServerError, card_of, first_card, first_model, message_of, refused
 from penstock.core import ConfigError
 
 
@@ -85,6 +85,14 @@ def test_no_server_says_how_to_start_one() -> None:
     assert "no server answers at http://127.0.0.1:8000/v1 (refused)" in str(error)
     assert "'penstock serve MODEL'" in str(error)
     assert error.kind == "ConnectError"
+
+
+def test_a_model_that_is_named_has_its_own_card() -> None:
+    cards = {"data": [{"id": "m"}, {"id": "n", "chat_sampling": {"temperature": 0.8}}]}
+    assert card_of(httpx.Response(200, json=cards), "n") == {"id": "n", "chat_sampling": {"temperature": 0.8}}
+    assert card_of(httpx.Response(200, json=cards), "o") is None
+    for content in ({}, {"data": [{}]}, {"data": ["m"]}, []):
+        assert card_of(httpx.Response(404, json=content), "m") is None
 
 
 def test_the_first_card_has_all_that_the_server_says_of_its_model() -> None:

@@ -77,8 +77,20 @@ def test_system_clear_and_regenerate() -> None:
         run_command("/regenerate", conversation)
 
 
-def test_quit_and_help() -> None:
-    assert run_command("/quit", Conversation())[0] is Next.LEAVE
+def test_a_greedy_answer_that_would_be_the_same_says_so() -> None:
+    conversation = Conversation(defaults={"temperature": 0.0})
+    conversation.ask("a")
+    assert "/set temperature 0.7" in run_command("/regenerate", conversation)[1]
+    run_command("/set temperature 0.7", conversation)
+    assert run_command("/regenerate", conversation) == (Next.ANSWER, "")
+
+
+@pytest.mark.parametrize("word", ["/bye", "/quit"])
+def test_leaving(word: str) -> None:
+    assert run_command(word, Conversation())[0] is Next.LEAVE
+
+
+def test_help() -> None:
     words = run_command("/help", Conversation())[1]
     assert all(f"/{name}" in words for name in COMMANDS)
 

@@ -26,6 +26,13 @@ def test_a_name_stands_for_its_cluster_and_a_table_for_its_configuration() -> No
     assert EngineOptions(**vars(options)) == options
 
 
+def test_speculation_is_left_to_auto_unless_plain_decoding_is_asked_for() -> None:
+    """As on the command line, in Python and in the server."""
+    assert EngineOptions().speculative_config == SpeculativeConfig(method="draft_model", model="demo")
+    assert EngineOptions(model="m").speculative_config == SpeculativeConfig()
+    assert EngineOptions(model="m", speculative_config=None).speculative_config is None
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -104,9 +104,9 @@ DRAFTING = {"method": "draft_model", "model": str(DEMO / "draft")}
 @pytest.mark.parametrize(
     ("options", "stages", "drafter"),
     [
-        ({}, [8], None),
+        ({"speculative_config": None}, [8], None),
         ({"speculative_config": {"method": "ngram"}}, [8], None),  # looked up by the engine: no process
-        ({"pipeline_parallel_size": 3}, [2, 2, 2], None),
+        ({"pipeline_parallel_size": 3, "speculative_config": None}, [2, 2, 2], None),
         ({"pipeline_parallel_size": 3, "speculative_config": DRAFTING}, [2, 2, 2], 2),
         ({"pipeline_parallel_size": 2, "threads": 3, "speculative_config": DRAFTING}, [3, 3], 3),
         ({"cluster": "demo", "speculative_config": DRAFTING}, [1, 1, 1, 1], 1),  # emulated

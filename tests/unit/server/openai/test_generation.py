@@ -27,6 +27,7 @@ from penstock.server.openai.reply import reply_of
 from penstock.server.openai.service import Service
 from penstock.server.openai.usage import Summary
 from penstock.server.settings import ServerSettings
+from tests.unit.text.conftest import byte_level
 
 FOREVER = 1000.0
 
@@ -291,10 +292,25 @@ def test_a_request_without_a_token_in_time_is_an_error() -> None:
     run(test)
 
 
+def test_an_empty_answer_says_why() -> None:
+    async def test() -> None:
+        bench = Bench()
+        generation = await bench.begin()
+        (stream,) = bench.llm.streams
+        ended = CompletionOutput(0, [byte_level().eos_token_ids[0]], "", FinishReason.STOP)
+        stream.output = lambda: RequestOutput("x", "a", [1], [ended], True)  # type: ignore[method-assign]
+        stream.say("", end=FinishReason.STOP)
+        reply = await replied(bench, generation)
+        assert reply["choices"][0]["finish_reason"] == "stop"
+        assert reply["warning"].startswith("the answer is empty: the model's first token was an end token ('</s>')")
+
+    run(test)
+
+
 async def replied(bench: Bench, generation: Generation) -> dict[str, Any]:
     body = CompletionRequest(prompt="a")
     writer = CompletionWriter(body, [Prompt("a", [1])], 1, "x", "m", str)
     choices = [Choice(str)]
-    reply = await reply_of(bench.client.request, body, generation, choices, writer, {})
+    reply = await reply_of(bench.client.request, body, generation, choices, writer, {}, byte_level())
     found: dict[str, Any] = json.loads(bytes(reply.body))
     return found
