@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
-from rich.console import Console
 
 from penstock.core import CompletionOutput, SamplingParams
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import check_options
-from penstock.pipeline.loading import LoadingBar
-from penstock.pipeline.processes import ProcessHost
+from penstock.pipeline.starting import watched
 from penstock.text.chat import ChatFormat, Messages, chat_prompt, chat_sampling
 from penstock.text.conversation_files import Conversation
 from penstock.text.tokenizer import Tokenizer
@@ -103,9 +100,10 @@ def complete(
     ``sampling`` replaces fields of the checkpoint's own sampling parameters, or of a chat's where it names none.
     """
     check_options(options)
-    begin = time.monotonic()
-    with started(options) as llm:
-        load_seconds = time.monotonic() - begin
+    from penstock.engine.llm import LLM
+
+    llm, start = watched(LLM, **vars(options))
+    with llm:
         prompt = asked.prompt(llm.get_tokenizer())
         params = sampling_params(llm, asked, sampling)
         follower = Follower(None if as_json else sys.stdout)
@@ -116,20 +114,7 @@ def complete(
             follower.finish()
             if follower.completion is not None:
                 text = prompt if isinstance(prompt, str) else prompt["prompt"]
-                report(llm, text, follower.prompt_token_ids, follower.completion, as_json, load_seconds)
-
-
-def started(options: EngineOptions) -> LLM:
-    """The engine, once its stages have loaded their layers. A person sees how far they are."""
-    from penstock.engine.llm import LLM
-
-    with LoadingBar(Console(stderr=True)) as bar:
-        host = ProcessHost(options.transport, options.stage_timeout, on_loading=bar)
-        try:
-            return LLM(host=host, **vars(options))
-        except BaseException:
-            host.close()
-            raise
+                report(llm, text, follower.prompt_token_ids, follower.completion, as_json, start.seconds)
 
 
 def sampling_params(llm: LLM, asked: Asked, given: Mapping[str, Any]) -> SamplingParams:

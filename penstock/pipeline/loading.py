@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from penstock.messages import Loading
+from penstock.messages import Loading, Started
 
 
 class LoadingBar:
@@ -19,9 +19,13 @@ class LoadingBar:
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("starting", total=None)
         self._heard: dict[tuple[str, int], Loading] = {}
+        self._started: list[Started] = []
 
-    def __call__(self, pipeline: str, loading: Loading) -> None:
-        self._heard[pipeline, loading.stage] = loading
+    def __call__(self, pipeline: str, said: Loading | Started) -> None:
+        if isinstance(said, Started):
+            self._started.append(said)
+            return
+        self._heard[pipeline, said.stage] = said
         read, total = self.read
         self._progress.update(self._task, description="loading weights", completed=read, total=total)
 
@@ -29,6 +33,11 @@ class LoadingBar:
     def read(self) -> tuple[int, int]:
         """How many numbers have been read, and of how many, as far as the processes have said."""
         return sum(one.read for one in self._heard.values()), sum(one.total for one in self._heard.values())
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Bytes of weights, and of room for keys and values, that the processes hold that have started."""
+        return sum(one.weight_bytes for one in self._started), sum(one.kv_bytes for one in self._started)
 
     def __enter__(self) -> LoadingBar:
         self._progress.start()

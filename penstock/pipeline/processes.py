@@ -63,7 +63,7 @@ Owner = Callable[[Delivery, Sequence[Frame]], bool]
 """Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
 
 
-OnLoading = Callable[[str, Loading], None]
+OnLoading = Callable[[str, Loading | Started], None]
 """Given a pipeline's name and what one of its stages says."""
 
 
@@ -73,7 +73,7 @@ class ProcessHost:
     ``transport`` is "ipc" or "tcp" (loopback), the latter with TLS where there is ``security``. A frame that names no
     session of ours is refused and counted. A stage that has said nothing for ``stage_timeout`` seconds of listening is
     lost; None: it may be silent for ever. ``on_loading`` hears which pipeline's stages have read how much of their
-    weights, until all have started.
+    weights, and what each holds once it has started.
     """
 
     def __init__(
@@ -351,17 +351,21 @@ class ProcessPipeline:
             self._inboxes[message.stage].send(encode(HeartbeatAck(), self._session))
             return False
         if isinstance(message, Loading) and len(self.started) < self.stages:
-            if self._host.on_loading is not None:
-                self._host.on_loading(self.name, message)
+            self._tell_loading(message)
             return False
         if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
             self.started[message.stage] = message
             self._hear(message.stage)
+            self._tell_loading(message)
         elif isinstance(message, Failed):
             self._lose(message.stage, message.cause, message.details)
         else:
             self._take_in(message, delivery.arrives)
         return True
+
+    def _tell_loading(self, message: Loading | Started) -> None:
+        if self._host.on_loading is not None:
+            self._host.on_loading(self.name, message)
 
     def _take_in(self, message: Message, arrives: float) -> None:
         """What belongs to the stream, or to whoever listens beside it."""

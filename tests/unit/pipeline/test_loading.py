@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from penstock.messages import Loading
+from penstock.messages import Loading, Started
 from penstock.pipeline.loading import LoadingBar
 
 
@@ -17,6 +17,13 @@ def test_all_processes_count() -> None:
         bar("stage", Loading(stage=1, read=2, total=100))
         bar("stage", Loading(stage=0, read=50, total=100))
         assert bar.read == (57, 210)
+
+
+def test_what_started_processes_hold_is_added_up() -> None:
+    bar = LoadingBar(Console(file=io.StringIO()))
+    bar("drafter", Started(stage=0, address="a", kv_bytes=1, weight_bytes=10))
+    bar("stage", Started(stage=0, address="b", kv_bytes=2, weight_bytes=20))
+    assert bar.held == (30, 3)
 
 
 def test_a_person_sees_how_far_it_is() -> None:

@@ -1,0 +1,48 @@
+"""An engine that is waited for: its host, and what it holds."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from penstock.core import ConfigError
+from penstock.messages import Loading, Started
+from penstock.pipeline import starting
+from penstock.pipeline.starting import watched
+
+
+class FakeHost:
+    """What ``watched`` makes, without a process."""
+
+    made: ClassVar[list[FakeHost]] = []
+
+    def __init__(self, transport: str, stage_timeout: float | None, on_loading: Any) -> None:
+        self.on_loading = on_loading
+        self.closed = False
+        self.made.append(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("error", [None, ConfigError("model: no"), KeyboardInterrupt()])
+def test_a_host_whose_engine_does_not_start_is_closed(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    def engine(host: FakeHost, **options: Any) -> FakeHost:
+        host.on_loading("stage", Loading(stage=0, read=1, total=2))
+        host.on_loading("stage", Started(stage=0, address="a", kv_bytes=5, weight_bytes=7))
+        if error is not None:
+            raise error
+        return host
+
+    monkeypatch.setattr(starting, "ProcessHost", FakeHost)
+    if error is None:
+        host, start = watched(engine, transport="ipc", stage_timeout=None)
+        assert not host.closed
+        assert (start.weight_bytes, start.kv_bytes) == (7, 5)
+    else:
+        with pytest.raises(type(error)):
+            watched(engine, transport="ipc", stage_timeout=None)
+        assert FakeHost.made[-1].closed
