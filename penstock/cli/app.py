@@ -12,6 +12,7 @@ import penstock
 from penstock.cli.command import new_app
 
 COMMANDS: Final = {
+    "run": "Load MODEL and chat with it in this terminal, or answer a pipe's lines one after the other.",
     "generate": "Answer PROMPT, or continue it where the model is no chat model, printing the text as it is committed.",
     "serve": "Serve MODEL over HTTP as the OpenAI API has it, with a web page.",
     "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",

@@ -33,10 +33,17 @@ class ChatOptions:
 def run_chat(options: ChatOptions) -> None:
     """Talk until the input ends. Raises ServerError where there is no server, and for a pipe at the first refusal."""
     with httpx.Client(**options.server.client_options) as client:
-        api = Api(client, options.server)
-        card = api.first_card() if options.model is None else api.card_of(options.model)
-        conversation = Conversation(options.system, defaults=sampling_of(card), settings=dict(options.settings))
-        Chat(api, card["id"], conversation, screen_for_this_terminal()).run()
+        chat_over(client, options)
+
+
+def chat_over(client: httpx.Client, options: ChatOptions, introduction: str = "") -> None:
+    """The same over a client of one's own; a person sees ``introduction`` first."""
+    screen = screen_for_this_terminal()
+    screen.say(introduction)
+    api = Api(client, options.server)
+    card = api.first_card() if options.model is None else api.card_of(options.model)
+    conversation = Conversation(options.system, defaults=sampling_of(card), settings=dict(options.settings))
+    Chat(api, card["id"], conversation, screen).run()
 
 
 def sampling_of(card: Mapping[str, Any]) -> dict[str, float]:

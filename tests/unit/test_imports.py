@@ -58,6 +58,7 @@ LAYERS = [
     "server.openai",
     "server.live",
     "server",
+    "run",
     "cli",
 ]
 """A module may import its own line and those above."""

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import re
-import select
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from penstock.cli.errors import INTERRUPTED
 from tests.openai_server import OpenAIServer, Reply, prompt_of, running
+from tests.terminals import PATIENCE, PENSTOCK, Terminal, terminal
 
 pytestmark = pytest.mark.processes
-
-PENSTOCK = str(Path(sys.executable).parent / "penstock")
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-PATIENCE = 60.0
 
 
 def piped(url: str, lines: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -80,67 +68,13 @@ def test_no_server_says_how_to_start_one() -> None:
     assert "penstock serve MODEL" in result.stderr
 
 
-class Terminal:
-    """A chat in a pseudo-terminal."""
-
-    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
-        self.process = process
-        self._master = master
-        self._seen = ""
-
-    def type(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
-    def press_until_it_ends(self, key: str) -> int:
-        """Return the exit code. Python misses a signal that comes between readline's prompt and its wait for a key."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            self.type(key)
-            with suppress(subprocess.TimeoutExpired):
-                return self.process.wait(5)
-        raise AssertionError(f"{key!r} did not end it")
-
-    def until(self, words: str) -> str:
-        """What has appeared since the last call, up to and with ``words``; escape codes left out."""
-        deadline = time.monotonic() + PATIENCE
-        while words not in (text := ESCAPES.sub("", self._seen)):
-            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"{words!r} did not appear in {text!r}"
-            self._seen += os.read(self._master, 4096).decode(errors="replace")
-        head, _, self._seen = text.partition(words)
-        return head + words
-
-
-@contextmanager
-def terminal(url: str) -> Iterator[Terminal]:
-    """A chat whose controlling terminal is the test's, so that Ctrl-C is a key."""
-    master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    command = [PENSTOCK, "chat", "--url", url]
-
-    def own_the_terminal() -> None:
-        os.setsid()
-        import fcntl
-        import termios
-
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    with subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, env=environment, preexec_fn=own_the_terminal
-    ) as process:
-        os.close(slave)
-        try:
-            yield Terminal(process, master)
-        finally:
-            process.kill()
-            process.wait()
-            os.close(master)
+def chatting(url: str) -> AbstractContextManager[Terminal]:
+    return terminal("chat", "--url", url)
 
 
 def test_a_terminal_shows_markdown_and_what_it_cost() -> None:
     reply = Reply(("**bo", "ld** [b]"), 9, accepted=3, rejected=1)
-    with running(OpenAIServer(lambda body: reply)) as server, terminal(server.url) as chat:
+    with running(OpenAIServer(lambda body: reply)) as server, chatting(server.url) as chat:
         chat.until("scripted · type a message · /help shows the commands")
         chat.until("> ")
         chat.type("hello\r")
@@ -158,7 +92,7 @@ def test_a_terminal_shows_markdown_and_what_it_cost() -> None:
 
 def test_a_terminal_shows_source_code_line_by_line() -> None:
     reply = Reply(("\n# halves\ndef half(x, **more):\n", "    # of x\n    return x / 2\n"), 9)
-    with running(OpenAIServer(lambda body: reply)) as server, terminal(server.url) as chat:
+    with running(OpenAIServer(lambda body: reply)) as server, chatting(server.url) as chat:
         chat.until("> ")
         chat.type("hello\r")
         shown = chat.until("9 tokens").replace("\r", "")
@@ -166,7 +100,7 @@ def test_a_terminal_shows_source_code_line_by_line() -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_a_second_one_leaves() -> None:
-    with running(OpenAIServer(lambda body: Reply(("begun",), end="hold"))) as server, terminal(server.url) as chat:
+    with running(OpenAIServer(lambda body: Reply(("begun",), end="hold"))) as server, chatting(server.url) as chat:
         chat.until("> ")
         chat.type("tell me\r")
         chat.until("begun")
@@ -183,7 +117,7 @@ def test_ctrl_c_stops_the_answer_and_a_second_one_leaves() -> None:
 
 
 def test_a_refusal_does_not_end_a_person_s_chat() -> None:
-    with running(OpenAIServer(lambda body: Reply(status=429))) as server, terminal(server.url) as chat:
+    with running(OpenAIServer(lambda body: Reply(status=429))) as server, chatting(server.url) as chat:
         chat.until("> ")
         chat.type("hello\r")
         chat.until("the server answers 429: refused: 429")

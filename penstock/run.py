@@ -1,0 +1,102 @@
+"""What ``penstock run`` does once its flags are understood: load a model and chat with it in this terminal.
+
+Engine, server and chat are one process. The chat is that of ``penstock chat``, over a socket that only this user can
+open: nothing listens on the network.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import httpx
+from rich.console import Console
+
+from penstock.clients.api import Server
+from penstock.clients.chat import ChatOptions, chat_over
+from penstock.config import FieldError
+from penstock.demo import chat_model
+from penstock.engine.options import EngineOptions, model_folder
+from penstock.engine.resolve import check_options
+from penstock.pipeline.forkserver import shared_fork_server
+from penstock.pipeline.starting import Start, watched
+from penstock.server.settings import ServerSettings
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from penstock.engine.resolve import Resolved
+
+LONGEST_ANSWER: Final = 86_400.0
+"""Seconds: a person ends an answer with Ctrl-C."""
+HERE: Final = "http://penstock"
+"""How the server is called over its socket, where any name would do."""
+CONTINUES: Final = "is no chat model: it goes on with what you type. 'penstock run NAME' takes another model"
+
+
+def chosen(model: str) -> str:
+    """The model that is named, or else the small chat model; the shipped pair where that cannot be had."""
+    if model:
+        return model
+    console = Console(stderr=True, highlight=False)
+    if not chat_model.FILE.is_file():
+        console.print(f"Fetching {chat_model.NAME} ({chat_model.MEGABYTES} MB) into {chat_model.CACHE} ...")
+    try:
+        return str(chat_model.fetched())
+    except chat_model.Unreachable as error:
+        console.print(f"{error}. The pair of small models that comes with Penstock is run instead.", soft_wrap=True)
+        return "demo"
+
+
+def run(options: EngineOptions, name: str, system_prompt: str = "", template: str | None = None) -> None:
+    """Talk to the model, called ``name``, until the input ends; then nothing of it is left.
+
+    ``template`` is Jinja text in place of the checkpoint's own. Raises ConfigError before anything starts.
+    """
+    check_options(options)
+    words = introduction_of(options, name, template)
+    from penstock.engine.async_llm import AsyncLLM
+    from penstock.server.local import served_at
+
+    llm, start = watched(AsyncLLM, **vars(options))
+    with closing(llm):
+        if template is not None:
+            llm.get_tokenizer().use_chat_template(template)
+        settings = ServerSettings(served_model_name=(name,), web=False, request_timeout=LONGEST_ANSWER)
+        socket = Path(shared_fork_server().folder) / "http"  # which is removed also where this process is killed
+        server = Server(url=HERE)
+        with (
+            served_at(socket, llm, settings),
+            httpx.Client(**server.client_options, transport=httpx.HTTPTransport(uds=str(socket))) as client,
+        ):
+            chat = ChatOptions(server=server, model=name, system=system_prompt)
+            chat_over(client, chat, "\n".join([*words, loaded(llm.setup, start)]))
+
+
+def introduction_of(options: EngineOptions, name: str, template: str | None) -> list[str]:
+    """What is to be said of a model that is none for chats. Raises FieldError where it has no template either."""
+    if template is not None:
+        return []
+    tokenizer = tokenizer_of(options)
+    if tokenizer.tool_template is None:
+        problem = "has no chat template: continue texts with penstock generate, or give one with --chat-template"
+        raise FieldError("model", f"is {name!r}, which {problem}")
+    return [] if tokenizer.is_of_chat else [f"{name} {CONTINUES}"]
+
+
+def tokenizer_of(options: EngineOptions) -> Tokenizer:
+    from penstock.models.checkpoint import open_checkpoint
+
+    return load_tokenizer(open_checkpoint(model_folder(options.model, "target")).path)
+
+
+def loaded(setup: Resolved, start: Start) -> str:
+    """For example: ``30 layers in int4, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens · loaded in 4.2 s``."""
+    form = setup.options.dtype if setup.quantization == "none" else setup.quantization
+    weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
+    parts = [
+        f"{setup.checkpoint.num_layers} layers in {form}, {setup.stages} stage{'s' * (setup.stages != 1)}",
+        f"{weights} of weights, {room} for {setup.capacity:,} tokens",
+        f"loaded in {start.seconds:.1f} s",
+    ]
+    return " · ".join(parts)

@@ -1,0 +1,46 @@
+"""``penstock run`` as a user has it: in a terminal, and in a pipe."""
+
+from __future__ import annotations
+
+import subprocess
+
+import psutil
+import pytest
+
+from tests.processes import descendants
+from tests.terminals import PATIENCE, PENSTOCK, terminal
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_person_stops_an_answer_and_leaves_nothing_behind() -> None:
+    with terminal("run", "demo", "-pp", "2") as chat:
+        shown = chat.until("> ")
+        assert "demo is no chat model" in shown
+        assert "16 layers in float32, 2 stages" in shown
+        assert "type a message" in shown
+        family = descendants(chat.process.pid)
+        chat.type("def fibonacci(n):\r")
+        chat.until("a")
+        chat.type("\x03")
+        chat.until("stopped")
+        chat.until("> ")
+        chat.type("/set max_tokens 4\r")
+        chat.until("> ")
+        chat.type("class Stack:\r")
+        chat.until("4 tokens")
+        chat.until("> ")
+        chat.type("/bye\r")
+        assert chat.process.wait(PATIENCE) == 0
+    _, alive = psutil.wait_procs(family, PATIENCE)
+    assert alive == []
+
+
+def test_a_pipe_gets_the_answers_alone() -> None:
+    lines = "/set max_tokens 4\nclass Stack:\n"
+    result = subprocess.run(
+        [PENSTOCK, "run", "demo"], input=lines, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.endswith("\n")
+    assert result.stdout.strip()

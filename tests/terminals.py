@@ -1,0 +1,76 @@
+"""Commands in a pseudo-terminal, as a person has them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PENSTOCK = str(Path(sys.executable).parent / "penstock")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+PATIENCE = 60.0
+
+
+class Terminal:
+    """A command in a pseudo-terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self._master = master
+        self._seen = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def press_until_it_ends(self, key: str) -> int:
+        """Return the exit code. Python misses a signal that comes between readline's prompt and its wait for a key."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            self.type(key)
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(5)
+        raise AssertionError(f"{key!r} did not end it")
+
+    def until(self, words: str) -> str:
+        """What has appeared since the last call, up to and with ``words``; escape codes left out."""
+        deadline = time.monotonic() + PATIENCE
+        while words not in (text := ESCAPES.sub("", self._seen)):
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{words!r} did not appear in {text!r}"
+            self._seen += os.read(self._master, 4096).decode(errors="replace")
+        head, _, self._seen = text.partition(words)
+        return head + words
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[Terminal]:
+    """``penstock`` with a controlling terminal that is the test's, so that Ctrl-C is a key."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+
+    def own_the_terminal() -> None:
+        os.setsid()
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with subprocess.Popen(
+        [PENSTOCK, *arguments], stdin=slave, stdout=slave, stderr=slave, env=environment, preexec_fn=own_the_terminal
+    ) as process:
+        os.close(slave)
+        try:
+            yield Terminal(process, master)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(master)
