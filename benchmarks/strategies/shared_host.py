@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,14 @@ BUSY = "+busy"
 CASES = tuple(f"{drafter}{beside}" for beside in ("", BUSY) for drafter in DRAFTERS)
 
 
-def questions(llm: LLM, folder: Path, per_set: int, tokens: int) -> list[Question]:
+def questions(llm: LLM, folder: Path, per_set: int, params: SamplingParams) -> list[Question]:
     """The first turns of every set's first conversations as the chat template puts them, the sets in turn."""
     sets = read_prompt_sets(sorted(folder.glob("*.jsonl")), per_set)
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     asked = [(name, prompts[i][0]) for i in range(per_set) for name, prompts in sets.items()]
-    return [Question(Setting(name, 0.0), i, chat(llm, text), params) for i, (name, text) in enumerate(asked)]
+    return [
+        Question(Setting(name, params.temperature), i, chat(llm, text), replace(params, seed=i))
+        for i, (name, text) in enumerate(asked)
+    ]
 
 
 def chat(llm: LLM, text: str) -> dict[str, list[int]]:
@@ -102,7 +105,8 @@ def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
             drafter["model"] = draft
         named = parse_entries(ENTRIES, drafter)
         with LLM(options.model, pipeline_parallel_size=2, speculative_config=named[1][1]) as llm:
-            asked = questions(llm, options.prompts, options.per_set, options.tokens)
+            params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
+            asked = questions(llm, options.prompts, options.per_set, params)
             runs = measure_all(llm, asked, named)
     seconds: dict[str, dict[str, list[float]]] = {}
     for run in runs:
