@@ -7,7 +7,6 @@ it stands in the file; ``parse`` puts the path in front: ``stages[2].layers is 0
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import reprlib
 import tomllib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from penstock.core import ConfigError
+from penstock.typos import meant
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -52,10 +52,10 @@ def check_positive(config: DataclassInstance, *names: str, or_zero: bool = False
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Words for an error about an unknown name: the nearest known one, if any is near, then all of them."""
+    """Words for an error about an unknown name: the known one that it is a typo of, if there is one, then all."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    guess = meant(name, names)
+    hint = f"did you mean {guess!r}? " if guess is not None else ""
     return f"{hint}Known: {', '.join(names) or 'none'}"
 
 

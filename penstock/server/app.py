@@ -8,6 +8,7 @@ from fastapi.middleware.cors import CORSMiddleware
 import penstock
 from penstock.engine.async_llm import AsyncLLM
 from penstock.server.about import about_router
+from penstock.server.api_page import api_page_router
 from penstock.server.http import handlers
 from penstock.server.http.auth import Auth
 from penstock.server.http.bodies import BodyLimits
@@ -19,24 +20,29 @@ from penstock.server.metrics import ServerMetrics
 from penstock.server.openai.chat import chat_router
 from penstock.server.openai.completions import completion_router
 from penstock.server.openai.models import model_router
+from penstock.server.openai.protocol import WARNING
+from penstock.server.openai.responses.routes import responses_router
 from penstock.server.openai.service import Service
 from penstock.server.openai.tokens import token_router
+from penstock.server.openai.unsupported import unsupported_router
 from penstock.server.settings import ServerSettings
 
 
 def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     """The application over ``llm``, which stays the caller's to close. ``app.state.gate`` is its ``Gate``.
 
-    Call it on the event loop's thread. Its own documentation pages are left out: they load scripts from elsewhere.
+    Call it on the event loop's thread. FastAPI's documentation pages are left out: they load scripts from elsewhere.
     """
     app = FastAPI(title="Penstock", version=penstock.__version__, docs_url=None, redoc_url=None)
     app.state.gate = gate = Gate()
     metrics = ServerMetrics(llm, settings.served_model_name[0])
     service = Service(llm, settings, gate, metrics.generated)
     handlers.install(app)
-    for routes in (chat_router, completion_router, token_router, model_router):
+    for routes in (chat_router, completion_router, responses_router, token_router, model_router):
         app.include_router(routes(service))
     app.include_router(about_router(llm, gate, metrics.registry))
+    app.include_router(unsupported_router())
+    app.include_router(api_page_router(app), include_in_schema=False)
     if settings.web:
         app.include_router(live_router(llm), include_in_schema=False)
     add_middleware(app, settings, metrics)
@@ -54,6 +60,6 @@ def add_middleware(app: FastAPI, settings: ServerSettings, metrics: ServerMetric
             allow_origins=list(settings.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", WARNING],
         )
     app.add_middleware(Records, on_end=[log_request, metrics.responded])

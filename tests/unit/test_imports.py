@@ -19,6 +19,7 @@ LAYERS = [
     "core",
     "dtypes",
     "foreign_files",
+    "typos",
     "config",
     "registry",
     "options",

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.server.http.errors import ApiError
 from penstock.server.http.records import refuse
 
-OPEN: Final = ("/", "/health", "/favicon.ico")
+OPEN: Final = ("/", "/docs", "/health", "/favicon.ico")
 OPEN_BELOW: Final = "/page/"
 
 

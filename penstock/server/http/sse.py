@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -36,8 +36,11 @@ class EventStream(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
-        super().__init__(headers=HEADERS)
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], close: Callable[[], None], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """``headers`` are sent beside those of every stream."""
+        super().__init__(headers=HEADERS | dict(headers or {}))
         del self.headers["content-length"]
         self._events = events
         self._close = close

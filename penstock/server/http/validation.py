@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.server.http.errors import ApiError, invalid_field
+from penstock.typos import meant
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str]) -> ApiError:
@@ -27,8 +27,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequ
     if not param:
         return ApiError(400, "the body has to be a JSON object, sent with Content-Type: application/json")
     if worst["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(param, known, n=1)
-        hint = f", or did you mean {close[0]!r}?" if close else ""
+        guess = meant(param, known)
+        hint = f", or did you mean {guess!r}?" if guess is not None else ""
         return invalid_field(param, f"is not supported here: remove it{hint}")
     if worst["type"] == "missing":
         return invalid_field(param, "is missing")

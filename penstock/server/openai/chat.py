@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -12,7 +13,9 @@ from penstock.server.openai.chat_protocol import ChatCompletion, ChatCompletionR
 from penstock.server.openai.chat_writer import ChatWriter
 from penstock.server.openai.choices import Choice
 from penstock.server.openai.field_errors import api_errors
+from penstock.server.openai.generation import Generation
 from penstock.server.openai.params import chat_params
+from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.protocol import generation_responses
 from penstock.server.openai.reply import reply_of
 from penstock.server.openai.service import Service
@@ -27,20 +30,37 @@ def chat_router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=responses)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
-        service.check_model(body.model)
-        with api_errors(body):
-            plan = plan_tools(body, service.prompts.tokenizer)
-            prompt = await service.prompts.of_chat(body.messages, plan.tools, body.chat_template_kwargs)
-            room = service.prompts.room(prompt, "messages")
-            params = chat_params(body, service.defaults(), room, plan)
-        with api_errors(body, params.names):
-            generation = await service.generate(request, body, [prompt], [params])
-        ends = hidden_ends(body, plan, service.prompts.tokenizer)
-        choices = [Choice(service.token_text, plan, ends) for _ in range(generation.choices)]
-        writer = ChatWriter(body, prompt, record_of(request).request_id, service.model, service.token_text)
-        return await reply_of(request, body, generation, choices, writer, params.names, service.prompts.tokenizer)
+        begun = await start_chat(service, body, request)
+        writer = ChatWriter(body, begun.prompt, record_of(request).request_id, service.model, service.token_text)
+        return await reply_of(request, body, begun.generation, begun.choices, writer, begun.names, begun.tokenizer)
 
     return routes
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A conversation that is being answered. ``names`` are those that the request has for fields of ours."""
+
+    prompt: Prompt
+    generation: Generation
+    choices: list[Choice]
+    names: dict[str, str]
+    tokenizer: Tokenizer
+
+
+async def start_chat(service: Service, body: ChatCompletionRequest, request: Request) -> Begun:
+    """Have the engine begin. Raises ApiError naming the field for what cannot be answered."""
+    service.check_model(body.model)
+    with api_errors(body):
+        plan = plan_tools(body, service.prompts.tokenizer)
+        prompt = await service.prompts.of_chat(body.messages, plan.tools, body.chat_template_kwargs)
+        room = service.prompts.room(prompt, "messages")
+        params = chat_params(body, service.defaults(), room, plan)
+    with api_errors(body, params.names):
+        generation = await service.generate(request, body, [prompt], [params])
+    ends = hidden_ends(body, plan, service.prompts.tokenizer)
+    choices = [Choice(service.token_text, plan, ends) for _ in range(generation.choices)]
+    return Begun(prompt, generation, choices, params.names, service.prompts.tokenizer)
 
 
 def hidden_ends(body: ChatCompletionRequest, plan: ToolPlan, tokenizer: Tokenizer) -> Sequence[int]:

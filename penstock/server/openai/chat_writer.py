@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+from penstock.server.http.errors import ApiError, ErrorResponse
 from penstock.server.openai.chat_protocol import (
     ChatChoice,
     ChatChunkChoice,
@@ -27,6 +28,9 @@ from penstock.server.openai.usage import Summary, metrics_of, usage_of
 
 
 class ChatWriter:
+    """It remembers nothing of what it has written."""
+
+    named_events = False
     continues_text = False
 
     def __init__(
@@ -73,10 +77,14 @@ class ChatWriter:
             choice.token_ids = delta.token_ids
         yield self._chunk([choice])
 
-    def last_chunk(self, summary: Summary) -> ChatCompletionChunk:
-        chunk = self._chunk([])
-        chunk.usage, chunk.metrics = usage_of(summary), metrics_of(summary)
-        return chunk
+    def last_chunks(self, summary: Summary) -> Iterator[ChatCompletionChunk]:
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            chunk = self._chunk([])
+            chunk.usage, chunk.metrics = usage_of(summary), metrics_of(summary)
+            yield chunk
+
+    def failure(self, problem: ApiError) -> ErrorResponse:
+        return problem.body
 
     # ---------------------------------------------------------------------------------------------------- inside
 

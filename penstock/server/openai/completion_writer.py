@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+from penstock.server.http.errors import ApiError, ErrorResponse
 from penstock.server.openai.choices import ChoiceDelta
 from penstock.server.openai.completion_protocol import Completion, CompletionChoice, CompletionRequest
 from penstock.server.openai.logprobs import TokenText, completion_logprobs
@@ -13,7 +14,9 @@ from penstock.server.openai.usage import Summary, metrics_of, usage_of
 
 
 class CompletionWriter:
-    """``n`` choices of each of the prompts, in their order."""
+    """``n`` choices of each of the prompts, in their order. It remembers nothing of what it has written."""
+
+    named_events = False
 
     continues_text = True
 
@@ -40,8 +43,12 @@ class CompletionWriter:
         if choice.text or delta.finish_reason or delta.logprobs or self._body.return_token_ids:
             yield self._reply([choice])
 
-    def last_chunk(self, summary: Summary) -> Completion:
-        return self._with_summary(self._reply([]), summary)
+    def last_chunks(self, summary: Summary) -> Iterator[Completion]:
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            yield self._with_summary(self._reply([]), summary)
+
+    def failure(self, problem: ApiError) -> ErrorResponse:
+        return problem.body
 
     # ---------------------------------------------------------------------------------------------------- inside
 

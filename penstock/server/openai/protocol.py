@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from penstock.server.http.errors import Responses, error_responses
 
+WARNING = "X-Penstock-Warning"
+"""A reply's header that says what of the request was left out of account."""
 MOST_CHOICES = 128
 MOST_STOPS = 16
 MOST_TOKEN_IDS = 1024
@@ -25,7 +27,7 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 class ApiModel(BaseModel):
     """A part of a request."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class StreamOptions(ApiModel):
@@ -43,7 +45,23 @@ class StructuredOutputs(ApiModel):
     json_object: bool | None = None
 
 
-class GenerationFields(ApiModel):
+class IgnoredFields(ApiModel):
+    """What clients send for OpenAI's own sake, and what nothing in a reply depends on here."""
+
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    def warning_headers(self) -> dict[str, str]:
+        """For the reply: which of them were set; none where none was."""
+        given = [name for name in IgnoredFields.model_fields if getattr(self, name) not in (None, False)]
+        return {WARNING: f"ignored here: {', '.join(given)}"} if given else {}
+
+
+class GenerationFields(IgnoredFields):
     """How to generate. What is left out, or null, is as the model's generation_config says."""
 
     model: str | None = None
@@ -97,11 +115,15 @@ class Reply(BaseModel):
     model: str
 
 
-class WholeReply(Reply):
+class WithWarning(BaseModel):
     """A reply in one piece."""
 
     warning: str | None = None
     """What has gone otherwise than hoped: the time was up before the last token, or the first one ended the answer."""
+
+
+class WholeReply(Reply, WithWarning):
+    """A reply in one piece, of the older two APIs."""
 
 
 class PromptDetails(BaseModel):

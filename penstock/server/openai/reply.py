@@ -18,7 +18,7 @@ from penstock.server.http.sse import DONE, EventStream, event
 from penstock.server.openai.choices import Choice, ChoiceDelta
 from penstock.server.openai.field_errors import api_errors
 from penstock.server.openai.generation import Generation
-from penstock.server.openai.protocol import GenerationFields, WholeReply
+from penstock.server.openai.protocol import GenerationFields, WithWarning
 from penstock.server.openai.usage import Summary
 from penstock.text.tokenizer import Tokenizer
 
@@ -26,12 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
-    """Puts choices into the words of one API. It remembers nothing of what it has written."""
+    """Puts choices into the words of one API."""
 
     continues_text: bool
     """Whether prompts are continued as they stand, without a chat template."""
+    named_events: bool
+    """Whether events have their ``type`` for a name. Nameless ones are ended by ``[DONE]``."""
 
-    def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> WholeReply:
+    def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> WithWarning:
         """The reply of a request that is not streamed. Each choice is one delta."""
         ...
 
@@ -39,8 +41,12 @@ class Writer(Protocol):
         """What a stream says of a delta, if anything."""
         ...
 
-    def last_chunk(self, summary: Summary) -> BaseModel:
+    def last_chunks(self, summary: Summary) -> Iterator[BaseModel]:
         """What it took: after all choices have ended."""
+        ...
+
+    def failure(self, problem: ApiError) -> BaseModel:
+        """The last word of a stream that could not go on."""
         ...
 
 
@@ -62,8 +68,8 @@ async def reply_of(
     try:
         first = await anext(deltas)
         if body.stream:
-            stream = events(request, body, generation, pushed(first, deltas, choices), writer)
-            return EventStream(stream, generation.close)
+            stream = events(request, generation, pushed(first, deltas, choices), writer)
+            return EventStream(stream, generation.close, body.warning_headers())
         late = await rest_of(deltas)
         warning = late or words_of_empty(generation.outputs(), tokenizer, plain_text=writer.continues_text)
         found = [choice.push(delta) for choice, delta in zip(choices, generation.whole(), strict=True)]
@@ -74,7 +80,7 @@ async def reply_of(
         generation.close()
         raise
     generation.close()
-    return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")
+    return Response(whole.model_dump_json(exclude_unset=True), 200, body.warning_headers(), "application/json")
 
 
 async def rest_of(deltas: AsyncIterator[CompletionDelta]) -> str | None:
@@ -108,23 +114,24 @@ async def pushed(
 
 
 async def events(
-    request: Request,
-    body: GenerationFields,
-    generation: Generation,
-    deltas: AsyncIterator[ChoiceDelta],
-    writer: Writer,
+    request: Request, generation: Generation, deltas: AsyncIterator[ChoiceDelta], writer: Writer
 ) -> AsyncGenerator[bytes, None]:
     """Whatever happens, the last event but ``[DONE]`` says how it ended."""
     try:
         async for delta in deltas:
             for chunk in writer.chunks(delta):
-                yield event(chunk)
-        if body.stream_options is not None and body.stream_options.include_usage:
-            yield event(writer.last_chunk(generation.summary()))
+                yield framed(chunk, writer)
+        for chunk in writer.last_chunks(generation.summary()):
+            yield framed(chunk, writer)
     except Exception as error:
         problem = api_error(error)
         if problem.status_code == 500:
             log.exception("a stream has failed")
         record_of(request).note(problem)
-        yield event(problem.body)
-    yield DONE
+        yield framed(writer.failure(problem), writer)
+    if not writer.named_events:
+        yield DONE
+
+
+def framed(chunk: BaseModel, writer: Writer) -> bytes:
+    return event(chunk, getattr(chunk, "type", "") if writer.named_events else "")

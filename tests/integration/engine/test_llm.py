@@ -193,8 +193,9 @@ def checked_run(
     return [completion.metrics for output in outputs for completion in output.outputs]
 
 
-def test_more_stages_than_layers(target: Path, alone: list[list[CompletionOutput]]) -> None:
-    with LLM(str(target), pipeline_parallel_size=7, max_model_len=256, speculative_config={"method": "ngram"}) as llm:
+def test_stages_without_layers(target: Path, alone: list[list[CompletionOutput]]) -> None:
+    split = "1,0,1,1,0,1,1"
+    with LLM(str(target), layer_split=split, max_model_len=256, speculative_config={"method": "ngram"}) as llm:
         assert_same(llm.generate(*CASES[1])[0].outputs, alone[1])
 
 

@@ -113,6 +113,41 @@ def test_a_chat_is_its_template_completed(client: openai.OpenAI, plain: LLM) -> 
     assert reply.usage.total_tokens == len(prompt) + 16
 
 
+def test_a_response_is_the_chat_in_other_words(client: openai.OpenAI) -> None:
+    talk: Any = TALK
+    chat = client.chat.completions.create(model="demo", messages=talk, temperature=0, max_tokens=16)
+    asked: Any = {"model": "demo", "input": TALK, "temperature": 0, "max_output_tokens": 16}
+    whole = client.responses.create(**asked)
+    assert whole.output_text == chat.choices[0].message.content
+    assert whole.status == "incomplete"
+    assert whole.usage is not None
+    assert chat.usage is not None
+    assert whole.usage.total_tokens == chat.usage.total_tokens
+    events = list(client.responses.create(**asked, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == whole.output_text
+
+
+def test_a_response_refuses_what_it_would_have_to_remember(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="previous_response_id names an earlier response"):
+        client.responses.create(model="demo", input="a", previous_response_id="resp_1")
+    with pytest.raises(openai.BadRequestError, match="max_output_tokens is 100000; behind this prompt") as caught:
+        client.responses.create(model="demo", input="a", max_output_tokens=100_000)
+    assert caught.value.param == "max_output_tokens"
+    with pytest.raises(openai.NotFoundError, match="none is kept here"):
+        client.responses.retrieve("resp_1")
+    with pytest.raises(openai.NotFoundError, match="an embedding model"):
+        client.embeddings.create(model="demo", input="a")
+
+
+def test_harmless_fields_are_named_in_a_header(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "demo", "messages": TALK, "max_tokens": 2, "metadata": {"a": "b"}, "store": True}
+    for stream in (False, True):
+        reply = client.chat.completions.with_raw_response.create(**asked, stream=stream)
+        assert reply.headers["X-Penstock-Warning"] == "ignored here: metadata, store"
+
+
 def test_several_prompts_keep_their_order(client: openai.OpenAI, plain: LLM) -> None:
     prompts = [CODE, "import re", "class A:"]
     params: dict[str, Any] = {"temperature": 1.0, "seed": 2, "n": 2, "max_tokens": 8}

@@ -62,7 +62,7 @@ def test_the_error_names_the_field(fields: dict[str, Any], param: str, says: str
     ("field", "says"),
     [
         ("temprature", "temprature is not supported here: remove it, or did you mean 'temperature'?"),
-        ("metadata", "metadata is not supported here: remove it"),
+        ("input", "input is not supported here: remove it"),
     ],
 )
 def test_an_unknown_field_is_refused_in_one_sentence(field: str, says: str) -> None:
@@ -72,6 +72,14 @@ def test_an_unknown_field_is_refused_in_one_sentence(field: str, says: str) -> N
     errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
     found = validation_error(errors, body, list(ChatCompletionRequest.model_fields))
     assert (found.status_code, found.param, found.detail) == (400, field, says)
+
+
+def test_harmless_fields_are_named_in_a_header() -> None:
+    harmless = {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k"}
+    body = ChatCompletionRequest.model_validate(TALK | harmless | {"safety_identifier": None, "user": "somebody"})
+    said = "ignored here: metadata, store, service_tier, prompt_cache_key"
+    assert body.warning_headers() == {"X-Penstock-Warning": said}
+    assert CompletionRequest.model_validate({"prompt": "a", "store": False}).warning_headers() == {}
 
 
 @pytest.mark.parametrize("prompt", [None, [], [[]], {"a": 1}, ["a", 1], [1, "a"], 5])

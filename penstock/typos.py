@@ -1,0 +1,53 @@
+"""Which known name somebody meant who has mistyped it. Another word is no typo, however near its letters are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from typing import Final
+
+LIKE: Final = 0.75
+"""Of two words, as ``SequenceMatcher.ratio`` has it: ``widht`` is like ``width``, ``store`` is not like ``stop``."""
+SHORTEST: Final = 3
+"""Letters of a word that can be mistyped: ``top_k`` is no ``top_p``."""
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """The nearest of the names that ``name`` may be a typo of, or the beginning of; None where there is none."""
+    found = [one for one in known if is_typo(name, one)]
+    return max(found, key=lambda one: likeness(name, one), default=None)
+
+
+def is_typo(name: str, known: str) -> bool:
+    """Whether the names have the same numbers, and words that are each alike. One may begin with the other."""
+    short, long = sorted((name.lower(), known.lower()), key=len)
+    if len(short) >= SHORTEST and long.startswith(short) and short == name.lower():
+        return True
+    if re.findall(r"\d+", short) != re.findall(r"\d+", long):
+        return False
+    if squashed(short) == squashed(long):
+        return True
+    return all(alike(one, other) for one, other in zip_longest(words_of(short), words_of(long), fillvalue=""))
+
+
+def alike(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    if min(len(one), len(other)) < SHORTEST:
+        return False
+    mistyped = len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
+    return likeness(one, other) >= LIKE or (mistyped and one[0] == other[0])
+
+
+def likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other).ratio()
+
+
+def squashed(name: str) -> str:
+    return "".join(words_of(name))
+
+
+def words_of(name: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+|\d+", name)
