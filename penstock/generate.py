@@ -15,8 +15,8 @@ from penstock.core import CompletionOutput, SamplingParams
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
+from penstock.engine.places.starting import watched
 from penstock.engine.resolve import check_options
-from penstock.pipeline.starting import watched
 from penstock.text.chat import ChatFormat, Messages, chat_prompt, chat_sampling
 from penstock.text.conversation_files import Conversation
 from penstock.text.tokenizer import Tokenizer
@@ -102,7 +102,7 @@ def complete(
     check_options(options)
     from penstock.engine.llm import LLM
 
-    llm, start = watched(LLM, **vars(options))
+    llm, start = watched(LLM, options)
     with llm:
         prompt = asked.prompt(llm.get_tokenizer())
         params = sampling_params(llm, asked, sampling)

@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.shared.measured import store
 from penstock import LLM, SamplingParams
-from penstock.engine.cores import usable_cores
 from penstock.engine.loop import Observer
+from penstock.hosts.cores import usable_cores
 from penstock.messages import Result, Sampling
 from penstock.models.attention import SlotAttention
 from penstock.models.checkpoint import open_checkpoint

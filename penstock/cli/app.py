@@ -15,6 +15,8 @@ COMMANDS: Final = {
     "run": "Load MODEL and chat with it in this terminal, or answer a pipe's lines one after the other.",
     "generate": "Answer PROMPT, or continue it where the model is no chat model, printing the text as it is committed.",
     "serve": "Serve MODEL over HTTP as the OpenAI API has it, with a web page.",
+    "worker": "Lend this host to engines on others, for as long as it runs.",
+    "keys": "Make the keys with which the hosts of a cluster know each other: new begins one, add HOST lets one in.",
     "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",
     "chat": "Talk to a model behind an OpenAI-compatible server; a pipe's lines are answered one after the other.",
     "simulate": (

@@ -32,6 +32,7 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
             capacity=setup.capacity,
             dtype=setup.options.dtype,
             device=setup.devices[i],
+            host=setup.hosts[i],
             quantization=setup.quantization,
             threads=setup.threads[i],
             max_model_len=setup.max_model_len,

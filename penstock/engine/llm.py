@@ -18,11 +18,11 @@ from penstock.engine.empty import warn_of_empty_answers
 from penstock.engine.job import Job, Prompt, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions
-from penstock.engine.resolve import Resolved, check_options, resolve_options
+from penstock.engine.places.opening import open_host, resolve_on
+from penstock.engine.resolve import Resolved, check_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
 from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server
-from penstock.pipeline.processes import ProcessHost
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.text.chat import ChatFormat, Messages, chat_prompt, conversations_of
@@ -65,16 +65,14 @@ class LLM:
         if host is None:
             check_options(checked)
             shared_fork_server()  # it imports torch while this process does
-        self._setup: Resolved = resolve_options(checked)
-        self._tokenizer: Tokenizer | None = None
-        if not self._setup.options.skip_tokenizer_init:
-            self._tokenizer = load_tokenizer(self._setup.checkpoint.path)
-        self._numbers = itertools.count()
-        self._host: Host = (
-            ProcessHost(self._setup.options.transport, self._setup.options.stage_timeout) if host is None else host
-        )
+        self._host: Host = open_host(checked) if host is None else host
         self._drafter: Drafter | None = None
         try:
+            self._setup: Resolved = resolve_on(checked, self._host)
+            self._tokenizer: Tokenizer | None = None
+            if not self._setup.options.skip_tokenizer_init:
+                self._tokenizer = load_tokenizer(self._setup.checkpoint.path)
+            self._numbers = itertools.count()
             if self._setup.speculation is not None and self._setup.speculation.drafts:
                 self._drafter = start_drafter(self._setup, self._setup.speculation, self._host)
             self._pipeline = start_pipeline(self._setup, self._host, self._drafter)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import check
 from penstock.dtypes import DTYPES, QUANTIZATIONS
+from penstock.hosts.placement import named_hosts
 from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, parse_speculative
 
@@ -25,6 +26,8 @@ CLUSTER: Final = Option(
     PIPELINE,
     default="",
 )
+
+KEYS: Final = "~/.config/penstock/keys, if there are any"
 
 ModelName = Annotated[str, MODEL_NAME]
 Dtype = Annotated[
@@ -91,6 +94,22 @@ class PipelineOptions:
         str | None, Option("Layers of each stage.", PIPELINE, metavar="N,N,...", default="an even split")
     ] = None
     cluster: Annotated[str | Cluster | None, CLUSTER] = None
+    hosts: Annotated[
+        str | None,
+        Option(
+            "Where the stages are: hosts on which `penstock worker` runs; localhost is this one.",
+            PIPELINE,
+            metavar="HOST[:PORT],...",
+            default="as the cluster says, else this host",
+        ),
+    ] = None
+    keys: Annotated[
+        str | None,
+        Option("This host's keys, which `penstock keys` makes.", PIPELINE, metavar="FOLDER", default=KEYS),
+    ] = None
+    insecure: Annotated[
+        bool, Option("Talk to other hosts without keys or encryption: for a network that is private.", PIPELINE)
+    ] = False
     threads: Threads = None
     stage_timeout: Annotated[
         float | None,
@@ -152,6 +171,9 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         check(self.quantization in QUANTIZATIONS, "quantization", self.quantization, f"one of {known}")
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
+        if self.hosts is not None:
+            named_hosts(self.hosts)
+            check(self.cluster is None, "hosts", self.hosts, "left out: the cluster says where its stages are")
         positive = ("pipeline_parallel_size", "threads", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
         for name in positive:
             value = getattr(self, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,8 +14,15 @@ from penstock.config import FieldError, check
 from penstock.core import ConfigError
 from penstock.drafters.options import Weights
 from penstock.emulation.cluster import check_drafter
-from penstock.engine.cores import shared_threads, usable_cores
 from penstock.engine.options import DEMO, EngineOptions, model_folder
+from penstock.hosts.cores import shared_threads, usable_cores
+from penstock.hosts.facts import HostFacts
+from penstock.hosts.placement import (
+    devices_elsewhere,
+    hosts_asked_for,
+    hosts_of_stages,
+    threads_elsewhere,
+)
 from penstock.models.glance import Glance, glance
 from penstock.models.places import resolve
 from penstock.models.split import parse_layer_split
@@ -44,6 +51,8 @@ class Resolved:
     cluster: Cluster | None
     speculation: SpeculativeConfig | None
     layers: tuple[tuple[int, int], ...]
+    hosts: tuple[str, ...]
+    """By stage, as plans name them: empty for this one."""
     devices: tuple[str, ...]
     """Of torch's, by stage; the drafter's behind them."""
     threads: tuple[int, ...]
@@ -62,14 +71,15 @@ class Resolved:
         return self.kv_slots + self.speculative_slots
 
 
-def resolve_options(options: EngineOptions) -> Resolved:
-    """Look at device, checkpoints and cluster. Raises ConfigError for whatever cannot work here or together."""
+def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | None = None) -> Resolved:
+    """Look at device, checkpoints and cluster. Raises ConfigError for whatever cannot work here or together.
+
+    ``living``: what the other hosts have that the options name, by their names.
+    """
     check_options(options)
     from penstock.models.checkpoint import open_checkpoint
-    from penstock.models.devices import check_device, placed
     from penstock.models.quantization.choice import usable_dtype, weights_format
 
-    check_device(options.device)
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
     assert not isinstance(cluster, str)
@@ -88,6 +98,8 @@ def resolve_options(options: EngineOptions) -> Resolved:
         check_vocabularies(checkpoint.vocab_size, draft.vocab_size)
     check_layers(options, checkpoint.num_layers)
     layers = tuple(split_layers(options, checkpoint, cluster))
+    hosts = hosts_of_stages(options.hosts, cluster, len(layers))
+    devices = devices_of(options, hosts, living or {})
     if speculator is not None and speculation is not None:
         speculation.drafter_options.check_speculator(speculator, layers)
     slots = options.speculative_slots
@@ -104,31 +116,59 @@ def resolve_options(options: EngineOptions) -> Resolved:
         cluster,
         speculation,
         layers,
-        placed(options.device, len(layers)),
-        threads_of(options, cluster, len(layers), drafts=draft is not None or speculator is not None),
+        hosts,
+        devices,
+        threads_of(options, cluster, hosts, living or {}, drafts=draft is not None or speculator is not None),
         longest,
         options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
         speculative_slots(len(layers), most_rows) if slots is None else slots,
     )
 
 
-def threads_of(options: EngineOptions, cluster: Cluster | None, stages: int, *, drafts: bool) -> tuple[int, ...]:
-    """Threads of each stage and, behind them, of a drafter with weights.
+def devices_of(options: EngineOptions, hosts: Sequence[str], living: Mapping[str, HostFacts]) -> tuple[str, ...]:
+    """The device of each stage and, behind them, the drafter's, which is on this host.
+
+    Raises ConfigError for one that is not there.
+    """
+    from penstock.models.devices import check_device, drafting_device, placed
+
+    if not any(hosts):
+        check_device(options.device)
+        return placed(options.device, len(hosts))
+    here = [stage for stage, host in enumerate(hosts) if not host]
+    if here:
+        check_device(options.device)
+    devices = devices_elsewhere(hosts, living, options.device)
+    devices |= zip(here, placed(options.device, len(here)), strict=False)
+    return (*(devices[stage] for stage in range(len(hosts))), drafting_device(options.device))
+
+
+def threads_of(
+    options: EngineOptions,
+    cluster: Cluster | None,
+    hosts: Sequence[str],
+    living: Mapping[str, HostFacts],
+    *,
+    drafts: bool,
+) -> tuple[int, ...]:
+    """Threads of each stage and, behind them, of a drafter with weights, which is on this host.
 
     One where nothing computes on the processor's cores in its own time: on GPUs, and in an emulated cluster, whose
     devices come by turns.
     """
-    processes = stages + drafts
+    stages = len(hosts)
     if options.threads is not None:
         return (options.threads,) * (stages + 1)
     if options.device != "cpu" or (cluster is not None and cluster.emulated):
         return (1,) * (stages + 1)
-    stated: list[int | None] = [None] * processes
+    stated: list[int | None] = [None] * (stages + 1)
     if cluster is not None:
-        names = [stage.devices[0] for stage in cluster.stages] + [cluster.drafter] * drafts
+        names = [stage.devices[0] for stage in cluster.stages] + [cluster.drafter]
         stated = [None if name is None else cluster.device(name).threads for name in names]
-    threads = shared_threads(stated, usable_cores())
-    return threads if drafts else (*threads, 1)
+    threads = threads_elsewhere(hosts, living, stated)
+    here = [stage for stage, host in enumerate(hosts) if not host] + [stages] * drafts
+    threads |= zip(here, shared_threads([stated[process] for process in here], usable_cores()), strict=True)
+    return tuple(threads.get(process, 1) for process in range(stages + 1))
 
 
 def positions_of(checkpoint: Checkpoint) -> int:
@@ -150,7 +190,7 @@ def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluste
         if stages is not None and len(ranges) != stages:
             raise FieldError("layer_split", f"names {len(ranges)} stages, there are {stages}")
         return ranges
-    stages = stages or 1
+    stages = stages or len(hosts_asked_for(options.hosts, cluster))
     if cluster is not None and cluster.emulated and stages > checkpoint.num_layers:
         bounds = [round(i * checkpoint.num_layers / stages) for i in range(stages + 1)]
         return list(pairwise(bounds))
@@ -247,12 +287,15 @@ def check_layers(options: EngineOptions, layers: int) -> None:
     if options.layer_split is not None:
         parse_layer_split(options.layer_split, layers)
         return
-    stages = len(cluster.stages) if isinstance(cluster, Cluster) else options.pipeline_parallel_size
-    if stages is None or stages <= layers or (isinstance(cluster, Cluster) and cluster.emulated):
+    named = len(hosts_asked_for(options.hosts, None))
+    stages = len(cluster.stages) if isinstance(cluster, Cluster) else options.pipeline_parallel_size or named
+    if stages <= layers or (isinstance(cluster, Cluster) and cluster.emulated):
         return
     problem = f"the model has {layers} layers, and a stage needs one at least"
     if isinstance(cluster, Cluster):
         raise FieldError("cluster", f"{cluster.name} has {stages} stages; {problem}")
+    if options.pipeline_parallel_size is None:
+        raise FieldError("hosts", f"names {stages}; {problem}")
     raise FieldError("pipeline_parallel_size", f"is {stages}; {problem}")
 
 
@@ -266,7 +309,3 @@ def check_cluster(cluster: Cluster, options: EngineOptions, speculation: Specula
         )
     if cluster.emulated:
         check_drafter(cluster, speculation)
-    elif any(device.host != "localhost" for device in cluster.devices):
-        raise ConfigError(
-            f"cluster {cluster.name} names other hosts than localhost: stages on other hosts cannot be started yet"
-        )

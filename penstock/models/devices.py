@@ -24,6 +24,11 @@ def check_device(device: str) -> None:
         raise FieldError("device", f"is {device!r}; torch finds {known} here")
 
 
+def drafting_device(device: str) -> str:
+    """The device of a drafter whose stages are on other hosts, where ``device`` may be what this one lacks."""
+    return "cuda:0" if device.startswith("cuda") and torch.cuda.device_count() else "cpu"
+
+
 def placed(device: str, stages: int) -> tuple[str, ...]:
     """The device of each stage and, behind them, the drafter's. ``device`` has been checked.
 

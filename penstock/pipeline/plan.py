@@ -25,6 +25,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     dtype: str
     device: str
+    host: str = ""
+    """Where the stage runs, by the name that its launcher goes by; empty: on the engine's own host."""
     quantization: str = "none"
     """Of the weights: none, int8 or int4. A learned drafter has none."""
     max_model_len: int
@@ -50,7 +52,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a stage process needs to start: its plan, and its place in a running pipeline.
 
     ``bind`` is the address its inbox listens on (a tcp port of * lets the system choose), ``engine`` the address of the
-    engine's inbox. With ``security`` connections over tcp are those of TLS.
+    engine's inbox. With ``security`` connections over tcp are those of TLS; in a ``private_network`` plain ones may
+    leave the host. On another host its agent fills in ``bind`` and ``security``, which are the host's own.
     """
 
     session: str
@@ -60,3 +63,4 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     plan: StagePlan
     security: LinkSecurity | None = None
+    private_network: bool = False

@@ -1,4 +1,4 @@
-"""Stages as processes on this host: messages go over Unix-domain sockets (ipc), or over tcp on loopback."""
+"""Stages as processes: on this host, where messages go over Unix-domain sockets (ipc) or tcp, and on others (tcp)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from penstock.core import PipelineError
 from penstock.messages import (
@@ -39,6 +39,7 @@ from penstock.messages import (
 from penstock.pipeline.assembly import entrance
 from penstock.pipeline.engine_end import EngineEnd
 from penstock.pipeline.forkserver import ALL_STAGES, ForkServer, shared_fork_server
+from penstock.pipeline.launching import Elsewhere, Launcher
 from penstock.pipeline.plan import StagePlan, StageSpec, TapSpec
 from penstock.pipeline.silence import Listening, Silence
 from penstock.stage.visibility import ProtocolError
@@ -70,7 +71,8 @@ OnLoading = Callable[[str, Loading | Started], None]
 class ProcessHost:
     """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
 
-    ``transport`` is "ipc" or "tcp" (loopback), the latter with TLS where there is ``security``. A frame that names no
+    ``transport`` is "ipc" or "tcp", the latter with TLS where there is ``security``. With ``elsewhere`` a plan may name
+    another host; everybody then talks over tcp, and no address is loopback's. A frame that names no
     session of ours is refused and counted. A stage that has said nothing for ``stage_timeout`` seconds of listening is
     lost; None: it may be silent for ever. ``on_loading`` hears which pipeline's stages have read how much of their
     weights, and what each holds once it has started.
@@ -82,11 +84,14 @@ class ProcessHost:
         stage_timeout: float | None = None,
         security: LinkSecurity | None = None,
         on_loading: OnLoading | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        self.sockets = Sockets(security)
+        self.private_network = elsewhere is not None and elsewhere.private_network
+        self.sockets = Sockets(security, self.private_network)
         self.server: ForkServer = shared_fork_server()
         self.transport = transport
         self.security = security
+        self._elsewhere = elsewhere
         self.on_loading = on_loading
         self.refused = 0
         self._closed = False
@@ -99,12 +104,22 @@ class ProcessHost:
             end.setblocking(False)
         self.inbox.watch(self._woken.fileno(), self._read_wakes)
         self._owners: dict[str, Owner] = {}
+        self._launchers: dict[str, list[Launcher]] = {}
         self._on_exit: dict[str, Callable[[int, str], None]] = {}
         self._on_listened: dict[str, Callable[[float], bool]] = {}
         self.stage_timeout = math.inf if stage_timeout is None else stage_timeout
         self._listening = Listening(self.now())
 
+    def launcher(self, host: str) -> Launcher:
+        """What starts stages on that host, as a plan names it."""
+        if not host:
+            return self.server
+        assert self._elsewhere is not None, f"a plan names host {host!r}, and this engine knows no other"
+        return self._elsewhere.launchers[host]
+
     def bind_address(self, who: str) -> str:
+        if self._elsewhere is not None:
+            return f"tcp://{self._elsewhere.reached_at}:*"
         if self.transport == "tcp":
             return "tcp://127.0.0.1:*"
         return f"{IPC}{self.server.folder}/{self._name}-{who}"
@@ -175,20 +190,24 @@ class ProcessHost:
         owner: Owner,
         on_exit: Callable[[int, str], None],
         on_listened: Callable[[float], bool],
+        launchers: Iterable[Launcher],
     ) -> None:
         """Have ``owner`` given the session's messages, and ``on_exit`` (stage, cause) told when a stage has ended.
 
         ``on_listened`` is told now and then for how many seconds more the engine has listened, and says whether that
-        gives it something to do.
+        gives it something to do. ``launchers`` are those that start the session's stages.
         """
         self._owners[session] = owner
         self._on_listened[session] = on_listened
         self._on_exit[session] = on_exit
         self.inbox.admit(session)
-        self.server.listen(session, self._report_pipe)
+        self._launchers[session] = list(launchers)
+        for launcher in self._launchers[session]:
+            launcher.listen(session, self._report_pipe)
 
     def unregister(self, session: str) -> None:
-        self.server.forget(session)
+        for launcher in self._launchers.pop(session, []):
+            launcher.forget(session)
         self.inbox.dismiss(session)
         self._owners.pop(session, None)
         self._on_exit.pop(session, None)
@@ -235,7 +254,8 @@ class ProcessPipeline:
         self._end = EngineEnd(host, entrance(plans[0]), plans[0].vocab_size)
         self._last_heartbeat = [host.now()] * self.stages
         self._silence = Silence(self.stages)
-        host.register(self._session, self._on_message, self._on_exit, self._on_listened)
+        self._launchers = {plan.host: host.launcher(plan.host) for plan in plans}
+        host.register(self._session, self._on_message, self._on_exit, self._on_listened, self._launchers.values())
         try:
             self._start()
         except BaseException:
@@ -296,7 +316,8 @@ class ProcessPipeline:
         try:
             self._wait_until_gone(CLOSE_TIMEOUT if self._inboxes else 0.0)
         finally:
-            self._host.server.kill(self._session)
+            for launcher in self._launchers.values():
+                launcher.kill(self._session)
         self._wait_until_gone(CLOSE_TIMEOUT)
         self._host.unregister(self._session)
         for inbox in self._inboxes:
@@ -305,15 +326,18 @@ class ProcessPipeline:
     def _wait_until_gone(self, seconds: float) -> None:
         """Until all stages have ended, for so long at most, also where a stopped fork server reports none of them."""
         deadline = time.monotonic() + seconds
-        while self._forked - self._gone - self._host.server.ended(self._session):
+        while self._forked - self._gone - self._ended():
             now = time.monotonic()
             if now >= deadline:
                 return
             self._host.wait(min(deadline, now + EXIT_LOOK_EVERY))
 
+    def _ended(self) -> set[int]:
+        return set().union(*(launcher.ended(self._session) for launcher in self._launchers.values()))
+
     def _start(self) -> None:
         for index, plan in enumerate(self._plans):
-            self._host.server.start(self._spec(index, plan))
+            self._launchers[plan.host].start(self._spec(index, plan))
             self._forked.add(index)
         deadline = time.monotonic() + START_TIMEOUT
         while len(self.started) < self.stages:
@@ -342,6 +366,7 @@ class ProcessPipeline:
             engine=self._host.inbox.address,
             plan=plan,
             security=self._host.security,
+            private_network=self._host.private_network,
         )
 
     def _on_message(self, delivery: Delivery, frames: Sequence[Frame]) -> bool:
@@ -395,7 +420,8 @@ class ProcessPipeline:
         return silent is not None
 
     def _on_exit(self, stage: int, cause: str) -> None:
-        self._gone |= self._forked if stage == ALL_STAGES else {stage}
+        here = {index for index, plan in enumerate(self._plans) if not plan.host}  # whose fork server this is
+        self._gone |= self._forked & here if stage == ALL_STAGES else {stage}
         if not self._closing and self._lost is None:
             self._lose(stage, cause)
             self._lost_at += CAUSE_GRACE_S

@@ -15,16 +15,17 @@ class Listening:
     stages said meanwhile, so that a look after a longer while counts for two at most.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, every: float = LOOK_EVERY) -> None:
         self._looked_at = now
+        self._every = every
 
     @property
     def next_look(self) -> float:
-        return self._looked_at + LOOK_EVERY
+        return self._looked_at + self._every
 
     def look(self, now: float) -> float:
         """Seconds that count since the latest look."""
-        counted = min(now - self._looked_at, 2 * LOOK_EVERY)
+        counted = min(now - self._looked_at, 2 * self._every)
         self._looked_at = now
         return counted
 

@@ -49,7 +49,7 @@ Frames = tuple[bytes] | tuple[bytes, memoryview]
 
 def run(spec: StageSpec) -> None:
     """Serve until told to stop. Any error is reported to the engine before the process ends with it."""
-    with Sockets(spec.security) as sockets, sockets.inbox(spec.bind) as inbox:
+    with Sockets(spec.security, spec.private_network) as sockets, sockets.inbox(spec.bind) as inbox:
         inbox.admit(spec.session)
         engine = sockets.connect(spec.engine, spec.session)
         linger = 0.0

@@ -34,6 +34,8 @@ class Outbox:
     """One's end of a connection to somebody's inbox. Messages arrive whole and in order, or not at all."""
 
     def __init__(self, place: Place, session: str, security: ssl.SSLContext | None = None) -> None:
+        self.fault = ""
+        """Why there is no connection, once that is known."""
         self._socket = socket.socket(place.family, socket.SOCK_STREAM)
         self._place = place
         self._security = security
@@ -91,8 +93,9 @@ class Outbox:
                 self._tls = Sealing(self._socket, self._security)
             self._socket.settimeout(None)
         except OSError as error:
+            self.fault = reason_of(error)
             if not self._gone and not isinstance(error, GONE):
-                log.warning("no connection to %s: %s", self._place.where, reason_of(error))
+                log.warning("no connection to %s: %s", self._place.where, self.fault)
             self._gone = True
         with self._lock:
             self._open = True

@@ -15,12 +15,14 @@ from penstock.transport.security import LinkSecurity
 class Sockets:
     """``close`` closes its outboxes; inboxes are closed by who opened them, before.
 
-    With ``security`` every tcp connection is one of TLS. Raises ConfigError if its files do not fit.
+    With ``security`` every tcp connection is one of TLS. ``private_network`` lets plain connections leave this host
+    where there is none. Raises ConfigError if the files of ``security`` do not fit.
     """
 
-    def __init__(self, security: LinkSecurity | None = None) -> None:
+    def __init__(self, security: LinkSecurity | None = None, private_network: bool = False) -> None:
         self._listening = None if security is None else security.for_listening()
         self._connecting = None if security is None else security.for_connecting()
+        self._private_network = private_network
         self._outboxes: list[Outbox] = []
 
     def inbox(self, address: str) -> Inbox:
@@ -41,10 +43,15 @@ class Sockets:
         self._outboxes.append(outbox)
         return outbox
 
+    def disconnect(self, outbox: Outbox) -> None:
+        """Close one of its outboxes before the others."""
+        self._outboxes.remove(outbox)
+        outbox.close()
+
     def _allowed(self, address: str) -> Place:
         place = place_of(address)
-        if self._listening is None and not place.on_this_host:
-            raise ConfigError(f"address {address!r} is beyond this host: that needs certificates (LinkSecurity)")
+        if self._listening is None and not self._private_network and not place.on_this_host:
+            raise ConfigError(f"address {address!r} is beyond this host: that needs keys, which `penstock keys` makes")
         return place
 
     def close(self, linger: float = 0.0) -> None:

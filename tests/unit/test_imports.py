@@ -37,6 +37,7 @@ LAYERS = [
     "emulation",
     "models",
     "pipeline",
+    "hosts",
     "emulation.host",
     "requests",
     "drafters",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine import cores
-from penstock.engine.cores import shared_threads, usable_cores
+from penstock.hosts import cores
+from penstock.hosts.cores import shared_threads, usable_cores
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.core import ConfigError
+from penstock.engine.options import EngineOptions
+from penstock.engine.places import opening
+from penstock.engine.places.starting import watched
 from penstock.messages import Loading, Started
-from penstock.pipeline import starting
-from penstock.pipeline.starting import watched
 
 
 class FakeHost:
@@ -37,12 +38,12 @@ def test_a_host_whose_engine_does_not_start_is_closed(
             raise error
         return host
 
-    monkeypatch.setattr(starting, "ProcessHost", FakeHost)
+    monkeypatch.setattr(opening, "ProcessHost", FakeHost)
     if error is None:
-        host, start = watched(engine, transport="ipc", stage_timeout=None)
+        host, start = watched(engine, EngineOptions())
         assert not host.closed
         assert (start.weight_bytes, start.kv_bytes) == (7, 5)
     else:
         with pytest.raises(type(error)):
-            watched(engine, transport="ipc", stage_timeout=None)
+            watched(engine, EngineOptions())
         assert FakeHost.made[-1].closed

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 
+from penstock.engine.options import EngineOptions
+from penstock.engine.places.opening import open_host
 from penstock.pipeline.loading import LoadingBar
-from penstock.pipeline.processes import ProcessHost
 
 Engine = TypeVar("Engine")
 
@@ -24,18 +25,16 @@ class Start:
     kv_bytes: int
 
 
-def watched(
-    make: Callable[..., Engine], *, transport: str, stage_timeout: float | None, **options: Any
-) -> tuple[Engine, Start]:
+def watched(make: Callable[..., Engine], options: EngineOptions) -> tuple[Engine, Start]:
     """``make``'s engine, once its stages have loaded their layers; a bar on stderr shows how far they are.
 
-    ``make`` is ``LLM`` or ``AsyncLLM``, the rest are its options. Raises what it raises.
+    ``make`` is ``LLM`` or ``AsyncLLM``. Raises what it raises.
     """
     begin = time.monotonic()
     with LoadingBar(Console(stderr=True)) as bar:
-        host = ProcessHost(transport, stage_timeout, on_loading=bar)
+        host = open_host(options, on_loading=bar)
         try:
-            engine = make(host=host, transport=transport, stage_timeout=stage_timeout, **options)
+            engine = make(host=host, **vars(options))
         except BaseException:
             host.close()
             raise

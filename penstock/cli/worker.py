@@ -1,0 +1,42 @@
+"""``penstock worker``: lend this host to engines on others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from penstock.cli.command import command, new_app
+from penstock.engine.options import KEYS
+from penstock.options import SERVER, Option
+
+app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Where a worker listens, and how it knows who may use it."""
+
+    listen: Annotated[
+        str,
+        Option("Address of this host, at which engines on others reach it.", SERVER, metavar="HOST:PORT"),
+    ] = "127.0.0.1:7700"
+    keys: Annotated[
+        str | None,
+        Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
+    ] = None
+    token: Annotated[
+        str | None,
+        Option("Get the keys first, with what `penstock keys add` has printed.", SERVER, default="none"),
+    ] = None
+    insecure: Annotated[
+        bool,
+        Option("Serve anybody who reaches the address, without encryption: for a network that is private.", SERVER),
+    ] = False
+
+
+@app.command()
+@command
+def worker(*, options: WorkerOptions) -> None:
+    from penstock.hosts.workers import run_worker
+
+    run_worker(options.listen, options.keys, options.token, options.insecure)

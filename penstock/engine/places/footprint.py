@@ -1,0 +1,52 @@
+"""What each stage takes of its device's memory, as far as that is known before anything is loaded: never too much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.dtypes import DTYPE_BYTES
+from penstock.engine.resolve import Resolved
+
+WHOLE_NUMBERS: Final = {"int8": 1.0, "int4": 0.5}
+"""Bytes of one number in a quantised matrix, its scales left out."""
+
+
+def needed_bytes(setup: Resolved) -> list[int]:
+    """Weights and KV of each stage, in bytes."""
+    checkpoint, dtype = setup.checkpoint, DTYPE_BYTES[setup.options.dtype]
+    numbers = numbers_by_part(checkpoint.weights.sizes())
+    width = WHOLE_NUMBERS.get(setup.quantization, float(dtype))
+    kv = 2 * kv_width(checkpoint.config) * dtype * setup.capacity
+    return [
+        round(width * (sum(numbers.get(layer, 0) for layer in range(first, last)) + beside(numbers, i, setup.stages)))
+        + kv * (last - first)
+        for i, (first, last) in enumerate(setup.layers)
+    ]
+
+
+def beside(numbers: Mapping[int | str, int], stage: int, stages: int) -> int:
+    """Numbers that a stage holds beside its layers: the embedding, or the head, which may be the embedding again."""
+    embedding, rest = numbers.get("embedding", 0), numbers.get("rest", 0)
+    if stage == stages - 1:
+        return (rest or embedding) + (embedding if stages == 1 and rest else 0)
+    return embedding if stage == 0 else 0
+
+
+def numbers_by_part(sizes: Mapping[str, int]) -> dict[int | str, int]:
+    """Of each layer, of the embedding, and of what else there is: norm and head."""
+    from penstock.models.shards import layer_of
+
+    numbers: dict[int | str, int] = {}
+    for name, size in sizes.items():
+        layer = layer_of(name)
+        part = layer if layer is not None else "embedding" if "embed" in name else "rest"
+        numbers[part] = numbers.get(part, 0) + size
+    return numbers
+
+
+def kv_width(config: Any) -> int:
+    """Numbers of one row's keys in one layer; its values are as many."""
+    heads = int(config.num_attention_heads)
+    kept = int(getattr(config, "num_key_value_heads", None) or heads)
+    return kept * int(getattr(config, "head_dim", None) or config.hidden_size // heads)

@@ -1,0 +1,53 @@
+"""Where an engine's stages are: on this host, or on those that its options name."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from penstock.engine.options import EngineOptions
+from penstock.engine.places.footprint import needed_bytes
+from penstock.engine.resolve import Resolved, resolve_options
+from penstock.hosts.fleet import Fleet
+from penstock.hosts.host import FleetHost
+from penstock.hosts.keys import link_security
+from penstock.hosts.placement import check_memory, hosts_asked_for, other_hosts
+from penstock.pipeline.base import Host
+from penstock.pipeline.processes import OnLoading, ProcessHost
+
+log = logging.getLogger(__name__)
+
+
+def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessHost:
+    """What runs the stages, attached to every host that is named. Raises ConfigError for one that cannot be used."""
+    assert not isinstance(options.cluster, str)
+    names = other_hosts(hosts_asked_for(options.hosts, options.cluster))
+    if not names:
+        return ProcessHost(options.transport, options.stage_timeout, on_loading=on_loading)
+    fleet = open_fleet(names, options.keys, options.insecure)
+    try:
+        return FleetHost(fleet, options.stage_timeout, on_loading)
+    except BaseException:
+        fleet.close()
+        raise
+
+
+def open_fleet(names: list[str], keys: str | None, insecure: bool) -> Fleet:
+    """Raises ConfigError for a host that cannot be used, and where there are no keys."""
+    security = None if insecure else link_security(None if keys is None else Path(keys).expanduser())
+    if insecure:
+        log.warning(
+            "insecure: what is asked and answered crosses the network as plain text, and whoever is there can join"
+        )
+    return Fleet(names, security, private_network=insecure)
+
+
+def resolve_on(options: EngineOptions, host: Host) -> Resolved:
+    """The options on the hosts that ``host`` reaches. Raises ConfigError for what one of them cannot do."""
+    if not isinstance(host, FleetHost):
+        return resolve_options(options)
+    fleet = host.fleet
+    setup = resolve_options(options, fleet.living)
+    check_memory(setup.hosts, setup.devices, needed_bytes(setup), fleet.living)
+    fleet.check_checkpoint(str(setup.checkpoint.source), [host for host in setup.hosts if host])
+    return setup

@@ -1,0 +1,234 @@
+"""The agent of a host: starts stages for heads on other hosts, and ends them when their head is gone.
+
+It decides nothing. Each head that attaches has a lease, which lasts for as long as its beats come. What the lease's
+stages send and receive never passes the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from penstock.core import ConfigError
+from penstock.hosts.control import (
+    BEAT,
+    DOOR,
+    LEASE,
+    Attach,
+    Attached,
+    Beat,
+    BeatAnswer,
+    CheckpointFound,
+    Control,
+    Detach,
+    FindCheckpoint,
+    KillSession,
+    StageEnded,
+    StartStage,
+    decode,
+    encode,
+    lease_of,
+    same,
+)
+from penstock.hosts.digest import digest_of
+from penstock.hosts.facts import own_facts
+from penstock.messages import ForeignFrame, Frame, MalformedMessage
+from penstock.pipeline.forkserver import ALL_STAGES, ForkServer, shared_fork_server
+from penstock.pipeline.plan import StageSpec
+from penstock.pipeline.silence import Listening
+from penstock.transport.outbox import Outbox
+from penstock.transport.security import LinkSecurity
+from penstock.transport.sockets import Sockets
+
+log = logging.getLogger(__name__)
+
+MOST_LEASES: Final = 16
+"""Heads at a time: who lists hosts is one, too."""
+
+
+class Lease:
+    """One head, and what has been started for it."""
+
+    def __init__(self, secret: str, head: Outbox, host: str) -> None:
+        self.secret = secret
+        self.host = host
+        """This host's address, as the head has it."""
+        self.sessions: dict[str, tuple[ForkServer, set[int]]] = {}
+        """Who started a session's stages, and which of them have not ended."""
+        self.silent = 0.0
+        """Seconds for which nothing has come of it."""
+        self.head = head
+
+    def tell(self, message: Control) -> None:
+        self.head.send(encode(message, self.secret))
+
+
+class HostAgent:
+    """Listens at an address, and serves heads until ``stop``.
+
+    With ``security`` whoever talks to it or its stages shows a certificate of the cluster's. Without, the address has
+    to be this host's own, or the network private. Raises ConfigError for an address that cannot be, and OSError for
+    one that is taken.
+    """
+
+    def __init__(self, address: str, security: LinkSecurity | None = None, private_network: bool = False) -> None:
+        self._security = security
+        self._private_network = private_network
+        self._incarnation = secrets.token_hex(8)
+        self._sockets = Sockets(security, private_network)
+        self._inbox = self._sockets.inbox(address)
+        self._inbox.admit(DOOR)
+        self._ends, self._end_pipe = os.pipe()
+        self._inbox.watch(self._ends, self._report_ends)
+        self._leases: dict[str, Lease] = {}
+        self._listening = Listening(time.monotonic(), BEAT)
+        self._stopped = False
+        shared_fork_server()  # it imports torch before anybody waits for that
+
+    @property
+    def address(self) -> str:
+        """Where heads attach."""
+        return self._inbox.address
+
+    def serve(self) -> None:
+        while not self._stopped:
+            self._inbox.wait(self._listening.next_look)
+            for frames in self._inbox.take():
+                self._receive(frames)
+            if time.monotonic() >= self._listening.next_look:
+                self._look()
+
+    def stop(self) -> None:
+        """Have ``serve`` return within a beat. May be called from any thread."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """End what was started for anybody."""
+        for lease in list(self._leases.values()):
+            self._end(lease, "the agent leaves")
+        self._inbox.unwatch(self._ends)
+        os.close(self._ends)
+        os.close(self._end_pipe)
+        self._inbox.close()
+        self._sockets.close()
+
+    def __enter__(self) -> HostAgent:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------------- leases
+
+    def _look(self) -> None:
+        """End the leases of heads that have said nothing for too long."""
+        seconds = self._listening.look(time.monotonic())
+        for lease in list(self._leases.values()):
+            lease.silent += seconds
+            if lease.silent > LEASE:
+                self._end(lease, f"its head has said nothing for {LEASE:.1f} s")
+
+    def _attach(self, secret: str, attach: Attach) -> None:
+        if len(self._leases) == MOST_LEASES:
+            log.warning("refused a head at %s: %d are attached already", attach.head, MOST_LEASES)
+            return
+        lease = self._leases[secret] = Lease(secret, self._sockets.connect(attach.head, secret), attach.host)
+        log.info("head %s has attached", attach.head)
+        lease.tell(Attached(facts=own_facts(self._incarnation)))
+
+    def _end(self, lease: Lease, why: str) -> None:
+        del self._leases[lease.secret]
+        if lease.sessions:
+            log.warning("a lease has ended: %s; so do its stages", why)
+        for session, (server, _) in lease.sessions.items():
+            server.kill(session)
+            server.forget(session)
+        self._sockets.disconnect(lease.head)
+
+    # ------------------------------------------------------------------------------------------------- what heads say
+
+    def _receive(self, frames: Sequence[Frame]) -> None:
+        try:
+            secret, raw = lease_of(frames)
+            message = decode(raw)
+            lease = next((one for one in self._leases.values() if same(one.secret, secret)), None)
+            if lease is not None:
+                lease.silent = 0.0
+                self._obey(lease, message)
+            elif isinstance(message, Attach):
+                self._attach(secret, message)
+            else:
+                raise ForeignFrame("it is of a lease that has ended, or never was")
+        except (ConfigError, ForeignFrame, MalformedMessage) as error:
+            log.warning("refused a message: %s", error)
+
+    def _obey(self, lease: Lease, message: Control) -> None:
+        now = time.monotonic()
+        if isinstance(message, Beat):
+            lease.tell(BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
+        elif isinstance(message, FindCheckpoint):
+            lease.tell(CheckpointFound(path=message.path, problem=problem_of(message)))
+        elif isinstance(message, StartStage):
+            self._start(lease, message.spec)
+        elif isinstance(message, KillSession):
+            if message.session in lease.sessions:
+                server, _ = lease.sessions[message.session]
+                server.kill(message.session)
+        elif isinstance(message, Detach):
+            self._end(lease, "its head has left")
+        else:
+            raise MalformedMessage(f"{type(message).__name__} is not for an agent")
+
+    # -------------------------------------------------------------------------------------------------------- stages
+
+    def _start(self, lease: Lease, spec: StageSpec) -> None:
+        """Start a stage with what is this host's own in place of the head's."""
+        if spec.session not in lease.sessions:
+            server = shared_fork_server()
+            server.listen(spec.session, self._end_pipe)
+            lease.sessions[spec.session] = server, set()
+        server, running = lease.sessions[spec.session]
+        running.add(spec.index)
+        server.start(
+            replace(
+                spec,
+                bind=f"tcp://{lease.host}:*",
+                security=self._security,
+                private_network=self._private_network,
+            )
+        )
+
+    def _report_ends(self) -> None:
+        """Tell heads which stages have ended. Lines are short, so the pipe never holds half of one."""
+        for line in os.read(self._ends, 65536).splitlines():
+            told = json.loads(line)
+            for lease in self._leases.values():
+                if told["session"] in lease.sessions:
+                    self._tell_ended(lease, told["session"], told["stage"], told["cause"])
+
+    def _tell_ended(self, lease: Lease, session: str, stage: int, cause: str) -> None:
+        server, running = lease.sessions[session]
+        for ended in sorted(running) if stage == ALL_STAGES else [stage]:
+            running.discard(ended)
+            lease.tell(StageEnded(session=session, stage=ended, cause=cause))
+        if not running:
+            server.forget(session)
+            del lease.sessions[session]
+
+
+def problem_of(asked: FindCheckpoint) -> str:
+    """Why stages here cannot load a checkpoint; empty if they can."""
+    path = Path(asked.path)
+    try:
+        found = digest_of(path)
+    except OSError as error:
+        return f"there is no checkpoint at {path}: {error.strerror}"
+    return "" if found == asked.digest else f"the checkpoint at {path} is another one"

@@ -1,0 +1,132 @@
+"""What a head (the engine's process) and the agents of other hosts say to each other, and the one codec of it.
+
+A header carries the secret of a lease, like a stage's its session's. A head comes to an agent's door with a lease of
+its own making. The agent dials back, and from then on both name that lease in all they say. A lease is never used
+again: whoever speaks of one that has ended is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.hosts.facts import HostFacts
+from penstock.messages import MAX_HEADER_BYTES, UNDECODABLE, ForeignFrame, Frame, MalformedMessage
+from penstock.pipeline.plan import StageSpec
+
+DEFAULT_PORT: Final = 7700
+DOOR: Final = "penstock agent"
+"""The session in whose name a head connects. It is no secret: certificates keep strangers out, or the network does."""
+BEAT: Final = 0.75
+"""Seconds between two beats of a head."""
+LEASE: Final = 3 * BEAT
+"""Seconds of listening without a word after which a head is gone for an agent, and a host for a head."""
+
+
+class Attach(msgspec.Struct, tag="attach", kw_only=True, frozen=True):
+    """From a head at the door: answer to ``head``, its inbox. ``host`` is the agent's own address, as the head has it.
+
+    What comes under this lease is obeyed for as long as beats come.
+    """
+
+    head: str
+    host: str
+
+
+class Attached(msgspec.Struct, tag="attached", kw_only=True, frozen=True):
+    facts: HostFacts
+
+
+class Beat(msgspec.Struct, tag="beat", kw_only=True, frozen=True):
+    """``sent``: by the head's monotonic clock, in seconds."""
+
+    sent: float
+
+
+class BeatAnswer(msgspec.Struct, tag="beat_answer", kw_only=True, frozen=True):
+    """``sent`` is the beat's own; the others are by the agent's monotonic clock, in seconds."""
+
+    sent: float
+    received: float
+    answered: float
+
+
+class FindCheckpoint(msgspec.Struct, tag="find_checkpoint", kw_only=True, frozen=True):
+    """Is the checkpoint of this digest, which the head has at ``path``, there?"""
+
+    path: str
+    digest: str
+
+
+class CheckpointFound(msgspec.Struct, tag="checkpoint_found", kw_only=True, frozen=True):
+    """``problem`` says why stages cannot load it; empty if they can."""
+
+    path: str
+    problem: str = ""
+
+
+class StartStage(msgspec.Struct, tag="start_stage", kw_only=True, frozen=True):
+    spec: StageSpec
+
+
+class KillSession(msgspec.Struct, tag="kill_session", kw_only=True, frozen=True):
+    session: str
+
+
+class StageEnded(msgspec.Struct, tag="stage_ended", kw_only=True, frozen=True):
+    session: str
+    stage: int
+    cause: str
+
+
+class Detach(msgspec.Struct, tag="detach", kw_only=True, frozen=True):
+    """The head leaves: end all that was started under its lease."""
+
+
+Control = (
+    Attach
+    | Attached
+    | Beat
+    | BeatAnswer
+    | FindCheckpoint
+    | CheckpointFound
+    | StartStage
+    | KillSession
+    | StageEnded
+    | Detach
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_decoder = msgspec.msgpack.Decoder(Control)
+
+
+def encode(message: Control, lease: str) -> bytes:
+    return _encoder.encode((lease, message))
+
+
+def lease_of(frames: Sequence[Frame]) -> tuple[str, msgspec.Raw]:
+    """The lease that a message names, and the message undecoded. Raises ForeignFrame for what is none."""
+    if len(frames) != 1 or len(frames[0]) > MAX_HEADER_BYTES:
+        raise ForeignFrame("no header alone, or one too large")
+    try:
+        return _envelope.decode(frames[0])
+    except UNDECODABLE as error:
+        raise ForeignFrame(f"header does not decode: {error}") from error
+
+
+def decode(raw: msgspec.Raw) -> Control:
+    """Raises MalformedMessage."""
+    try:
+        message: Control = _decoder.decode(raw)
+    except UNDECODABLE as error:
+        raise MalformedMessage(f"message does not decode: {error}") from error
+    return message
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two secrets are the same, found out in the same time wherever they differ."""
+    return hmac.compare_digest(one.encode(), other.encode())

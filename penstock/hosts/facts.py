@@ -1,0 +1,105 @@
+"""What a host is and what it has: told to every head, and compared before anything is started."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock.hosts.cores import usable_cores
+from penstock.messages import PROTOCOL
+
+MEMORY: Final = Path("/proc/meminfo")
+LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+"""Of a container (cgroup v2): bytes that it may use, or "max", and bytes that it uses."""
+CUDA_QUERY: Final = (
+    "nvidia-smi",
+    "--query-gpu=index,name,memory.total,memory.free",
+    "--format=csv,noheader,nounits",
+)
+QUERY_S: Final = 5.0
+"""Seconds that the driver may take to answer."""
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """What has to be the same on every host, so that stages understand each other and compute alike."""
+
+    protocol: int
+    penstock: str
+    torch: str
+    """Without what it was built for ("+cu126")."""
+
+
+class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A device by torch's name, "cpu" or "cuda:N", and its memory in bytes."""
+
+    device: str
+    model: str
+    memory: int
+    free: int
+
+
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """``incarnation`` is another one each time the agent starts. ``devices`` begin with the processor."""
+
+    name: str
+    incarnation: str
+    versions: Versions
+    cores: int
+    devices: tuple[DeviceFacts, ...]
+
+    def device(self, name: str) -> DeviceFacts | None:
+        return next((one for one in self.devices if one.device == name), None)
+
+
+def own_versions() -> Versions:
+    return Versions(protocol=PROTOCOL, penstock=version("penstock"), torch=version("torch").partition("+")[0])
+
+
+def own_facts(incarnation: str) -> HostFacts:
+    """This host's, as they are now."""
+    return HostFacts(
+        name=platform.node(),
+        incarnation=incarnation,
+        versions=own_versions(),
+        cores=usable_cores(),
+        devices=(processor(), *cuda_devices()),
+    )
+
+
+def processor() -> DeviceFacts:
+    total, free = memory()
+    return DeviceFacts(device="cpu", model=platform.machine(), memory=total, free=free)
+
+
+def memory() -> tuple[int, int]:
+    """The host's memory in bytes, and what of it can be used now: within the container's limit. 0 if it cannot say."""
+    found = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in MEMORY.read_text().splitlines():
+            name, _, rest = line.partition(":")
+            found[name] = 1024 * int(rest.split()[0])
+    total, free = found.get("MemTotal", 0), found.get("MemAvailable", 0)
+    with contextlib.suppress(OSError, ValueError):
+        limit, used = (int(file.read_text()) for file in LIMITS)
+        return min(total, limit), min(free, max(0, limit - used))
+    return total, free
+
+
+def cuda_devices() -> list[DeviceFacts]:
+    """As the driver's own program tells: a process that asks torch would keep a context on each of them."""
+    try:
+        answer = subprocess.run(CUDA_QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [device_of(line) for line in answer.splitlines() if line.count(",") == 3]
+
+
+def device_of(line: str) -> DeviceFacts:
+    index, model, total, free = (part.strip() for part in line.split(","))
+    return DeviceFacts(device=f"cuda:{index}", model=model, memory=int(total) << 20, free=int(free) << 20)

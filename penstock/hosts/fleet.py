@@ -1,0 +1,201 @@
+"""The hosts of an engine: attached, kept by beats, noticed when they are gone, and asked again until they are back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from penstock.config import FieldError
+from penstock.core import ConfigError
+from penstock.hosts.control import BEAT, Attached, decode, lease_of, same
+from penstock.hosts.digest import digest_of
+from penstock.hosts.facts import HostFacts, Versions, own_versions
+from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, places_of
+from penstock.messages import ForeignFrame, Frame, MalformedMessage
+from penstock.pipeline.silence import Listening
+from penstock.transport.addresses import place_of
+from penstock.transport.security import LinkSecurity
+from penstock.transport.sockets import Sockets
+
+log = logging.getLogger(__name__)
+
+NO_ANSWER: Final = (
+    f"no answer within {ANSWER_S:.0f} s; is `penstock worker` running there, with keys of the same cluster, and can it "
+    "reach this host?"
+)
+LEAVE_S: Final = 1.0
+"""Seconds for a head's last words to leave."""
+
+
+class Fleet:
+    """Attaches to hosts by their names (HOST or HOST:PORT), and keeps them until ``close``.
+
+    A thread beside the engine's does that, so that hosts stay attached while nobody steps the engine. Raises
+    ConfigError for a host that does not answer, or runs other versions.
+    """
+
+    def __init__(
+        self, names: Sequence[str], security: LinkSecurity | None = None, private_network: bool = False
+    ) -> None:
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise FieldError("hosts", f"names {name!r} twice")
+        self.reached_at = address_toward(names[0])
+        self.security = security
+        self.private_network = private_network
+        self._sockets = Sockets(security, private_network)
+        self.hosts: Mapping[str, RemoteHost] = {name: RemoteHost(name, self._sockets) for name in names}
+        self._inbox = self._sockets.inbox(f"tcp://{self.reached_at}:*")
+        self._news = threading.Condition()
+        """Told whenever a host has said something."""
+        self._closing = False
+        self._woken, self._waker = os.pipe()
+        self._inbox.watch(self._woken, self._read_wakes)
+        for host in self.hosts.values():
+            self._attach(host)
+        self._thread = threading.Thread(target=self._run, name="penstock fleet", daemon=True)
+        self._thread.start()
+        try:
+            self._meet()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def living(self) -> dict[str, HostFacts]:
+        """By name, those that are attached now."""
+        return {name: host.facts for name, host in self.hosts.items() if host.alive and host.facts is not None}
+
+    def check_checkpoint(self, path: str, names: Sequence[str]) -> None:
+        """Raise ConfigError, naming every host of ``names`` that does not hold the checkpoint that is here."""
+        asked = [self.hosts[name] for name in dict.fromkeys(names)]
+        digest = digest_of(Path(path))
+        for host in asked:
+            host.ask_for(path, digest)
+        self._wait(lambda: all(path in host.checkpoints or not host.attached for host in asked))
+        problems = [f"host {one.name}: {answer_of(one, path)}" for one in asked if answer_of(one, path)]
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    def close(self) -> None:
+        """Leave the hosts, which end what they have started. Safe to call twice."""
+        if self._closing:
+            return
+        self._closing = True
+        os.write(self._waker, b"!")
+        self._thread.join()
+        for host in self.hosts.values():
+            host.leave()
+        self._inbox.unwatch(self._woken)
+        os.close(self._woken)
+        os.close(self._waker)
+        self._inbox.close()
+        self._sockets.close(LEAVE_S)
+
+    # ----------------------------------------------------------------------------------------------------- beginning
+
+    def _meet(self) -> None:
+        """Wait for every host's facts, and compare versions. Raises ConfigError."""
+        hosts = self.hosts.values()
+        self._wait(lambda: all(host.alive or host.fault or not host.attached for host in hosts))
+        problems = [problem for host in hosts if (problem := problem_with(host))]
+        if problems:
+            raise ConfigError("; ".join(problems))
+        check_different(self.living)
+
+    def _wait(self, settled: Callable[[], bool]) -> None:
+        """Until that is so, or hosts have had time enough to answer."""
+        deadline = time.monotonic() + ANSWER_S
+        with self._news:
+            while not settled() and time.monotonic() < deadline:
+                self._news.wait(BEAT / 3)  # a connection that is refused makes no news
+
+    def _read_wakes(self) -> None:
+        os.read(self._woken, 4096)
+
+    # ----------------------------------------------------------------------------------------------- the fleet's thread
+
+    def _run(self) -> None:
+        listening = Listening(time.monotonic(), BEAT)
+        while not self._closing:
+            self._inbox.wait(listening.next_look)
+            for frames in self._inbox.take():
+                self._receive(frames)
+            if time.monotonic() >= listening.next_look:
+                self._look(listening.look(time.monotonic()))
+
+    def _look(self, seconds: float) -> None:
+        for host in self.hosts.values():
+            host.listened(seconds)
+            if host.attached:
+                host.beat()
+            elif host.wants_back:
+                self._attach(host)
+
+    def _attach(self, host: RemoteHost) -> None:
+        self._inbox.dismiss(host.lease)
+        self._inbox.admit(host.attach(self._inbox.address))
+
+    def _receive(self, frames: Sequence[Frame]) -> None:
+        try:
+            lease, raw = lease_of(frames)
+            host = next((one for one in self.hosts.values() if one.attached and same(one.lease, lease)), None)
+            if host is None:
+                raise ForeignFrame("it is of a lease that has ended, or never was")
+            message = decode(raw)
+        except (ForeignFrame, MalformedMessage) as error:
+            log.warning("refused a message: %s", error)
+            return
+        host.take(message)
+        if isinstance(message, Attached) and (problem := difference(host.name, own_versions(), message.facts.versions)):
+            host.lose(problem)
+        with self._news:
+            self._news.notify_all()
+
+
+def problem_with(host: RemoteHost) -> str:
+    """Why nothing can be started there; empty if it can."""
+    if host.alive:
+        return ""
+    return f"host {host.name}: {host.fault or NO_ANSWER}" if host.attached else host.cause
+
+
+def difference(name: str, own: Versions, its: Versions) -> str:
+    """What is another one there; empty if nothing is."""
+    words = {"protocol": "protocol", "penstock": "Penstock", "torch": "torch"}
+    other = [field for field in words if getattr(its, field) != getattr(own, field)]
+    said = " and ".join(f"{words[field]} {getattr(its, field)}, this one {getattr(own, field)}" for field in other)
+    return f"host {name} has {said}; install the same on both" if other else ""
+
+
+def check_different(living: Mapping[str, HostFacts]) -> None:
+    """Raise FieldError where two names are one agent's."""
+    known: dict[str, str] = {}
+    for name, facts in living.items():
+        if facts.incarnation in known:
+            raise FieldError("hosts", f"names {name!r}, which is the same host as {known[facts.incarnation]!r}")
+        known[facts.incarnation] = name
+
+
+def answer_of(host: RemoteHost, path: str) -> str:
+    if not host.attached:
+        return "was lost"
+    return host.checkpoints.get(path, f"has not looked for its checkpoint within {ANSWER_S:.0f} s")
+
+
+def address_toward(name: str) -> str:
+    """This host's address, as that host reaches it. Raises ConfigError where no way leads there."""
+    _, address = places_of(name)
+    place = place_of(address)
+    with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(place.where)  # sends nothing
+        except OSError as error:
+            raise ConfigError(f"host {name}: {error.strerror}") from error
+        return in_url(probe.getsockname()[0])

@@ -1,0 +1,167 @@
+"""The keys of a cluster: its authority, and what a host shows the others.
+
+A folder holds them. ``authority.pem`` and ``host.pem`` may be seen by anybody; ``authority.key``, which only the host
+that made the cluster has, and ``host.key`` are their owner's alone.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from penstock.core import ConfigError
+from penstock.transport.security import LinkSecurity
+
+AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY = "authority.pem", "authority.key", "host.pem", "host.key"
+AUTHORITY_DAYS: Final = 3650
+HOST_DAYS: Final = 730
+EARLIER: Final = timedelta(days=1)
+"""By which a certificate is valid before it was made: hosts' clocks differ."""
+
+PrivateKey = ec.EllipticCurvePrivateKey
+
+
+def default_folder() -> Path:
+    """Where the keys are unless somebody says otherwise."""
+    configuration = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(configuration) / "penstock" / "keys"
+
+
+def link_security(folder: Path | None) -> LinkSecurity | None:
+    """What this host shows, from a folder. Without one: from the default folder, if there are keys in it.
+
+    Raises ConfigError where a named folder has none.
+    """
+    place = default_folder() if folder is None else folder
+    if not (place / HOST).is_file():
+        if folder is None:
+            return None
+        raise ConfigError(f"keys: {folder} holds no keys of a host; `penstock keys` says how to get some")
+    return LinkSecurity(authority=str(place / AUTHORITY), certificate=str(place / HOST), key=str(place / HOST_KEY))
+
+
+def make_cluster(folder: Path, name: str) -> None:
+    """A new authority, and the keys of this host, called ``name``. Raises ConfigError if the folder has keys."""
+    if (folder / AUTHORITY).exists():
+        raise ConfigError(f"keys: {folder} holds keys already; remove the folder to begin a new cluster")
+    key = new_key()
+    subject = named("penstock cluster")
+    authority = (
+        certificate(subject, subject, key.public_key(), AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage(signs=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    own = new_key()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_secret(folder / AUTHORITY_KEY, in_pem(key))
+    write_secret(folder / HOST_KEY, in_pem(own))
+    (folder / HOST).write_bytes(signed(request_of(own, name), authority, key))
+    (folder / AUTHORITY).write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+
+
+def sign(folder: Path, request: bytes) -> tuple[bytes, bytes]:
+    """The authority's certificate and the one that it gives for a request, all of them in PEM.
+
+    Raises ConfigError where the folder has no authority's key, or the request is none.
+    """
+    try:
+        key = serialization.load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), None)
+        pem = (folder / AUTHORITY).read_bytes()
+    except FileNotFoundError as error:
+        raise ConfigError(f"keys: {folder} is not where a cluster was made; `penstock keys new` makes one") from error
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    try:
+        asked = x509.load_pem_x509_csr(request)
+        if not asked.is_signature_valid:
+            raise InvalidSignature
+    except (ValueError, InvalidSignature) as error:
+        raise ConfigError("keys: what asks for a certificate is no request for one") from error
+    return pem, signed(asked, x509.load_pem_x509_certificate(pem), key)
+
+
+def keep(folder: Path, key: PrivateKey, authority: bytes, own: bytes) -> None:
+    """Put a host's keys into its folder. Raises ConfigError if it has some."""
+    if (folder / HOST).exists():
+        raise ConfigError(f"keys: {folder} holds keys already; remove the folder to join another cluster")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_secret(folder / HOST_KEY, in_pem(key))
+    (folder / AUTHORITY).write_bytes(authority)
+    (folder / HOST).write_bytes(own)
+
+
+def new_key() -> PrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def request_of(key: PrivateKey, name: str) -> x509.CertificateSigningRequest:
+    """For a certificate of a host's."""
+    return x509.CertificateSigningRequestBuilder().subject_name(named(name)).sign(key, hashes.SHA256())
+
+
+def signed(request: x509.CertificateSigningRequest, authority: x509.Certificate, key: PrivateKey) -> bytes:
+    """A host's certificate: it may listen and connect, and sign nothing. Of the request only name and key count."""
+    both_ends = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+    made = (
+        certificate(request.subject, authority.subject, request.public_key(), HOST_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage(signs=False), critical=True)
+        .add_extension(both_ends, critical=False)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def certificate(subject: x509.Name, issuer: x509.Name, key: object, days: int) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)  # type: ignore[arg-type]  # of any kind that X.509 knows
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)  # type: ignore[arg-type]
+    )
+
+
+def usage(*, signs: bool) -> x509.KeyUsage:
+    """What a key is for: an authority's signs certificates, a host's shows who it is."""
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def in_pem(key: PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def write_secret(file: Path, content: bytes) -> None:
+    """A new file that only its owner can read."""
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(content)

@@ -1,0 +1,130 @@
+"""Which host each stage is on, which of its devices it gets, and how many threads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from penstock.cluster import Cluster
+from penstock.config import FieldError
+from penstock.core import ConfigError
+from penstock.hosts.cores import shared_threads
+from penstock.hosts.facts import DeviceFacts, HostFacts
+
+HERE: Final = "localhost"
+"""The engine's own host among others. Plans name it by the empty string."""
+
+
+def named_hosts(text: str) -> tuple[str, ...]:
+    """The hosts of "a:7700,b:7700", in order. Raises FieldError where one is missing or named twice."""
+    names = tuple(part.strip() for part in text.split(","))
+    for name, count in Counter(names).items():
+        if not name or count > 1:
+            raise FieldError("hosts", f"is {text!r}; it has to be HOST or HOST:PORT, each once, with commas between")
+    return names
+
+
+def hosts_asked_for(hosts: str | None, cluster: Cluster | None) -> tuple[str, ...]:
+    """Every host that stages are to be on, in their order: as ``hosts`` says, or a cluster of real devices."""
+    if hosts is not None:
+        return named_hosts(hosts)
+    if cluster is None or cluster.emulated:
+        return (HERE,)
+    return tuple(dict.fromkeys(stage_hosts_of(cluster)))
+
+
+def stage_hosts_of(cluster: Cluster) -> list[str]:
+    return [cluster.device(stage.devices[0]).host for stage in cluster.stages]
+
+
+def hosts_of_stages(hosts: str | None, cluster: Cluster | None, stages: int) -> tuple[str, ...]:
+    """The host of each stage, as plans name it: neighbours share one. Raises FieldError if one would have no stage."""
+    if hosts is None and cluster is not None and not cluster.emulated:
+        return tuple(in_plans(name) for name in stage_hosts_of(cluster))
+    names = hosts_asked_for(hosts, cluster)
+    if stages < len(names):
+        raise FieldError("hosts", f"names {len(names)} hosts for {stages} stages; name fewer, or ask for more stages")
+    return tuple(in_plans(names[stage * len(names) // stages]) for stage in range(stages))
+
+
+def in_plans(name: str) -> str:
+    return "" if name == HERE else name
+
+
+def device_on(host: str, facts: HostFacts, device: str, place: int, stages: int) -> str:
+    """The device of a host's stage number ``place`` of so many there; "cuda" spreads them over its GPUs.
+
+    Raises ConfigError, naming the host, for a device that is not there.
+    """
+    found = [one.device for one in facts.devices if one.device != "cpu"]
+    if device == "cuda" and found:
+        return found[place * min(stages, len(found)) // stages]
+    if facts.device(device) is None:
+        known = ", ".join(one.device for one in facts.devices)
+        raise ConfigError(f"host {host} has no device {device!r}; it has {known}")
+    return device
+
+
+def devices_elsewhere(hosts: Sequence[str], facts: Mapping[str, HostFacts], device: str) -> dict[int, str]:
+    """By stage, the devices of those that are on other hosts."""
+    return {
+        stage: device_on(host, facts[host], device, place, count)
+        for host, stages in by_host(hosts)
+        if host
+        for count in (len(stages),)
+        for place, stage in enumerate(stages)
+    }
+
+
+def threads_elsewhere(
+    hosts: Sequence[str], facts: Mapping[str, HostFacts], stated: Sequence[int | None]
+) -> dict[int, int]:
+    """By stage, the threads of those that are on other hosts: what is stated, else equal parts of the host's cores."""
+    threads: dict[int, int] = {}
+    for host, stages in by_host(hosts):
+        if host:
+            threads |= zip(stages, shared_threads([stated[stage] for stage in stages], facts[host].cores), strict=True)
+    return threads
+
+
+def by_host(hosts: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
+    """Each host with its stages."""
+    for host in dict.fromkeys(hosts):
+        yield host, [stage for stage, one in enumerate(hosts) if one == host]
+
+
+def check_memory(
+    hosts: Sequence[str], devices: Sequence[str], needed: Sequence[int], facts: Mapping[str, HostFacts]
+) -> None:
+    """Raise ConfigError, naming host and device with the numbers, where stages on other hosts do not fit.
+
+    ``needed``: bytes of weights and KV of each stage.
+    """
+    sums: Counter[tuple[str, str]] = Counter()
+    for host, device, count in zip(hosts, devices, needed, strict=False):
+        sums[host, device] += count
+    problems = [
+        problem
+        for (host, device), count in sums.items()
+        if host and (problem := too_much(host, facts[host].device(device), count))
+    ]
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def too_much(host: str, device: DeviceFacts | None, needed: int) -> str:
+    if device is None or not device.memory or needed <= device.free:
+        return ""
+    return (
+        f"host {host}: {device.device} has {in_gb(device.free)} free, its stages need {in_gb(needed)} for weights and "
+        "KV; use more hosts, fewer kv_slots or a shorter max_model_len"
+    )
+
+
+def in_gb(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"
+
+
+def other_hosts(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name != HERE]

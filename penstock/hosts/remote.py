@@ -1,0 +1,197 @@
+"""Another host, as a head has it: what its agent starts, what has become of that, and whether it is still there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from typing import Final
+
+from penstock.config import FieldError
+from penstock.hosts.control import (
+    DEFAULT_PORT,
+    DOOR,
+    LEASE,
+    Attach,
+    Attached,
+    Beat,
+    BeatAnswer,
+    CheckpointFound,
+    Control,
+    Detach,
+    FindCheckpoint,
+    KillSession,
+    StageEnded,
+    StartStage,
+    encode,
+)
+from penstock.hosts.facts import HostFacts
+from penstock.hosts.offsets import Offsets
+from penstock.pipeline.forking import exit_report
+from penstock.pipeline.plan import StageSpec
+from penstock.transport.addresses import place_of
+from penstock.transport.outbox import Outbox
+from penstock.transport.sockets import Sockets
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 10.0
+"""Seconds within which an agent has to answer."""
+TRY_AGAIN_S: Final = 3.0
+"""Seconds after which a host that was lost is asked again."""
+
+
+class RemoteHost:
+    """A launcher (``pipeline/launching.py``) of stages on the host named ``name``, HOST or HOST:PORT.
+
+    ``attach`` begins a lease, ``lose`` ends it with all that was started under it. ``facts`` are there once the agent
+    has answered; a host that comes back has new ones.
+    """
+
+    def __init__(self, name: str, sockets: Sockets) -> None:
+        self.name = name
+        self.facts: HostFacts | None = None
+        self.offsets = Offsets()
+        self.checkpoints: dict[str, str] = {}
+        """What the agent has said of checkpoints, by path: a problem, or nothing."""
+        self.lease = ""
+        """Its latest one's secret."""
+        self.attached = False
+        """Whether that has not ended: the agent has answered, or may yet."""
+        self.cause = ""
+        """Why the latest lease that has ended did."""
+        self._sockets = sockets
+        self._host, self._address = places_of(name)
+        self._outbox: Outbox | None = None
+        self._listeners: dict[str, int] = {}
+        self._running: dict[str, set[int]] = {}
+        self._ended: dict[str, set[int]] = {}
+        self._silent = 0.0
+        self._lost_at = 0.0
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------- as a launcher
+
+    @property
+    def alive(self) -> bool:
+        return self.attached and self.facts is not None
+
+    def listen(self, session: str, pipe: int) -> None:
+        with self._lock:
+            self._listeners[session] = pipe
+            self._running[session], self._ended[session] = set(), set()
+
+    def forget(self, session: str) -> None:
+        with self._lock:
+            for by_session in (self._listeners, self._running, self._ended):
+                by_session.pop(session, None)
+
+    def start(self, spec: StageSpec) -> None:
+        with self._lock:
+            self._running[spec.session].add(spec.index)
+            if not self.attached:
+                self._report(spec.session, spec.index, self.cause)
+                return
+        self._tell(StartStage(spec=spec))
+
+    def kill(self, session: str) -> None:
+        self._tell(KillSession(session=session))
+
+    def ended(self, session: str) -> set[int]:
+        with self._lock:
+            return set(self._ended.get(session, ()))
+
+    # ---------------------------------------------------------------------------------------- by the fleet's thread
+
+    def attach(self, head: str) -> str:
+        """Ask the agent to serve ``head``, an inbox's address. Returns the lease's secret."""
+        self.facts, self._silent = None, 0.0
+        self._outbox = self._sockets.connect(self._address, DOOR)
+        self.lease, self.attached = secrets.token_hex(16), True
+        self._tell(Attach(head=head, host=self._host))
+        return self.lease
+
+    @property
+    def fault(self) -> str:
+        """Why there is no connection to the agent, once that is known."""
+        return self._outbox.fault if self._outbox is not None else ""
+
+    @property
+    def wants_back(self) -> bool:
+        """Whether a host that was lost is to be asked again now."""
+        return not self.attached and time.monotonic() >= self._lost_at + TRY_AGAIN_S
+
+    def beat(self) -> None:
+        self._tell(Beat(sent=time.monotonic()))
+
+    def ask_for(self, path: str, digest: str) -> None:
+        self.checkpoints.pop(path, None)
+        self._tell(FindCheckpoint(path=path, digest=digest))
+
+    def take(self, message: Control) -> None:
+        """What the agent says under the lease."""
+        self._silent = 0.0
+        if isinstance(message, Attached):
+            self.facts = message.facts
+        elif isinstance(message, BeatAnswer):
+            self.offsets.add(message.sent, message.received, message.answered, time.monotonic())
+        elif isinstance(message, CheckpointFound):
+            self.checkpoints[message.path] = message.problem
+        elif isinstance(message, StageEnded):
+            with self._lock:
+                self._report(message.session, message.stage, message.cause)
+
+    def listened(self, seconds: float) -> None:
+        """The head has listened for so many seconds more."""
+        self._silent += seconds
+        if self.attached and self._silent > (ANSWER_S if self.facts is None else LEASE):
+            self.lose(f"host {self.name} was lost: it has said nothing for {LEASE:.1f} s")
+
+    def lose(self, cause: str) -> None:
+        """The host is not reached any more: all that it has started is lost."""
+        if self.facts is not None and cause != self.cause:
+            log.warning("%s", cause)
+        with self._lock:
+            self.attached, self.facts, self.cause, self._lost_at = False, None, cause, time.monotonic()
+            for session, running in self._running.items():
+                for stage in sorted(running):
+                    self._report(session, stage, cause)
+        self._close_connection()
+
+    def leave(self) -> None:
+        """The head ends."""
+        self._tell(Detach())
+
+    def _close_connection(self) -> None:
+        outbox, self._outbox = self._outbox, None
+        if outbox is not None:
+            self._sockets.disconnect(outbox)
+
+    def _tell(self, message: Control) -> None:
+        if (outbox := self._outbox) is not None:
+            outbox.send(encode(message, self.lease))
+
+    def _report(self, session: str, stage: int, cause: str) -> None:
+        """That a stage has ended, once."""
+        if stage in self._running.get(session, ()):
+            self._running[session].discard(stage)
+            self._ended[session].add(stage)
+            os.write(self._listeners[session], exit_report(session, stage, cause))
+
+
+def places_of(name: str) -> tuple[str, str]:
+    """The host's address in numbers, and its agent's. Raises FieldError for what names none, ConfigError if unknown."""
+    host, separator, port = name.rpartition(":")
+    if not separator or (name.count(":") > 1 and not host.endswith("]")):  # HOST alone, or an IPv6 address
+        host, port = name, str(DEFAULT_PORT)
+    if not host or not port.isdecimal():
+        raise FieldError("hosts", f"names {name!r}; a host is HOST or HOST:PORT")
+    bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    numbers = in_url(place_of(f"tcp://{bracketed}:{port}").where[0])
+    return numbers, f"tcp://{numbers}:{port}"
+
+
+def in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

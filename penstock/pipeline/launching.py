@@ -1,0 +1,48 @@
+"""What starts stage processes: this host's fork server, or the agent of another host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.pipeline.plan import StageSpec
+
+
+class Launcher(Protocol):
+    """Starts stages on one host, and says which of them have ended. Its methods may be called from any thread."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can start stages. One that cannot reports all that it has started as ended."""
+        ...
+
+    def listen(self, session: str, pipe: int) -> None:
+        """Have the end of each of a session's stages written to ``pipe``, a line of JSON each."""
+        ...
+
+    def forget(self, session: str) -> None: ...
+
+    def start(self, spec: StageSpec) -> None:
+        """Have a stage process started. That it came to nothing is reported like any other end."""
+        ...
+
+    def kill(self, session: str) -> None:
+        """End what is left of a session's processes."""
+        ...
+
+    def ended(self, session: str) -> set[int]:
+        """Those of a session's stages that are known to have ended, reported or not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The hosts beside the engine's own."""
+
+    launchers: Mapping[str, Launcher]
+    """By the name that plans give a host."""
+    reached_at: str
+    """This host's address, as those hosts reach it."""
+    private_network: bool = False
+    """Whether plain connections may leave this host."""

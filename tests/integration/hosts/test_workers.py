@@ -1,0 +1,133 @@
+"""Stages on hosts with `penstock worker`: the same tokens, links of their own, and nothing left behind.
+
+Each worker has an address of its own on this host, and keys of one cluster.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock import LLM, ConfigError, PipelineError, SamplingParams
+from penstock.hosts.keys import make_cluster
+from tests.workers import Worker, ended, workers
+
+pytestmark = pytest.mark.processes
+
+PROMPTS = ["def f(x):", "class A:", "import os\n", "# "]
+SAMPLED = [SamplingParams(temperature=0.8, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(4)]
+GONE_S = 10.0
+"""Seconds after which nothing is left of a head that died."""
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cluster") / "keys"
+    make_cluster(folder, "host")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(keys: Path) -> Iterator[list[Worker]]:
+    with workers(2, keys) as found:
+        yield found
+
+
+def named(*found: Worker) -> str:
+    return ",".join(worker.host for worker in found)
+
+
+def listening(process: psutil.Process) -> set[int]:
+    return {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+
+
+def dialled(process: psutil.Process) -> set[int]:
+    """Ports to which the process has connected, as far as it does not listen there itself."""
+    found = {one.raddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED}
+    return found - listening(process)
+
+
+def test_tokens_are_those_of_one_host(target: Path, pair: list[Worker], keys: Path) -> None:
+    with LLM(target, max_model_len=256) as llm:
+        plain = llm.generate(PROMPTS, SAMPLED)
+    speculation = {"method": "ngram", "strategy": "continuous"}
+    with LLM(target, max_model_len=256, hosts=named(*pair), keys=str(keys), speculative_config=speculation) as llm:
+        assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)] == [
+            one.outputs[0].token_ids for one in plain
+        ]
+        llm.loop.audit()
+        (first,), (last,) = (worker.stages() for worker in pair)
+        assert listening(last) & dialled(first)  # states go from stage to stage
+        stages = [first, last]
+    assert ended(stages, GONE_S)
+    assert [worker.stages() for worker in pair] == [[], []]
+
+
+def test_this_host_may_hold_stages_too(target: Path, pair: list[Worker], keys: Path) -> None:
+    prompt, greedy = PROMPTS[0], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    options = {"max_model_len": 256, "keys": str(keys)}
+    with LLM(target, max_model_len=256) as llm:
+        (plain,) = llm.generate(prompt, greedy)
+    with LLM(target, hosts=f"localhost,{pair[0].host}", pipeline_parallel_size=3, **options) as llm:
+        (same,) = llm.generate(prompt, greedy)
+        assert llm.setup.hosts == ("", "", pair[0].host)
+    assert same.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_memory_that_does_not_suffice_is_refused_by_name(target: Path, pair: list[Worker], keys: Path) -> None:
+    with pytest.raises(ConfigError, match=f"host {pair[0].host}: cpu has .* GB free, its stages need .* GB"):
+        LLM(target, hosts=named(*pair), keys=str(keys), kv_slots=1 << 40)
+    assert [worker.stages() for worker in pair] == [[], []]
+
+
+def test_a_device_that_is_not_there_is_refused_by_name(target: Path, pair: list[Worker], keys: Path) -> None:
+    with pytest.raises(ConfigError, match=f"host {pair[0].host} has no device 'cuda:7'"):
+        LLM(target, hosts=named(*pair), keys=str(keys), device="cuda:7")
+
+
+def test_whoever_has_no_keys_is_refused(target: Path, pair: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.hosts.remote.ANSWER_S", 1.0)
+    monkeypatch.setattr("penstock.hosts.fleet.ANSWER_S", 1.0)
+    with pytest.raises(ConfigError, match=f"host {pair[0].host}"):
+        LLM(target, hosts=named(*pair), insecure=True)
+
+
+HEAD = """
+import sys
+from penstock import LLM, SamplingParams
+target, hosts, keys = sys.argv[1:]
+with LLM(target, max_model_len=256, hosts=hosts, keys=keys) as llm:
+    print("started", flush=True)
+    while True:
+        llm.generate("x", SamplingParams(max_tokens=64, ignore_eos=True))
+"""
+
+
+def test_nothing_is_left_of_a_head_that_is_killed(target: Path, pair: list[Worker], keys: Path) -> None:
+    command = [sys.executable, "-c", HEAD, str(target), named(*pair), str(keys)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as head:
+        assert head.stdout is not None
+        assert head.stdout.readline() == "started\n"
+        stages = [stage for worker in pair for stage in worker.stages()]
+        assert len(stages) == 2
+        head.kill()
+    assert ended(stages, GONE_S)
+
+
+def test_a_worker_that_is_killed_is_named(target: Path, pair: list[Worker], keys: Path) -> None:
+    with (
+        workers(1, keys) as (third,),
+        LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm,
+    ):
+        (stage,) = third.stages()
+        stream = llm.stream("x", SamplingParams(max_tokens=200, ignore_eos=True))
+        next(stream)
+        third.kill()
+        with pytest.raises(PipelineError, match="was lost"):
+            list(stream)
+        assert ended([stage], GONE_S)

@@ -1,0 +1,133 @@
+"""A host gets its keys with a token: once, in time, and of nobody but who made it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from penstock.core import ConfigError
+from penstock.hosts import enrolment
+from penstock.hosts.enrolment import Enrolment, Token, join, token_of
+from penstock.hosts.keys import AUTHORITY_KEY, HOST, HOST_KEY, link_security, make_cluster
+from penstock.transport.security import LinkSecurity
+from penstock.transport.sockets import Sockets
+from tests.links import SESSION, received
+
+SOON = 20.0
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    """The keys of a cluster's first host."""
+    folder = tmp_path / "first"
+    make_cluster(folder, "first")
+    return folder
+
+
+def serving(apart: ThreadPoolExecutor, folder: Path, seconds: float = SOON) -> tuple[Enrolment, Future[bool]]:
+    made = Enrolment(folder, "second", "127.0.0.1:0")
+    return made, apart.submit(made.serve, seconds)
+
+
+def reached(one: LinkSecurity, other: LinkSecurity) -> bool:
+    """Whether a message of one host arrives at the other."""
+    with Sockets(one) as here, Sockets(other) as there, there.inbox("tcp://127.0.0.1:*") as inbox:
+        inbox.admit(SESSION)
+        here.connect(inbox.address, SESSION).send(b"hello")
+        return received(inbox, 1) == [[b"hello"]]
+
+
+def security_of(folder: Path) -> LinkSecurity:
+    found = link_security(folder)
+    assert found is not None
+    return found
+
+
+def test_who_has_the_token_becomes_a_member(first: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    with ThreadPoolExecutor(1) as apart:
+        made, served = serving(apart, first)
+        with made:
+            join(second, str(made.token), "second")
+            assert served.result()
+    assert reached(security_of(first), security_of(second))
+    assert reached(security_of(second), security_of(first))
+    assert sorted(os.listdir(second)) == ["authority.pem", "host.key", "host.pem"]
+
+
+def test_a_token_works_once(first: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as apart:
+        made, served = serving(apart, first)
+        with made:
+            join(tmp_path / "second", str(made.token), "second")
+            assert served.result()
+        with pytest.raises(ConfigError, match="a token works once"):
+            join(tmp_path / "third", str(made.token), "third")
+    assert not (tmp_path / "third").exists()
+
+
+def test_another_secret_gets_nothing_and_uses_nothing_up(first: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as apart:
+        made, served = serving(apart, first)
+        with made:
+            guessed = Token(made.token.address, made.token.digest, b"0" * 16)
+            with pytest.raises(ConfigError, match="hung up"):
+                join(tmp_path / "stranger", str(guessed), "stranger")
+            join(tmp_path / "second", str(made.token), "second")
+            assert served.result()
+
+
+def test_nothing_is_said_to_who_has_not_made_the_token(
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(enrolment, "write", lambda sealed, message: said.append(message))
+    with ThreadPoolExecutor(1) as apart:
+        made, served = serving(apart, first, seconds=1.0)
+        with made:
+            impostor = Token(made.token.address, b"0" * 16, made.token.secret)
+            with pytest.raises(ConfigError, match="has not made it"):
+                join(tmp_path / "second", str(impostor), "second")
+            assert not served.result()
+    assert said == []
+
+
+@pytest.mark.parametrize("text", ["", "a:1", "a:1/short", "/" + "A" * 43, "a:1/" + "!" * 43])
+def test_what_is_no_token(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="token: this is none"):
+        join(tmp_path, text, "x")
+
+
+def test_tokens_are_read_as_they_are_printed() -> None:
+    token = Token("[::1]:7799", bytes(range(16)), bytes(range(16, 32)))
+    assert token_of(f" {token}\n") == token
+
+
+def test_secrets_are_their_owners_alone(first: Path) -> None:
+    for name in (AUTHORITY_KEY, HOST_KEY):
+        assert stat.S_IMODE((first / name).stat().st_mode) == 0o600
+
+
+def test_keys_are_not_written_over(first: Path) -> None:
+    before = (first / HOST).read_bytes()
+    with pytest.raises(ConfigError, match="holds keys already"):
+        make_cluster(first, "again")
+    with pytest.raises(ConfigError, match="holds keys already"):
+        join(first, str(Token("127.0.0.1:1", b"0" * 16, b"0" * 16)), "again")
+    assert (first / HOST).read_bytes() == before
+
+
+def test_only_where_a_cluster_was_made_hosts_are_added(first: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="penstock keys new"):
+        Enrolment(tmp_path / "nowhere", "x", "127.0.0.1:0")
+
+
+def test_a_folder_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert link_security(None) is None
+    with pytest.raises(ConfigError, match="holds no keys of a host"):
+        link_security(tmp_path)

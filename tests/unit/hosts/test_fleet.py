@@ -1,0 +1,300 @@
+"""A head and its hosts: leases, their end, and who is refused. Agents run on threads, with a fork server that notes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trustme
+
+from penstock.core import ConfigError
+from penstock.hosts import agent as agents
+from penstock.hosts.agent import HostAgent
+from penstock.hosts.control import DOOR, Beat, FindCheckpoint, StartStage, encode
+from penstock.hosts.digest import digest_of
+from penstock.hosts.facts import HostFacts, own_facts
+from penstock.hosts.fleet import Fleet
+from penstock.pipeline.forking import exit_report
+from penstock.pipeline.forkserver import ALL_STAGES
+from penstock.pipeline.plan import StagePlan, StageSpec
+from penstock.transport.security import LinkSecurity
+from penstock.transport.sockets import Sockets
+from tests.links import member
+
+SOON = 20.0
+PLAN = StagePlan(model="m", first=0, last=1, capacity=1, dtype="float32", device="cpu", max_model_len=1, vocab_size=2)
+
+
+class NotingServer:
+    """Starts nothing."""
+
+    def __init__(self) -> None:
+        self.started: list[StageSpec] = []
+        self.killed: list[str] = []
+        self.pipes: dict[str, int] = {}
+
+    def listen(self, session: str, pipe: int) -> None:
+        self.pipes[session] = pipe
+
+    def forget(self, session: str) -> None:
+        del self.pipes[session]
+
+    def start(self, spec: StageSpec) -> None:
+        self.started.append(spec)
+
+    def kill(self, session: str) -> None:
+        self.killed.append(session)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> NotingServer:
+    noting = NotingServer()
+    monkeypatch.setattr(agents, "shared_fork_server", lambda: noting)
+    return noting
+
+
+@contextmanager
+def agent(security: LinkSecurity | None, address: str = "tcp://127.0.0.2:*") -> Iterator[HostAgent]:
+    with HostAgent(address, security) as made:
+        thread = threading.Thread(target=made.serve)
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+            thread.join()
+
+
+@contextmanager
+def fleet(*members: HostAgent, security: LinkSecurity | None) -> Iterator[Fleet]:
+    made = Fleet([name_of(one) for one in members], security)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def name_of(one: HostAgent) -> str:
+    return one.address.removeprefix("tcp://")
+
+
+def soon(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def spec(session: str, index: int = 0) -> StageSpec:
+    return StageSpec(session=session, index=index, stages=2, bind="", engine="tcp://127.0.0.1:1", plan=PLAN)
+
+
+def reports(pipe: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in os.read(pipe, 65536).splitlines()]
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_hosts_tell_what_they_are(server: NotingServer, security: LinkSecurity) -> None:
+    with (
+        agent(security) as one,
+        agent(security, "tcp://127.0.0.3:*") as other,
+        fleet(one, other, security=security) as made,
+    ):
+        assert list(made.living) == [name_of(one), name_of(other)]
+        found = made.living[name_of(one)]
+        assert found.versions == own_facts("").versions
+        assert found.cores >= 1
+        device = found.device("cpu")
+        assert device is not None
+        assert 0 < device.free <= device.memory
+        soon(lambda: made.hosts[name_of(one)].offsets.best is not None)
+        offset = made.hosts[name_of(one)].offsets.best
+        assert offset is not None
+        assert abs(offset.seconds) <= offset.error  # it is the same clock
+
+
+def test_a_stage_starts_with_what_is_its_hosts_own(
+    server: NotingServer, security: LinkSecurity, pipe: tuple[int, int]
+) -> None:
+    with agent(security) as one, fleet(one, security=security) as made:
+        host = made.hosts[name_of(one)]
+        host.listen("s", pipe[1])
+        host.start(spec("s"))
+        soon(lambda: bool(server.started))
+        (started,) = server.started
+        assert (started.bind, started.security, started.private_network) == ("tcp://127.0.0.2:*", security, False)
+        assert started.plan == PLAN
+
+
+def test_ends_are_reported_once_to_whose_stage_it_was(
+    server: NotingServer, security: LinkSecurity, pipe: tuple[int, int]
+) -> None:
+    with agent(security) as one, fleet(one, security=security) as made:
+        host = made.hosts[name_of(one)]
+        host.listen("s", pipe[1])
+        host.start(spec("s", 0))
+        host.start(spec("s", 1))
+        soon(lambda: len(server.started) == 2)
+        os.write(server.pipes["s"], exit_report("s", 0, "killed"))
+        assert reports(pipe[0]) == [{"session": "s", "stage": 0, "cause": "killed"}]
+        assert host.ended("s") == {0}
+        os.write(server.pipes["s"], exit_report("s", ALL_STAGES, "the fork server died"))
+        assert reports(pipe[0]) == [{"session": "s", "stage": 1, "cause": "the fork server died"}]
+        assert server.pipes == {}
+
+
+def test_a_head_that_leaves_takes_its_stages_along(
+    server: NotingServer, security: LinkSecurity, pipe: tuple[int, int]
+) -> None:
+    with agent(security) as one:
+        with fleet(one, security=security) as made:
+            made.hosts[name_of(one)].listen("s", pipe[1])
+            made.hosts[name_of(one)].start(spec("s"))
+            soon(lambda: bool(server.started))
+        soon(lambda: server.killed == ["s"])
+
+
+def test_a_head_that_falls_silent_loses_its_stages_alone(
+    server: NotingServer, security: LinkSecurity, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with agent(security) as one, fleet(one, security=security) as silent, fleet(one, security=security) as other:
+        for made, session in ((silent, "s"), (other, "o")):
+            made.hosts[name_of(one)].listen(session, pipe[1])
+            made.hosts[name_of(one)].start(spec(session))
+        soon(lambda: len(server.started) == 2)
+        monkeypatch.setattr(silent.hosts[name_of(one)], "beat", lambda: None)
+        soon(lambda: server.killed == ["s"])
+
+
+def test_a_host_that_falls_silent_is_lost_and_may_come_back(
+    server: NotingServer, security: LinkSecurity, pipe: tuple[int, int]
+) -> None:
+    with ExitStack() as first:
+        one = first.enter_context(agent(security))
+        with fleet(one, security=security) as made:
+            host = made.hosts[name_of(one)]
+            lease, before = host.lease, host.facts
+            host.listen("s", pipe[1])
+            host.start(spec("s"))
+            soon(lambda: bool(server.started))
+            address = one.address
+            first.close()
+            (lost,) = reports(pipe[0])
+            assert (lost["session"], lost["stage"]) == ("s", 0)
+            assert name_of(one) in lost["cause"]
+            assert not host.alive
+            assert made.living == {}
+            host.start(spec("s", 1))
+            assert reports(pipe[0]) == [{**lost, "stage": 1}]
+            with agent(security, address):
+                soon(lambda: host.alive)
+                assert host.lease != lease
+                assert before is not None
+                assert host.facts is not None
+                assert host.facts.incarnation != before.incarnation
+
+
+def test_messages_of_a_lease_that_has_ended_are_refused(
+    server: NotingServer, security: LinkSecurity, caplog: pytest.LogCaptureFixture
+) -> None:
+    with agent(security) as one:
+        with fleet(one, security=security) as made:
+            lease = made.hosts[name_of(one)].lease
+        soon(lambda: not one._leases)
+        with Sockets(security) as sockets:
+            late = sockets.connect(one.address, DOOR)
+            late.send(encode(StartStage(spec=spec("s")), lease))
+            soon(lambda: "a lease that has ended" in caplog.text)
+    assert server.started == []
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\xc1", msgspec.msgpack.encode(("x", 1)), encode(Beat(sent=0.0), "nobody's"), b"\x92\xa1x" * 999]
+)
+def test_strangers_words_change_nothing(server: NotingServer, security: LinkSecurity, frame: bytes) -> None:
+    with agent(security) as one, fleet(one, security=security) as made, Sockets(security) as sockets:
+        stranger = sockets.connect(one.address, DOOR)
+        stranger.send(frame)
+        made.check_checkpoint(__file__, [name_of(one)])  # it still answers
+        assert len(one._leases) == 1
+
+
+def test_other_versions_are_refused_by_name(
+    server: NotingServer, security: LinkSecurity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = own_facts("")
+
+    def older(incarnation: str) -> HostFacts:
+        versions = msgspec.structs.replace(own.versions, penstock="0.0.9", torch="2.5.1")
+        return msgspec.structs.replace(own, incarnation=incarnation, versions=versions)
+
+    monkeypatch.setattr(agents, "own_facts", older)
+    said = f"has Penstock 0.0.9, this one .* and torch 2.5.1, this one {own.versions.torch}; install the same"
+    with agent(security) as one, pytest.raises(ConfigError, match=f"host {name_of(one)} {said}"):
+        Fleet([name_of(one)], security)
+
+
+def test_hosts_of_another_cluster_are_refused(server: NotingServer, security: LinkSecurity, tmp_path: Path) -> None:
+    foreign = member(trustme.CA(), tmp_path / "foreign")
+    with agent(foreign) as one, pytest.raises(ConfigError, match=rf"host {name_of(one)}: .*certificate"):
+        Fleet([name_of(one)], security)
+
+
+def test_a_host_where_nobody_listens_is_named(security: LinkSecurity) -> None:
+    with pytest.raises(ConfigError, match=r"host 127\.0\.0\.2:1: .*refused"):
+        Fleet(["127.0.0.2:1"], security)
+
+
+def test_beyond_this_host_nothing_goes_without_keys() -> None:
+    with pytest.raises(ConfigError, match="needs keys, which `penstock keys` makes"):
+        Fleet(["192.0.2.1"])
+    with pytest.raises(ConfigError, match="needs keys, which `penstock keys` makes"):
+        HostAgent("tcp://0.0.0.0:*")
+
+
+def test_one_host_by_two_names_is_refused(server: NotingServer, security: LinkSecurity) -> None:
+    with agent(security, "tcp://0.0.0.0:*") as one:
+        port = one.address.rpartition(":")[2]
+        with pytest.raises(
+            ConfigError, match=f"names '127.0.0.3:{port}', which is the same host as '127.0.0.2:{port}'"
+        ):
+            Fleet([f"127.0.0.2:{port}", f"127.0.0.3:{port}"], security)
+
+
+def test_a_checkpoint_that_is_another_or_none_is_refused(
+    server: NotingServer, security: LinkSecurity, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    asked = FindCheckpoint(path=str(tmp_path), digest=digest_of(tmp_path))
+    assert agents.problem_of(asked) == ""
+    (tmp_path / "config.json").write_text("[]")
+    assert "is another one" in agents.problem_of(asked)
+    missing = FindCheckpoint(path=str(tmp_path / "missing"), digest="")
+    assert "there is no checkpoint at" in agents.problem_of(missing)
+
+
+def test_a_problem_of_a_checkpoint_names_its_host(
+    server: NotingServer, security: LinkSecurity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "problem_of", lambda asked: f"the checkpoint at {asked.path} is another one")
+    with (
+        agent(security) as one,
+        fleet(one, security=security) as made,
+        pytest.raises(ConfigError, match=f"host {name_of(one)}: the checkpoint at {__file__} is another one"),
+    ):
+        made.check_checkpoint(__file__, [name_of(one)])

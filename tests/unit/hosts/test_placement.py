@@ -1,0 +1,109 @@
+"""Which host, device and threads each stage gets, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cluster import load_cluster
+from penstock.config import FieldError
+from penstock.core import ConfigError
+from penstock.hosts.facts import DeviceFacts, HostFacts, Versions
+from penstock.hosts.placement import (
+    check_memory,
+    devices_elsewhere,
+    hosts_asked_for,
+    hosts_of_stages,
+    named_hosts,
+    threads_elsewhere,
+)
+
+VERSIONS = Versions(protocol=1, penstock="0", torch="2")
+
+
+def facts(cores: int = 4, gpus: int = 0, free: int = 8 << 30) -> HostFacts:
+    devices = ("cpu", *(f"cuda:{i}" for i in range(gpus)))
+    return HostFacts(
+        name="x",
+        incarnation="1",
+        versions=VERSIONS,
+        cores=cores,
+        devices=tuple(DeviceFacts(device=name, model="m", memory=16 << 30, free=free) for name in devices),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "a,", "a,,b", "a,a"])
+def test_lists_of_hosts_that_are_none(text: str) -> None:
+    with pytest.raises(FieldError, match="hosts is"):
+        named_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [(2, ("a", "b")), (3, ("a", "a", "b")), (4, ("a", "a", "b", "b")), (5, ("a",) * 3 + ("b",) * 2)],
+)
+def test_neighbouring_stages_share_a_host(stages: int, expected: tuple[str, ...]) -> None:
+    assert hosts_of_stages("a,b", None, stages) == expected
+
+
+def test_this_host_has_no_name_in_plans() -> None:
+    assert hosts_of_stages("localhost,b", None, 2) == ("", "b")
+    assert hosts_of_stages(None, None, 2) == ("", "")
+
+
+def test_a_host_that_would_have_no_stage_is_refused() -> None:
+    with pytest.raises(FieldError, match="names 3 hosts for 2 stages"):
+        hosts_of_stages("a,b,c", None, 2)
+
+
+def test_a_cluster_says_where_its_stages_are(tmp_path: Path) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text("""
+        name = "two"
+        devices = [{ name = "d", host = "a:7700" }, { name = "e", host = "b" }, { name = "f" }]
+        stages = [{ devices = ["e"] }, { devices = ["d"] }, { devices = ["f"] }]
+    """)
+    cluster = load_cluster(str(file))
+    assert hosts_asked_for(None, cluster) == ("b", "a:7700", "localhost")
+    assert hosts_of_stages(None, cluster, 3) == ("b", "a:7700", "")
+
+
+def test_an_emulated_cluster_is_on_this_host() -> None:
+    cluster = load_cluster("flowspec-7b")
+    assert hosts_asked_for(None, cluster) == ("localhost",)
+    assert set(hosts_of_stages(None, cluster, len(cluster.stages))) == {""}
+
+
+def test_stages_spread_over_a_hosts_gpus() -> None:
+    hosts = ("a", "a", "a", "b")
+    living = {"a": facts(gpus=2), "b": facts(gpus=1)}
+    assert devices_elsewhere(hosts, living, "cuda") == {0: "cuda:0", 1: "cuda:0", 2: "cuda:1", 3: "cuda:0"}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(device: str) -> None:
+    living = {"a": facts(gpus=2), "b": facts(gpus=0)}
+    with pytest.raises(ConfigError, match=f"host b has no device '{device}'; it has cpu"):
+        devices_elsewhere(("a", "b"), living, device)
+
+
+def test_threads_are_the_cores_of_each_host_among_its_stages() -> None:
+    living = {"a": facts(cores=8), "b": facts(cores=3)}
+    assert threads_elsewhere(("a", "b", "a", "", "b"), living, [None] * 5) == {0: 4, 2: 4, 1: 1, 4: 1}
+    assert threads_elsewhere(("a", "a"), living, [2, None]) == {0: 2, 1: 6}
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+    living = {"a": facts(free=3 << 30), "b": facts(free=3 << 30)}
+    hosts, devices = ("a", "a", "b", ""), ("cpu",) * 5
+    check_memory(hosts, devices, [1 << 30, 2 << 30, 3 << 30, 99 << 30], living)
+    with pytest.raises(ConfigError, match=r"host a: cpu has 3\.22 GB free, its stages need 4\.29 GB") as refused:
+        check_memory(hosts, devices, [2 << 30, 2 << 30, 1 << 30, 0], living)
+    assert "host b" not in str(refused.value)
+
+
+def test_a_host_that_does_not_know_its_memory_is_believed() -> None:
+    device = DeviceFacts(device="cpu", model="m", memory=0, free=0)
+    living = {"a": HostFacts(name="x", incarnation="1", versions=VERSIONS, cores=1, devices=(device,))}
+    check_memory(("a",), ("cpu", "cpu"), [99 << 40], living)

@@ -1,0 +1,78 @@
+"""`penstock worker` as a process, on an address of this host that stands for another host."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from tests.processes import descendants
+
+LISTENING: Final = "listening at "
+
+
+class Worker:
+    """``host`` is what `--hosts` calls it. ``before`` is put in front of the command: to run it somewhere else."""
+
+    def __init__(self, listen: str, *options: str, before: Sequence[str] = ()) -> None:
+        command = [*before, sys.executable, "-m", "penstock.cli", "worker", "--listen", listen, *options]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        self.said: list[str] = []
+        self.host = ""
+        for line in self._process.stderr:
+            self.said.append(line)
+            if LISTENING in line:
+                self.host = line.split(LISTENING)[1].strip()
+                break
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        self.said += self._process.stderr
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self._process.pid)
+
+    def stages(self) -> list[psutil.Process]:
+        """Those that its fork server has started."""
+        (_, *stages) = descendants(self._process.pid)
+        return stages
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+
+@contextmanager
+def workers(count: int, keys: Path) -> Iterator[list[Worker]]:
+    """So many hosts of a cluster."""
+    found: list[Worker] = []
+    try:
+        for i in range(count):
+            found.append(Worker(f"127.0.0.{2 + i}:0", "--keys", str(keys)))
+        yield found
+    finally:
+        for worker in found:
+            worker.close()
+
+
+def ended(processes: Sequence[psutil.Process], seconds: float) -> bool:
+    """Whether they all end within so many seconds."""
+    _, alive = psutil.wait_procs(processes, seconds)
+    return not alive
