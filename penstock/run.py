@@ -18,9 +18,9 @@ from penstock.clients.chat import ChatOptions, chat_over
 from penstock.config import FieldError
 from penstock.demo import chat_model
 from penstock.engine.options import EngineOptions, model_folder
+from penstock.engine.places.starting import Start, watched
 from penstock.engine.resolve import check_options
 from penstock.pipeline.forkserver import shared_fork_server
-from penstock.pipeline.starting import Start, watched
 from penstock.server.settings import ServerSettings
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -58,7 +58,7 @@ def run(options: EngineOptions, name: str, system_prompt: str = "", template: st
     from penstock.engine.async_llm import AsyncLLM
     from penstock.server.local import served_at
 
-    llm, start = watched(AsyncLLM, **vars(options))
+    llm, start = watched(AsyncLLM, options)
     with closing(llm):
         if template is not None:
             llm.get_tokenizer().use_chat_template(template)
