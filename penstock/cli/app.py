@@ -30,7 +30,8 @@ COMMANDS: Final = {
         "Compare strategies: the same prompts through the same stages, interleaved. 'bench serve' measures a server."
     ),
 }
-"""What each does. Its ``app`` is in the module of its name."""
+"""What each does. Its ``app`` is in the module of its name, unless PLACES has it elsewhere."""
+PLACES: Final = {"worker": "hosts.worker", "keys": "hosts.keys"}
 
 
 class Commands(TyperGroup):
@@ -49,7 +50,7 @@ class Commands(TyperGroup):
 
 def loaded(listed: Any) -> Any:
     """The command itself."""
-    found = typer.main.get_command(import_module(f"penstock.cli.{listed.name}").app)
+    found = typer.main.get_command(import_module(f"penstock.cli.{PLACES.get(listed.name, listed.name)}").app)
     found.help = listed.help
     return found
 

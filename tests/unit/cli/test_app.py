@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "safetensors", "huggingface_hub", "fastapi", "
 
 def test_every_command_has_its_file() -> None:
     folder = Path(module.__file__).parent
-    having_app = {file.stem for file in folder.glob("*.py") if "app = new_app()" in file.read_text(encoding="utf-8")}
+    having_app = {file.stem for file in folder.rglob("*.py") if "app = new_app()" in file.read_text(encoding="utf-8")}
     assert having_app - {"app"} == set(COMMANDS)
 
 
