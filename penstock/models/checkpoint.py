@@ -30,6 +30,9 @@ from penstock.models.gguf.header import read_header
 from penstock.models.gguf.weights import GgufWeights
 from penstock.models.glance import stated_config
 from penstock.models.places import resolve
+from penstock.models.prequantized.methods import FIELD, method_of
+from penstock.models.prequantized.parts import Method
+from penstock.models.prequantized.weights import PackedShards
 from penstock.models.shards import Shards, layer_of
 from penstock.models.split import even_split
 
@@ -38,6 +41,8 @@ LAYER_COUNTS: Final = ("n_layer", "n_layers")
 MOST_PARTS: Final = 100_000
 """Of anything that a configuration counts: layers, heads, experts, labels."""
 SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+Weights = Shards | PackedShards | GgufWeights
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Checkpoint:
 
     source: Path
     path: Path
-    weights: Shards | GgufWeights
+    weights: Weights
     config: Any
     parts: Parts
     eos_token_ids: tuple[int, ...]
@@ -92,30 +97,33 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     if source.is_file():
         header = read_header(source)
         path = folder_of(header)
-        config, parts = _configuration(path)
-        weights: Shards | GgufWeights = GgufWeights(header, config)
+        config, parts, _ = _configuration(path)
+        weights: Weights = GgufWeights(header, config)
     else:
         path = source
-        config, parts = _configuration(path)
-        weights = Shards(path)
+        config, parts, method = _configuration(path)
+        weights = Shards(path) if method is None else PackedShards(path, method)
     check_layers(config.num_hidden_layers, weights.names(), path / CONFIG_FILE)
     generation = read_json(path / GENERATION_FILE)
     eos, sampling = _eos_ids(config, path), _sampling_defaults(generation, path)
     return Checkpoint(source, path, weights, config, parts, eos, sampling)
 
 
-def _configuration(path: Path) -> tuple[Any, Parts]:
-    """What config.json in the folder says, and where the parts of that architecture are."""
+def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
+    """What config.json in the folder says, where the parts of that architecture are, and how weights are packed."""
     file, stated = path / CONFIG_FILE, stated_config(path)
     check_model_type(stated, file)
     check_counts(stated, file)
+    method = method_of(stated, file)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise ConfigError(f"model: {file} cannot be used: {said(error)}") from error
     parts = check_supported(config)
     check_sizes(config, file)
-    return config, parts
+    if hasattr(config, FIELD):
+        del config.quantization_config  # what it says is followed here: transformers is given floats
+    return config, parts, method
 
 
 def check_model_type(table: Mapping[str, Any], file: Path) -> None:

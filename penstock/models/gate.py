@@ -8,7 +8,6 @@ from typing import Any, Final
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from penstock.core import ConfigError
-from penstock.foreign_files import shown
 
 KNOWN_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
 REFUSED: Final = {
@@ -53,13 +52,6 @@ def check_supported(config: Any) -> Parts:
         raise refusal(config, f"a token tree needs plain attention in every layer, it has {', '.join(unknown)}")
     if type(config).sub_configs:
         raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
-    if (stored := getattr(config, "quantization_config", None)) is not None:
-        method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
-        raise refusal(
-            config,
-            f"its weights are stored by {shown(method)}; use a GGUF file, or the float checkpoint with --quantization "
-            "int8 or int4",
-        )
     # Of the class: a configuration file may set any attribute of an instance.
     plan = getattr(type(config), "base_model_pp_plan", None)
     if not plan:

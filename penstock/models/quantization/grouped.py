@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GroupedWeight:
-    """A weight [out, in] as ``scale * value + minimum``: what a file holds, and what packed layers are made of."""
+    """A weight [out, in] as ``scale * (value - zero) + minimum``: what a file holds, and packed layers are made of."""
 
     values: Tensor
     """[out, in], uint8 or int8."""
@@ -22,6 +22,8 @@ class GroupedWeight:
     """Of a value."""
     group: int
     """Neighbours in a row that share a scale. It divides ``in``, and is ``in`` itself for one scale a row."""
+    zeros: Tensor | None = None
+    """[out, in / group], whole numbers: the value that stands for 0. None where that is 0."""
 
     @property
     def shape(self) -> torch.Size:
@@ -30,7 +32,10 @@ class GroupedWeight:
 
     def dequantize(self) -> Tensor:
         """[out, in], float32"""
-        grouped = self.values.unflatten(-1, (-1, self.group)).float() * self.scales.unsqueeze(-1)
+        grouped = self.values.unflatten(-1, (-1, self.group)).float()
+        if self.zeros is not None:
+            grouped -= self.zeros.unsqueeze(-1)
+        grouped *= self.scales.unsqueeze(-1)
         if self.minimums is not None:
             grouped += self.minimums.unsqueeze(-1)
         return grouped.flatten(-2)

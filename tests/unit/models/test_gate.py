@@ -31,12 +31,6 @@ def test_refusal_names_architecture_and_reason(model_type: str, reason: str) -> 
         check_supported(AutoConfig.for_model(model_type))
 
 
-def test_quantised_checkpoints_are_refused() -> None:
-    config = AutoConfig.for_model("llama", quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ConfigError, match='stored by "gptq"; use a GGUF file, or the float checkpoint with --quant'):
-        check_supported(config)
-
-
 def test_parts_come_from_the_pipeline_plan() -> None:
     assert check_supported(AutoConfig.for_model("llama")) == Parts("model", "embed_tokens", "layers", "norm")
     assert check_supported(AutoConfig.for_model("phi")) == Parts("model", "embed_tokens", "layers", "final_layernorm")

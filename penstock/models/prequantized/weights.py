@@ -1,0 +1,119 @@
+"""The weights of a folder of packed ones, by the names that they have as floats."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from penstock.core import ConfigError
+from penstock.models.prequantized.parts import Method, Part, Parts
+from penstock.models.quantization.grouped import GroupedWeight
+from penstock.models.shards import Shards, open_shard, shards
+
+
+class PackedTensor:
+    """One weight, not read yet; ``tensor[...]`` reads it as floats, as transformers asks safetensors' slices."""
+
+    def __init__(self, method: Method, parts: Parts) -> None:
+        """Raises ConfigError where the parts contradict each other."""
+        self._method = method
+        self._parts = parts
+        self.outline = method.outline(parts)
+
+    def get_shape(self) -> list[int]:
+        return list(self.outline.shape)
+
+    def get_dtype(self) -> str:
+        """Of what reading gives."""
+        return "F32"
+
+    def __getitem__(self, _: Any) -> Tensor:
+        found = self._method.unpack(self._parts)
+        return found.dequantize() if isinstance(found, GroupedWeight) else found
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it is stored as whole numbers with scales for neighbours."""
+        return self.outline.is_grouped
+
+    def grouped(self) -> GroupedWeight:
+        """A matrix [out, in] that ``is_grouped``, as it is stored."""
+        found = self._method.unpack(self._parts)
+        assert isinstance(found, GroupedWeight)
+        return found
+
+
+class PackedShards:
+    """The weights of a checkpoint of which some are packed by ``method``."""
+
+    def __init__(self, folder: Path, method: Method) -> None:
+        """Raises ConfigError if there are none in the folder, or parts of one are missing or contradict each other."""
+        self._plain = Shards(folder)
+        found = parts_of(shards(folder))
+        self._packed = {}
+        taken: set[str] = set()
+        for layer, parts in packed_layers(found, method).items():
+            check_whole(layer, parts, method)
+            self._packed[f"{layer}.weight"] = PackedTensor(method, parts)
+            taken.update(part.name for part in parts.values())
+        self._others = [name for name in found if name not in taken]
+
+    @property
+    def bits(self) -> int | None:
+        """Of weights in whole numbers: 4 if that is what most of them have, else 8. None where all are floats."""
+        outlines = [tensor.outline for tensor in self._packed.values()]
+        four = sum(prod(found.shape) for found in outlines if found.bits == 4)
+        return None if not outlines else 4 if 2 * four > sum(prod(found.shape) for found in outlines) else 8
+
+    @property
+    def files(self) -> list[Path]:
+        return self._plain.files
+
+    def names(self) -> list[str]:
+        return [*self._others, *self._packed]
+
+    def sizes(self) -> dict[str, int]:
+        """The number of elements of every tensor."""
+        with contextlib.ExitStack() as files:
+            return {name: prod(found.get_shape()) for name, found in self.slices(self.names(), files).items()}
+
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
+        """These tensors, not read yet. Opens the shards of those that are not packed until ``files`` closes them."""
+        asked = list(names)
+        plain = self._plain.slices([name for name in asked if name not in self._packed], files)
+        return {name: self._packed.get(name) or plain[name] for name in asked}
+
+
+def parts_of(places: Mapping[str, Path]) -> dict[str, Part]:
+    """Every tensor by its name, told from the shards' headers. Raises ConfigError for one that is not in its shard."""
+    found = {}
+    for file in sorted(set(places.values())):
+        with open_shard(file) as opened:
+            held = set(opened.keys())
+            for name in (name for name, place in places.items() if place == file):
+                if name not in held:
+                    raise ConfigError(f"model: the index says that {file.name} holds {name!r}, but it does not")
+                part = opened.get_slice(name)
+                found[name] = Part(file, name, tuple(part.get_shape()), part.get_dtype())
+    return found
+
+
+def packed_layers(found: Mapping[str, Part], method: Method) -> dict[str, dict[str, Part]]:
+    """The parts of every layer whose weight is packed, by what they are."""
+    layers: dict[str, dict[str, Part]] = {}
+    for name, part in found.items():
+        if (kind := next((kind for kind in method.parts if name.endswith(f".{kind}")), None)) is not None:
+            layers.setdefault(name.removesuffix(f".{kind}"), {})[kind] = part
+    return {layer: parts for layer, parts in layers.items() if parts.keys() & method.marks}
+
+
+def check_whole(layer: str, parts: Parts, method: Method) -> None:
+    """Raise ConfigError naming a part of the weight that is missing."""
+    if missing := sorted(method.needed - parts.keys()):
+        some = next(iter(parts.values()))
+        raise some.wrong(f"has no {layer}.{missing[0]} beside it: download or save the checkpoint again")
