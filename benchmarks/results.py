@@ -63,7 +63,7 @@ SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for 
 
 HEAD = """# Results
 
-*Written by `python -m benchmarks.results` from [benchmarks/measured](../../benchmarks/measured); do not edit.*
+*Written by `python -m benchmarks.results` from `benchmarks/measured/`; do not edit.*
 
 No figure here comes from the GPUs or boards that it speaks of: we do not have them. Every section says what it is:
 
