@@ -39,10 +39,8 @@ def chosen(model: str) -> str:
     if model:
         return model
     console = Console(stderr=True, highlight=False)
-    if not chat_model.FILE.is_file():
-        console.print(f"Fetching {chat_model.NAME} ({chat_model.MEGABYTES} MB) into {chat_model.CACHE} ...")
     try:
-        return str(chat_model.fetched())
+        return chat_model.announced(console)
     except chat_model.Unreachable as error:
         console.print(f"{error}. The pair of small models that comes with Penstock is run instead.", soft_wrap=True)
         return "demo"

@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from rich.console import Console
+
 from penstock.core import PenstockError
 
 NAME: Final = "SmolLM2-135M-Instruct"
@@ -43,6 +45,13 @@ def fetched() -> Path:
         with TemporaryDirectory(dir=CACHE) as folder:
             unpacked(Path(folder)).rename(FILE)
     return FILE
+
+
+def announced(console: Console) -> str:
+    """The file's path, with a word on ``console`` where fetching it will take a while. Raises as ``fetched`` does."""
+    if not FILE.is_file():
+        console.print(f"Fetching {NAME} ({MEGABYTES} MB) into {CACHE} ...", soft_wrap=True)
+    return str(fetched())
 
 
 def unpacked(folder: Path) -> Path:

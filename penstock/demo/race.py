@@ -117,13 +117,15 @@ def printable(text: str) -> str:
 class Race(Observer):
     """Watches all runs of the demo and draws itself whenever rich asks for it (``__rich__``)."""
 
-    def __init__(self, console: Console, cluster: Cluster, prompts: Sequence[str]) -> None:
+    def __init__(self, console: Console, cluster: Cluster, prompts: Sequence[str], words: str) -> None:
+        """``words`` say who writes, and who drafts."""
         self._console = console
         self._cluster = cluster
         self._prompts = prompts
+        self._words = words
         self._boards = Boards(modelled_delays(cluster))
         self._tree = GrowingTree(keep=TALL_LEVELS[0])
-        self._heading = f"Starting {len(cluster.stages)} stages and the draft model ..."
+        self._heading = f"Starting {len(cluster.stages)} stages ..."
         self._prompt = prompts[0]
         self._runs: dict[str, Run] = {}
         self._accepted = (0, 0)
@@ -185,7 +187,7 @@ class Race(Observer):
 
     def _head(self) -> list[Text]:
         title = Text.assemble(("Penstock demo", "bold"), (f" · {EMULATED}", "italic"))
-        described = Text(self._cluster.description, "dim")
+        described = Text(f"{self._cluster.description[0].upper()}{self._cluster.description[1:]}. {self._words}", "dim")
         return [line for text in (title, described) for line in text.wrap(self._console, self._console.width)]
 
     def _panels(self, now: float, height: int | None) -> RenderableType:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich import box
@@ -13,15 +14,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from penstock.bench.measure.comparison import measure
-from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import read_prompts
-from penstock.cluster import Cluster, load_cluster, stage_timings
-from penstock.core import SamplingParams
+from penstock.bench.measure.comparison import measure, on_time
+from penstock.bench.measure.summary import MAX_OVERRUNS, StrategyRun
+from penstock.cluster import Cluster, load_cluster, plain_step_seconds, stage_timings
 from penstock.demo.race import PENSTOCK, PLAIN, TITLES, Race
-from penstock.engine import options
+from penstock.demo.scene import Scene, scene_for
 from penstock.engine.loop import Observer
-from penstock.speculation import SpeculativeConfig
 from penstock.trace import EMULATED
 
 if TYPE_CHECKING:
@@ -29,59 +27,67 @@ if TYPE_CHECKING:
     from penstock.requests.request import Request
 
 CLUSTER: Final = "demo"
-PROMPTS: Final = 2
-TOKENS: Final = 48
-"""Per prompt: both runs of two prompts and the start take three quarters of a minute."""
-SPECULATION: Final = SpeculativeConfig(method="draft_model", model="demo", strategy=PENSTOCK)
-STRATEGIES: Final = [(PLAIN, None), (PENSTOCK, SPECULATION)]
+BUSY_PACE: Final = 1.05
+"""Times as long as modelled that plain tokens take on a host that is too busy for the figures."""
 
 
-def run_demo(as_json: bool) -> None:
-    """Run the demo on this terminal; with ``as_json`` stdout gets one object and nothing else."""
+def run_demo(as_json: bool, *, embedded: bool = False) -> None:
+    """Run the demo on this terminal; with ``as_json`` stdout gets one object and nothing else.
+
+    ``embedded`` shows the pair that is shipped, without a look at the package registry.
+    """
     cluster = load_cluster(CLUSTER)
-    prompts = read_prompts(options.DEMO / "prompts.jsonl", PROMPTS)
     console = Console(stderr=as_json, highlight=False)
+    scene = scene_for(console, embedded=embedded)
     live = console.is_terminal and not console.is_dumb_terminal and not as_json
-    with (live_screen if live else line_screen)(console, cluster, prompts) as screen:
-        runs = compare(cluster, prompts, screen)
+    with (live_screen if live else line_screen)(console, cluster, scene) as screen:
+        runs = compare(cluster, scene, screen)
     if as_json:
-        print(json.dumps(summary(runs)))
+        print(json.dumps({"model": Path(scene.model).stem, **summary(runs)}))
     else:
         print_report(console, cluster, runs)
 
 
-def compare(cluster: Cluster, prompts: Sequence[str], screen: Race | Lines) -> list[StrategyRun]:
-    """Every prompt through the plain pipeline, then through Penstock, on the same stages.
-
-    Sampled, since a small model that decodes greedily repeats itself; past an end-of-text token, so that all outputs
-    have one length.
-    """
+def compare(cluster: Cluster, scene: Scene, screen: Race | Lines) -> list[StrategyRun]:
+    """Every prompt through the plain pipeline, then through Penstock, on the same stages."""
+    from penstock.emulation.host import RealTimeHost
     from penstock.engine.llm import LLM
 
-    params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(len(prompts))]
-    with LLM("demo", cluster=cluster, speculative_config=SPECULATION, enable_prefix_caching=False) as llm:
-        return measure(llm, prompts, params, STRATEGIES, observer=screen, on_progress=screen.begin)
+    strategies = [(PLAIN, None), (PENSTOCK, scene.speculation)]
+    with LLM(
+        scene.model,
+        quantization=scene.quantization,
+        cluster=cluster,
+        speculative_config=scene.speculation,
+        enable_prefix_caching=False,
+        host=RealTimeHost(),
+    ) as llm:
+        prompts = scene.prompts(llm.get_tokenizer())
+        with on_time(llm):
+            return measure(llm, prompts, scene.params, strategies, observer=screen, on_progress=screen.begin)
 
 
 # ------------------------------------------------------------------------------------------------------------ screens
 
 
 @contextmanager
-def live_screen(console: Console, cluster: Cluster, prompts: Sequence[str]) -> Iterator[Race]:
+def live_screen(console: Console, cluster: Cluster, scene: Scene) -> Iterator[Race]:
     """The race, redrawn some times a second by a thread of its own; its texts stay when it is over.
 
     On the alternate screen every picture overwrites the one before it: nothing is erased, so nothing flickers.
     """
-    race = Race(console, cluster, prompts)
+    race = Race(console, cluster, scene.shown, scene.words)
     with Live(race, console=console, screen=True, refresh_per_second=8):
         yield race
     console.print(race.texts())
+    console.print(scene.words)
 
 
 @contextmanager
-def line_screen(console: Console, cluster: Cluster, prompts: Sequence[str]) -> Iterator[Lines]:
+def line_screen(console: Console, cluster: Cluster, scene: Scene) -> Iterator[Lines]:
     console.print(f"Penstock demo. {sentence(cluster.description)} {sentence(EMULATED)}", soft_wrap=True)
-    console.print(f"Starting {len(cluster.stages)} stages and the draft model ...")
+    console.print(scene.words, soft_wrap=True)
+    console.print(f"Starting {len(cluster.stages)} stages ...")
     yield Lines(console)
 
 
@@ -131,12 +137,26 @@ def print_report(console: Console, cluster: Cluster, runs: Sequence[StrategyRun]
     console.print(
         f"A step is one stage's time, {step * 1e3:.0f} ms: plain, a token needs {len(cluster.stages)} of them in a row."
     )
-    if not all(run.valid for run in runs):
-        worst = max(run.overrun_fraction for run in runs)
-        console.print(
-            f"[yellow]Not valid:[/] {worst:.0%} of the batches and drafts took longer here than on a modelled board. "
-            "Is this machine busy with something else?"
-        )
+    console.print(overrun_words(runs))
+    if reason := busy_words(cluster, runs):
+        console.print(f"[yellow]This host was busy:[/] {reason}. The figures suffer; run it again when less else runs.")
+
+
+def overrun_words(runs: Sequence[StrategyRun]) -> str:
+    shares = " and ".join(f"{run.overrun_fraction:.1%} ({TITLES[run.strategy]})" for run in runs)
+    return f"Overruns, batches and drafts that took longer here than on a modelled board: {shares}."
+
+
+def busy_words(cluster: Cluster, runs: Sequence[StrategyRun]) -> str:
+    """What shows that the host did not keep up with the boards; empty where it did."""
+    reasons = []
+    worst = max(run.overrun_fraction for run in runs)
+    if worst > MAX_OVERRUNS:
+        reasons.append(f"{worst:.0%} of the batches and drafts took longer than on a modelled board")
+    pace = 1.0 / runs[0].tokens_per_second / plain_step_seconds(cluster)
+    if pace > BUSY_PACE:
+        reasons.append(f"plain tokens took {pace - 1:.0%} longer than the boards need for them")
+    return ", and ".join(reasons)
 
 
 def table_of(runs: Sequence[StrategyRun]) -> Table:

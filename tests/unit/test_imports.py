@@ -105,7 +105,7 @@ OUTSIDE_WORLD = {"time", "datetime", "socket", "ssl", "asyncio", "threading", "s
 
 
 MAY_EMULATE = (
-    *("emulation", "simulator", "bench"),
+    *("emulation", "simulator", "bench", "demo.show"),
     *("pipeline.plan", "pipeline.assembly", "pipeline.worker"),
     *("engine.resolve", "engine.build", "engine.answers"),
 )

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from penstock.pipeline.starting import Start
 
 from penstock import run
 from penstock.config import FieldError
 from penstock.demo.chat_model import Unreachable
 from penstock.engine.options import EngineOptions
+from penstock.engine.places.starting import Start
 from tests.checkpoints import make_checkpoint
 
 

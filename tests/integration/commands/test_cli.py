@@ -130,11 +130,11 @@ def test_an_error_before_the_start_comes_at_once(tmp_path: Path) -> None:
 def test_demo_prints_one_json_object(
     pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from penstock.demo import show
+    from penstock.demo import scene, show
 
     monkeypatch.setattr(options, "DEMO", pair)
-    monkeypatch.setattr(show, "TOKENS", 6)
-    show.run_demo(as_json=True)
+    monkeypatch.setattr(scene, "TOKENS", 6)
+    show.run_demo(as_json=True, embedded=True)
     out, err = capsys.readouterr()
     result = json.loads(out)
     assert result["identical"] is True
@@ -142,6 +142,7 @@ def test_demo_prints_one_json_object(
     assert [run["strategy"] for run in result["runs"]] == ["autoregressive", "auto"]
     assert all(run["emulated"] for run in result["runs"])
     assert "Emulated" in err
+    assert "The pair that comes with the package" in err
 
 
 def test_bench_reports_and_compares(pair: Path, tmp_path: Path) -> None:

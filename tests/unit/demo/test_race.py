@@ -47,7 +47,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def race_on(width: int, height: int) -> tuple[Race, Console]:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    return Race(console, load_cluster("demo"), ["a prompt\n" * 3]), console
+    return Race(console, load_cluster("demo"), ["a prompt\n" * 3], "who writes"), console
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
