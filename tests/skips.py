@@ -16,6 +16,7 @@ LISTED: Final = {
     "this system allows too few open files": "A hard limit that only root raises; more than 1024 files are one test's.",
     "the paper's module has one timing": "Early exit has no such option: there is nothing to compare.",
     "the package registry cannot be reached": "The real model comes as a package; without a network there is none.",
+    "network namespaces": "Only root has them. Hosts are also tested on addresses of one host; CI runs as root.",
     "the page is tested by `make test-page`": "It needs Chromium, which CI installs where it may.",
 }
 """How a reason begins, and why it is good enough."""

@@ -23,6 +23,7 @@ class Worker:
     def __init__(self, listen: str, *options: str, before: Sequence[str] = ()) -> None:
         command = [*before, sys.executable, "-m", "penstock.cli", "worker", "--listen", listen, *options]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self._put_before = bool(before)
         assert self._process.stderr is not None
         self.said: list[str] = []
         self.host = ""
@@ -40,19 +41,21 @@ class Worker:
 
     @property
     def process(self) -> psutil.Process:
-        return psutil.Process(self._process.pid)
+        started = psutil.Process(self._process.pid)
+        return started.children()[0] if self._put_before else started
 
     def stages(self) -> list[psutil.Process]:
         """Those that its fork server has started."""
-        (_, *stages) = descendants(self._process.pid)
+        (_, *stages) = descendants(self.process.pid)
         return stages
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self._process.wait(20)
 
     def close(self) -> None:
-        self._process.terminate()
+        if self._process.poll() is None:
+            self.process.terminate()
         self._process.wait(20)
         self._reader.join()
         assert self._process.stderr is not None

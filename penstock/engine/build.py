@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 
 from penstock.drafters.base import Drafter
 from penstock.drafters.learned import LearnedDrafter
@@ -136,4 +137,10 @@ def make_loop(setup: Resolved, pipeline: Pipeline, drafter: Drafter | None, host
         options.prefill_stretch,
     )
     emulated = setup.cluster is not None and setup.cluster.emulated
-    return EngineLoop(pipeline, drafter, scheduler, host, contended=not emulated)
+    return EngineLoop(pipeline, drafter, scheduler, host, contended=not emulated, apart=apart(setup.hosts))
+
+
+def apart(hosts: Sequence[str]) -> frozenset[int]:
+    """The stages behind which batches leave for another host; -1 stands for the engine, whose host is ""."""
+    stops = ["", *hosts, ""]
+    return frozenset(i - 1 for i, (one, other) in enumerate(pairwise(stops)) if one != other)

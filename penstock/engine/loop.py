@@ -75,6 +75,7 @@ class EngineLoop:
         observers: Sequence[Observer] = (),
         *,
         contended: bool = False,
+        apart: frozenset[int] = frozenset(),
     ) -> None:
         self.pipeline = pipeline
         self.drafter = drafter
@@ -85,7 +86,7 @@ class EngineLoop:
         self.nodes: Nodes = scheduler.nodes
         self.builder = BatchBuilder()
         self.inflight = InFlight()
-        self.estimates = Estimates(contended)
+        self.estimates = Estimates(contended, apart)
         self.draft_due = math.inf
         """When the drafter is expected to answer; infinite while it has not been asked."""
         self.requests: dict[int, Request] = {}

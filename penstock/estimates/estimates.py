@@ -15,20 +15,21 @@ class Estimates:
     """All estimates of one engine. Its loop alone records; strategies, scheduler and pace read.
 
     ``contended``: stages are real ones and may slow each other. What speculation is worth has to be tried, and what
-    rows cost to be seen again and again.
+    rows cost to be seen again and again. ``apart``: stages behind which batches leave for another host
+    (``PipelineTimes``).
     """
 
-    def __init__(self, contended: bool = False) -> None:
+    def __init__(self, contended: bool = False, apart: frozenset[int] = frozenset()) -> None:
         self.drafts = DraftQuality()
         self.drafter = BatchTimes(contended)
         """Of the drafter's rounds, by the rows that they take."""
-        self.pipeline = PipelineTimes(contended)
+        self.pipeline = PipelineTimes(contended, apart)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials = Trials(contended)
 
     def anew(self) -> Estimates:
         """Of the same engine, with nothing learned."""
-        return Estimates(self.trials.needed)
+        return Estimates(self.trials.needed, self.pipeline.apart)
 
     @property
     def plain_s(self) -> float:

@@ -17,10 +17,13 @@ class PipelineTimes:
     """Times of all stages and of the links between them.
 
     Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches.
-    ``fade``: the stages' times do (``BatchTimes``).
+    ``fade``: the stages' times do (``BatchTimes``). ``apart``: stages behind which a batch leaves for another host, -1
+    being the engine. Moments of two hosts are never subtracted, since their clocks differ: what such hops take is what
+    is left of a round trip by the engine's clock, in equal parts.
     """
 
-    def __init__(self, fade: bool = False) -> None:
+    def __init__(self, fade: bool = False, apart: frozenset[int] = frozenset()) -> None:
+        self.apart = apart
         self._stages: defaultdict[int, BatchTimes] = defaultdict(partial(BatchTimes, fade))
         self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
         self._drafter_turns: dict[int, float] = {}
@@ -40,10 +43,21 @@ class PipelineTimes:
             if span.rows:
                 changed |= self._stages[span.stage].record(span.rows, span.end - span.start)
         for one, other in pairwise(spans):
-            if one.rows:
+            if one.rows and one.stage not in self.apart:
                 changed |= self._links[one.stage].record(one.rows, other.received - one.end)
         if changed:
             self._known.clear()
+
+    def record_round_trip(self, spans: Sequence[Span], seconds: float) -> None:
+        """Take in how long it was from a batch's entering to its result, by the engine's clock."""
+        if not self.apart or not all(span.rows for span in spans):
+            return
+        elsewhere = sum(span.end - span.received for span in spans)
+        elsewhere += sum(two.received - one.end for one, two in pairwise(spans) if one.stage not in self.apart)
+        each = max(0.0, seconds - elsewhere) / len(self.apart)
+        for one in spans[:-1]:
+            if one.stage in self.apart and self._links[one.stage].record(one.rows, each):
+                self._known.clear()
 
     def record_drafter_turn(self, stage: int, seconds: float) -> None:
         """A stage's device has been the drafter's for so long."""

@@ -18,6 +18,8 @@ class RoundTrips:
         """The lag's part that batches wait in the stages' buffers: seconds, a running mean."""
         self._expected: dict[int, float] = {}
         """By stream number, when each batch in flight would be out if there were no lag."""
+        self._entered: dict[int, float] = {}
+        """By stream number, when each batch in flight has entered."""
         self._alone: dict[int, float] = {}
         """By stream number, when those of one row entered that had the stages to themselves, as far as is known."""
         self.alone_s = 0.0
@@ -30,6 +32,7 @@ class RoundTrips:
             self._alone.pop(stream - 1, None)
         elif rows == 1:
             self._alone[stream] = now
+        self._entered[stream] = now
         self._expected[stream] = expected = now + self._pipeline.latency_s(rows)
         return expected + self._lag
 
@@ -40,6 +43,7 @@ class RoundTrips:
         expected, a lag that is known by now would be corrected once more by every batch that had entered before, and
         swing where many are in flight.
         """
+        self._pipeline.record_round_trip(result.spans, now - self._entered.pop(result.stream))
         expected, entered = self._expected.pop(result.stream), self._alone.pop(result.stream, None)
         if not result.picks:  # every row of it had died
             return

@@ -78,6 +78,11 @@ class RemoteHost:
     def alive(self) -> bool:
         return self.attached and self.facts is not None
 
+    @property
+    def clock_offset(self) -> float:
+        best = self.offsets.best
+        return 0.0 if best is None else best.seconds
+
     def listen(self, session: str, pipe: int) -> None:
         with self._lock:
             self._listeners[session] = pipe

@@ -76,6 +76,11 @@ class ForkServer:
         self._thread.start()
 
     @property
+    def clock_offset(self) -> float:
+        """There is none: its stages are on this host."""
+        return 0.0
+
+    @property
     def alive(self) -> bool:
         return self._process.poll() is None
 

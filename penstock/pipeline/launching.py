@@ -17,6 +17,11 @@ class Launcher(Protocol):
         """Whether it can start stages. One that cannot reports all that it has started as ended."""
         ...
 
+    @property
+    def clock_offset(self) -> float:
+        """Seconds to add to a moment of this process's clock for the same moment of the host's, roughly."""
+        ...
+
     def listen(self, session: str, pipe: int) -> None:
         """Have the end of each of a session's stages written to ``pipe``, a line of JSON each."""
         ...

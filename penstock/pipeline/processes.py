@@ -12,6 +12,8 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from penstock.core import PipelineError
 from penstock.messages import (
     Batch,
@@ -30,6 +32,7 @@ from penstock.messages import (
     PrepareGrammar,
     Ready,
     Result,
+    Span,
     Started,
     Stop,
     belongs,
@@ -394,6 +397,8 @@ class ProcessPipeline:
 
     def _take_in(self, message: Message, arrives: float) -> None:
         """What belongs to the stream, or to whoever listens beside it."""
+        if isinstance(message, Result):
+            message.spans = [self._by_our_clock(span) for span in message.spans]
         try:
             expected = self._end.received(message, arrives)
         except ProtocolError as error:
@@ -403,6 +408,12 @@ class ProcessPipeline:
             self._lose(-1, f"unexpected {type(message).__name__} to the engine")
         elif isinstance(message, Ready | Result):
             self._hear(message.stage if isinstance(message, Ready) else self.stages - 1)
+
+    def _by_our_clock(self, span: Span) -> Span:
+        """What a stage says of itself; its moments, of another host's clock, are only roughly those of this one's."""
+        launcher = self._launchers[self._plans[span.stage].host] if span.stage < self.stages else None
+        offset = launcher.clock_offset if launcher is not None else 0.0
+        return shifted(span, -offset) if offset else span
 
     def _hear(self, stage: int) -> None:
         if 0 <= stage < self.stages:
@@ -443,3 +454,15 @@ class ProcessPipeline:
     def _raise_if_lost(self) -> None:
         if self._lost is not None and self._host.now() >= self._lost_at:
             raise self._lost
+
+
+def shifted(span: Span, seconds: float) -> Span:
+    """The span so much later; a moment of 0 is none."""
+    features = span.features + seconds if span.features else span.features
+    return replace(
+        span,
+        received=span.received + seconds,
+        start=span.start + seconds,
+        end=span.end + seconds,
+        features=features,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.estimates.pipeline_times import PipelineTimes
 from tests.unit.estimates.ways import record_all_sizes, spans
@@ -40,3 +41,34 @@ def test_a_batch_without_surviving_rows_says_nothing_of_the_stages_time() -> Non
     times.record_spans(spans(1.0, [0.0, 0.0], link=0.0, rows=0))
     assert times.step_s(1) == pytest.approx(0.03)
     assert times.latency_s(1) == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize("days", [0.0, 10.0, -10.0])
+def test_hosts_clocks_may_be_anything(days: float) -> None:
+    """Three hosts, each with a clock of its own: what the links take is learned by the engine's."""
+    times = PipelineTimes(apart=frozenset({-1, 0, 1, 2}))
+    for rows in (1, 4, 16):
+        way = [
+            replace(span, received=span.received + by, start=span.start + by, end=span.end + by)
+            for stage, span in enumerate(spans(5.0, [0.01, 0.03, 0.02], link=0.005, rows=rows))
+            for by in [stage * days * 86400]
+        ]
+        times.record_spans(way)
+        times.record_round_trip(way, 0.06 + 4 * 0.005)
+    assert times.step_s(1) == pytest.approx(0.03)
+    assert times.latency_s(1) == pytest.approx(0.07, rel=0.01)
+
+
+def test_hosts_with_several_stages_measure_their_own_links() -> None:
+    times = PipelineTimes(apart=frozenset({-1, 1, 2}))
+    way = spans(5.0, [0.01, 0.01, 0.01], link=0.001)
+    times.record_spans(way)
+    times.record_round_trip(way, 0.031 + 3 * 0.05)
+    assert times.latency_s(1) == pytest.approx(0.031 + 0.05)
+    assert times.step_s(1) == pytest.approx(0.1)  # there and back between hosts
+
+
+def test_a_round_trip_without_surviving_rows_says_nothing_of_links() -> None:
+    times = PipelineTimes(apart=frozenset({0}))
+    times.record_round_trip(spans(1.0, [0.0, 0.0], link=0.0, rows=0), 9.0)
+    assert times.latency_s(1) == 0.0

@@ -1,0 +1,90 @@
+"""Hosts with networks and clocks of their own: what is learned of them, and what a cut link leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from penstock import LLM, PipelineError, SamplingParams
+from penstock.hosts.keys import make_cluster
+from tests.namespaces import Namespace, network
+from tests.workers import Worker, ended
+
+pytestmark = pytest.mark.processes
+
+DAYS = 86_400.0
+SAMPLED = SamplingParams(temperature=0.8, seed=1, max_tokens=32, ignore_eos=True)
+NOTICED_S = 5.0
+"""Seconds within which a lost host is noticed on a host that has other things to do, too."""
+GONE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cluster") / "keys"
+    make_cluster(folder, "host")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[Namespace]]:
+    """Their clocks are ten days apart, and from the head's."""
+    with network(10 * DAYS, 20 * DAYS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def workers(hosts: list[Namespace], keys: Path) -> Iterator[list[Worker]]:
+    found: list[Worker] = []
+    try:
+        found += [Worker(f"{one.address}:7700", "--keys", str(keys), before=one.before) for one in hosts]
+        yield found
+    finally:
+        for worker in found:
+            worker.close()
+
+
+def over(workers: list[Worker], target: Path, keys: Path) -> LLM:
+    names = ",".join(worker.host for worker in workers)
+    return LLM(target, max_model_len=256, hosts=names, keys=str(keys), speculative_config={"method": "ngram"})
+
+
+def test_clocks_that_differ_change_nothing(target: Path, workers: list[Worker], keys: Path) -> None:
+    with LLM(target, max_model_len=256) as llm:
+        (plain,) = llm.generate("def f(x):", SAMPLED)
+    with over(workers, target, keys) as llm:
+        (same,) = llm.generate("def f(x):", SAMPLED)
+        assert same.outputs[0].token_ids == plain.outputs[0].token_ids
+        begin = time.monotonic()
+        llm.generate("def g(x):", SAMPLED)
+        trips = llm.loop.estimates.round_trips
+        assert 0 < trips.round_trip_s(1) < time.monotonic() - begin  # no days in it
+
+
+def test_a_cut_link_leaves_nothing_and_the_host_comes_back(
+    target: Path, hosts: list[Namespace], workers: list[Worker], keys: Path
+) -> None:
+    with closing(over(workers, target, keys)) as llm:
+        (stage,) = workers[1].stages()
+        fleet = llm.host.fleet
+        before = fleet.living[workers[1].host]
+        stream = llm.stream("x", SamplingParams(max_tokens=200, ignore_eos=True))
+        next(stream)
+        try:
+            hosts[1].link("down")
+            begin = time.monotonic()
+            with pytest.raises(PipelineError, match=f"host {workers[1].host} was lost"):
+                list(stream)
+            assert time.monotonic() - begin < NOTICED_S
+            assert ended([stage], GONE_S)
+        finally:
+            hosts[1].link("up")
+        deadline = time.monotonic() + 30
+        while workers[1].host not in fleet.living:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert fleet.living[workers[1].host].incarnation == before.incarnation
