@@ -1,3 +1,10 @@
+"""What an engine's parts are told of each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine.build import apart
 
 
 @pytest.mark.parametrize(
