@@ -137,7 +137,7 @@ def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers
         lines.append(
             f"Speed-ups are geometric means over pairs of the same request; {CONFIDENCE:.0%} bounds: Student's t of "
             "their logarithms. In theory: SPD's formulas over lockstep without links and overhead. "
-            "docs/how-to/bench.md."
+            "docs/reference/bench.md."
         )
     return [*lines, *(line for setting, some in by_setting(runs).items() for line in doubts(setting, some))]
 

@@ -103,7 +103,7 @@ def new_table(title: str, headings: Sequence[str]) -> Table:
 
 def remarks(levels: Sequence[Level], summaries: Sequence[Summary], repeated: int | None) -> list[str]:
     """What a reader has to know before quoting the tables."""
-    lines = ["Times are the client's; what each figure is: docs/how-to/bench.md."]
+    lines = ["Times are the client's; what each figure is: docs/reference/bench.md."]
     if repeated is not None:
         lines.append(f"There are {repeated} different prompts only: later requests repeat them, with other seeds.")
     if any(one.cached_tokens for one in summaries):
