@@ -12,35 +12,74 @@ from typing import Any, Final
 
 
 class PenstockError(Exception):
-    """Base of every error that Penstock raises on purpose. Its text says what is wrong and what to do."""
+    """Base of every error that Penstock raises on purpose. Its text says what is wrong and what to do.
+
+    ```python
+    from penstock import LLM, PenstockError
+
+    try:
+        LLM("demo", pipeline_parallel_size=40)
+    except PenstockError as error:
+        print(error)  # pipeline_parallel_size is 40; the model has 16 layers, and a stage needs one at least
+    ```
+    """
 
 
 class ConfigError(PenstockError, ValueError):
-    """An option, checkpoint or cluster that cannot work. Raised before anything starts; names the field."""
+    """An option, checkpoint or cluster that cannot work. Raised before anything starts; names the field.
+
+    ```python
+    from penstock import LLM, ConfigError
+
+    try:
+        LLM("no/such/folder")
+    except ConfigError as error:
+        print(error)
+    ```
+    """
 
 
 class RequestError(PenstockError, ValueError):
     """A request that is refused before it starts: its parameters are wrong, or it is too long. Names the field.
 
     Or one that could not go on: its grammar was exhausted, or led where no token is possible.
+
+    ```python
+    from penstock import RequestError, SamplingParams
+
+    try:
+        SamplingParams(top_p=2)
+    except RequestError as error:
+        print(error)  # top_p is 2.0; it has to be above 0, at most 1
+    ```
     """
 
 
 class QueueFull(RequestError):
-    """``AsyncLLM`` was made with ``max_queue``, and as many requests wait as may. Try again later."""
+    """``AsyncLLM`` was made with ``max_queue``, and as many requests wait as may. Try again later.
+
+    ``AsyncLLM.submit`` has an example.
+    """
 
 
 class PipelineError(PenstockError, RuntimeError):
     """A stage or the drafter was lost, or the engine is closed. Names the stage and the cause.
 
     Every request that was under way is lost with it, and the engine takes no more: make a new one.
+    ``LLM.stream`` has an example.
     """
 
 
 class FinishReason(StrEnum):
     """Why a completion ended, in the words of the OpenAI API; ``ABORT`` and ``ERROR`` are vLLM's.
 
-    It is a string: ``output.finish_reason == "stop"`` holds.
+    It is a string:
+
+    ```python
+    from penstock import FinishReason
+
+    print(FinishReason.STOP == "stop", FinishReason("length").name)
+    ```
     """
 
     STOP = "stop"
@@ -69,6 +108,14 @@ class StructuredOutputsParams:
 
     What is given is at most 65,536 characters long. The constructor raises RequestError naming the field. Whether a
     grammar can be made of it is found out when the request is submitted.
+
+    ```python
+    from penstock import SamplingParams, StructuredOutputsParams
+
+    number = StructuredOutputsParams(regex="-?[0-9]+")
+    answer = StructuredOutputsParams(json={"type": "object", "properties": {"year": {"type": "integer"}}})
+    print(SamplingParams(structured_outputs=number, max_tokens=8).structured_outputs.kind, answer.kind)
+    ```
     """
 
     json: str | dict[str, Any] | None = None
@@ -116,6 +163,15 @@ class SamplingParams:
     The same seed gives the same tokens, whatever the strategy, the drafter, the number of stages and the requests
     beside it. The filters apply after the temperature, in this order: top-k, top-p of what is left, min-p. The
     constructor raises RequestError naming the field.
+
+    ```python
+    from dataclasses import replace
+
+    from penstock import SamplingParams
+
+    chat = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=256, stop=["Question:"])
+    print(replace(chat, seed=7, n=4))
+    ```
     """
 
     n: int = 1
@@ -302,7 +358,15 @@ class SpeculationMetrics:
 
 @dataclass
 class CompletionOutput:
-    """One of a request's ``n`` completions."""
+    """One of a request's ``n`` completions.
+
+    ```python
+    from penstock import CompletionOutput, FinishReason
+
+    completion = CompletionOutput(index=0, token_ids=[17, 4], text="os", finish_reason=FinishReason.LENGTH)
+    print(completion.text, len(completion.token_ids), completion.finish_reason == "length")
+    ```
+    """
 
     index: int
     """0 to ``n`` - 1."""
@@ -326,7 +390,18 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A request and what has come of it, shaped like vLLM's."""
+    """A request and what has come of it, shaped like vLLM's.
+
+    ```python
+    import json
+    from dataclasses import asdict
+
+    from penstock import CompletionOutput, RequestOutput
+
+    output = RequestOutput("1", "import ", [3], [CompletionOutput(0, [17], "os")], finished=True)
+    print(json.dumps(asdict(output)))
+    ```
+    """
 
     request_id: str
     """The one it was submitted with, or one that was made up."""

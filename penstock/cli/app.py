@@ -55,7 +55,7 @@ def loaded(listed: Any) -> Any:
     return found
 
 
-app = new_app()
+app = new_app(completion=True)
 
 
 def show_version(wanted: bool) -> None:

@@ -24,10 +24,10 @@ from penstock.cli.errors import reported
 from penstock.cli.parameter import REQUIRED, Field, parameter_of, value_of
 
 
-def new_app() -> typer.Typer:
-    """One command, or several under one name."""
+def new_app(*, completion: bool = False) -> typer.Typer:
+    """One command, or several under one name. ``completion`` adds the options that set up a shell's completion."""
     return typer.Typer(
-        add_completion=False,
+        add_completion=completion,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

@@ -125,12 +125,15 @@ class AsyncLLM:
         ```python
         import asyncio
 
-        from penstock import AsyncLLM, SamplingParams
+        from penstock import AsyncLLM, QueueFull, SamplingParams
 
 
         async def main():
-            async with AsyncLLM("demo") as engine:
-                request = engine.submit("def main():", SamplingParams(n=2, seed=7, max_tokens=16))
+            async with AsyncLLM("demo", max_queue=8) as engine:
+                try:
+                    request = engine.submit("def main():", SamplingParams(n=2, seed=7, max_tokens=16))
+                except QueueFull as error:
+                    return print(error)  # eight others wait: try again later
                 async for new in request:
                     for delta in new.deltas:
                         print(delta.index, repr(delta.text))

@@ -161,11 +161,14 @@ class LLM:
         """Iterate over the first completion's text as it comes, in whole characters.
 
         ```python
-        from penstock import LLM, SamplingParams
+        from penstock import LLM, PipelineError, SamplingParams
 
         with LLM("demo") as llm:
-            for piece in llm.stream("def quicksort(xs):", SamplingParams(temperature=0, max_tokens=32)):
-                print(piece, end="", flush=True)
+            try:
+                for piece in llm.stream("def quicksort(xs):", SamplingParams(temperature=0, max_tokens=32)):
+                    print(piece, end="", flush=True)
+            except PipelineError as error:
+                print(error)  # a stage was lost: make a new LLM
         ```
 
         The request is checked and queued at once. It advances whenever the iterator, or another call, steps the engine;

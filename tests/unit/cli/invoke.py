@@ -7,5 +7,5 @@ from typer.testing import CliRunner, Result
 from penstock.cli.app import app
 
 
-def invoke(*arguments: str, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(app, list(arguments), input=stdin)
+def invoke(*arguments: str, stdin: str | None = None, width: int = 80) -> Result:
+    return CliRunner(env={"COLUMNS": str(width)}).invoke(app, list(arguments), input=stdin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +18,15 @@ def test_the_page_is_what_the_script_writes() -> None:
 def test_everything_that_the_package_exports_has_its_entry() -> None:
     described = {entry.kind.__name__ for chapter in api_docs.CHAPTERS for entry in chapter.entries}
     assert set(penstock.__all__) <= described
+
+
+def test_every_exported_class_has_an_example() -> None:
+    examples = "".join(re.findall(r"```python\n(.*?)```", api_docs.page(), flags=re.DOTALL))
+    assert [name for name in penstock.__all__ if not re.search(rf"\b{name}\b", examples)] == []
+
+
+def test_the_package_lists_what_it_exports() -> None:
+    assert dir(penstock) == sorted([*penstock.__all__, "__version__"])
 
 
 def entries() -> list[pytest.param]:
