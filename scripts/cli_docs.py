@@ -26,29 +26,37 @@ that do not fit; 130 after Ctrl-C.
 
 def page() -> str:
     """The whole of docs/reference/cli.md."""
-    parts = [HEAD]
+    return "\n".join([HEAD, *(part for name, command in commands() for part in described(name, command))])
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command below ``penstock`` by its whole name, those below others behind them."""
     top = get_command(app)
     for name in COMMANDS:
         command = loaded(top.get_command(None, name))  # type: ignore[attr-defined]
-        parts += described(f"penstock {name}", command)
+        yield f"penstock {name}", command
         for below, one in getattr(command, "commands", {}).items():
-            parts += described(f"penstock {name} {below}", one)
-    return "\n".join(parts)
+            yield f"penstock {name} {below}", one
 
 
 def described(name: str, command: Any) -> Iterator[str]:
     """A command: its line, what it does, and a table of options under each heading of its help."""
-    shown = [one for one in command.params if not getattr(one, "hidden", False)]
-    arguments = [one for one in shown if is_argument(one)]
+    arguments = [one for one in command.params if is_argument(one)]
     yield f"## `{name}`\n"
     yield f"    {' '.join([name, *map(usage, arguments), '[OPTIONS]'])}\n"
     yield f"{' '.join((command.help or '').split())}\n"
-    panels: dict[str, list[Any]] = {}
-    for one in shown:
-        panels.setdefault("Arguments" if is_argument(one) else one.rich_help_panel or "Options", []).append(one)
-    for panel, options in panels.items():
+    for panel, options in panels_of(command).items():
         yield f"| {panel} | default | |\n| --- | --- | --- |"
         yield "\n".join(row(one) for one in options) + "\n"
+
+
+def panels_of(command: Any) -> dict[str, list[Any]]:
+    """A command's arguments and options under the headings of its help."""
+    panels: dict[str, list[Any]] = {}
+    for one in command.params:
+        if not getattr(one, "hidden", False):
+            panels.setdefault("Arguments" if is_argument(one) else one.rich_help_panel or "Options", []).append(one)
+    return panels
 
 
 def is_argument(parameter: Any) -> bool:
