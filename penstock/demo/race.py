@@ -48,7 +48,7 @@ FRAME_AND_STATUS: Final = 3
 OTHER_TREE_LINES: Final = 3
 """Lines: the legend, the tree's root, and what lies deeper than the picture."""
 TALL: Final = 32
-"""Lines of a terminal that shows more of the tree."""
+"""Lines of a terminal that shows more of the tree, and who writes."""
 LEVELS, TALL_LEVELS = (2, 3), (4, 6)
 """Levels of the tree that are shown above its root, where it came from, and below."""
 
@@ -187,8 +187,12 @@ class Race(Observer):
 
     def _head(self) -> list[Text]:
         title = Text.assemble(("Penstock demo", "bold"), (f" · {EMULATED}", "italic"))
-        described = Text(f"{self._cluster.description[0].upper()}{self._cluster.description[1:]}. {self._words}", "dim")
-        return [line for text in (title, described) for line in text.wrap(self._console, self._console.width)]
+        lines = [self._cluster.description, *[self._words] * (self._console.height >= TALL)]
+        return [
+            line
+            for text in (title, *(Text(one, "dim") for one in lines))
+            for line in text.wrap(self._console, self._console.width)
+        ]
 
     def _panels(self, now: float, height: int | None) -> RenderableType:
         """The texts side by side, in so many lines each; without a height as many as they need."""

@@ -12,6 +12,7 @@ from rich.console import Console
 from penstock.cluster import load_cluster
 from penstock.demo import race as race_module
 from penstock.demo.race import PENSTOCK, PLAIN, Race, Run, printable
+from penstock.demo.scene import CHAT_WORDS
 from penstock.engine.commit import Advance
 from tests.unit.demo.drawing import batch, node
 
@@ -47,7 +48,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def race_on(width: int, height: int) -> tuple[Race, Console]:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    return Race(console, load_cluster("demo"), ["a prompt\n" * 3], "who writes"), console
+    return Race(console, load_cluster("demo"), ["a prompt\n" * 3], CHAT_WORDS), console
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
