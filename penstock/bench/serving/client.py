@@ -50,6 +50,11 @@ class Outcome:
             self.ended = now
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the model ended the answer before it had begun."""
+        return self.finish_reason == "stop" and not self.text
+
+    @property
     def ttft(self) -> float | None:
         """Seconds to the first text."""
         return None if self.first is None else self.first - self.started

@@ -124,6 +124,9 @@ def doubts(level: Level, summary: Summary) -> list[str]:
         lines.append(f"broken off, {summary.unfinished} of {level.asked} requests had not ended.")
     if summary.without_usage:
         lines.append(f"replies without usage, whose tokens are not counted: {summary.without_usage}.")
+    if empty := sum(outcome.is_empty for outcome in level.completed):
+        of = f"{empty} of {summary.completed} answers"
+        lines.append(f"{of} are empty: the model's first token was an end token; --ignore-eos has it go on.")
     return lines
 
 

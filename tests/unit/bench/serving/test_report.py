@@ -9,10 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from penstock.bench.serving.client import Outcome
 from penstock.bench.serving.metrics import Level, summarize
 from penstock.bench.serving.plot import write_plot
 from penstock.bench.serving.report import as_json, remarks, tables_of
-from penstock.clients.stream import Usage
+from penstock.clients.stream import Chunk, Usage
 from tests.unit.bench.png import png_size
 from tests.unit.bench.serving.outcomes import answered, failed, level
 
@@ -56,6 +57,12 @@ def test_remarks_say_what_speaks_against_the_figures() -> None:
     assert "4 different prompts only" in text
     assert "prefix cache" in text
     assert "Concurrency 2: 0 of 1 texts are the same as at concurrency 1." in text
+
+
+def test_empty_answers_are_explained() -> None:
+    empty = Outcome(0, 0.0)
+    empty.add(Chunk(finish_reason="stop"), 1.0)
+    assert "1 of 2 answers are empty: the model's first token was an end token" in said([level(empty, answered(1))])
 
 
 def test_a_clean_run_has_nothing_to_excuse() -> None:
