@@ -17,6 +17,7 @@ from penstock.foreign_files import CONFIG_FILE, said
 from penstock.models.attention import ATTENTION
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.gate import model_class
+from penstock.models.quantization.stored import remember
 from penstock.models.reading import Listener, counted
 from penstock.models.shards import WEIGHT_TYPES, layer_of
 
@@ -70,6 +71,7 @@ def _load(checkpoint: Checkpoint, first: int, last: int, on_read: Listener | Non
             trust_remote_code=False,
             **options,
         )
+        remember(model, state)
     _check_complete(checkpoint, first, last, info)
     return model
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penstock.models.quantization.stored import join
+
 
 class SideBySide(nn.Module):
     """The outputs of linear layers that cannot become one."""
@@ -31,6 +33,7 @@ def joined(beside: SideBySide) -> nn.Module:
     whole.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
     if any(linear.bias is not None for linear in linears):
         whole.bias = nn.Parameter(torch.cat([bias_of(linear) for linear in linears]), requires_grad=False)
+    join(whole, linears)
     return whole
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +40,22 @@ class GroupedWeight:
         if self.minimums is not None:
             grouped += self.minimums.unsqueeze(-1)
         return grouped.flatten(-2)
+
+    def divided(self, group: int) -> GroupedWeight:
+        """The same in smaller groups."""
+        times = self.group // group
+        names = [name for name in ("scales", "minimums", "zeros") if getattr(self, name) is not None]
+        repeated = {name: getattr(self, name).repeat_interleave(times, dim=1) for name in names}
+        return replace(self, group=group, **repeated)
+
+
+def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
+    """Weights of the same inputs and bits, one below the other, in the smallest of their groups. All have minimums."""
+    group = min(weight.group for weight in weights)
+    parts = [weight.divided(group) for weight in weights]
+    scales, minimums = torch.cat([part.scales for part in parts]), [part.minimums for part in parts]
+    values = torch.cat([part.values for part in parts])
+    return GroupedWeight(values, scales, torch.cat(minimums), parts[0].bits, group)  # type: ignore[arg-type]
 
 
 def in_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:

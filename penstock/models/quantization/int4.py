@@ -8,15 +8,20 @@ are its own. But rounding to bfloat16 makes much of a small difference, so atten
 from __future__ import annotations
 
 import functools
+import math
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from penstock.models.quantization.grouped import in_groups
+from penstock.models.quantization.grouped import GroupedWeight, in_groups, stacked
 from penstock.models.quantization.packed import Packed
+from penstock.models.quantization.stored import stored_rows
 
 GROUP: Final = 32
+"""The smallest group that the kernel takes, and the one that floats are rounded in."""
+LARGEST_GROUP: Final = 256
+"""Groups are powers of two up to it."""
 OUTPUTS: Final = 16
 """What the number of outputs has to be a multiple of."""
 BITS: Final = 4
@@ -29,21 +34,47 @@ class Int4Linear(Packed):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        weight = in_groups(linear.weight.detach(), BITS, GROUP)
+        weight = in_four_bits(linear)
         assert weight.minimums is not None
         zeros = weight.minimums + weight.scales * 2 ** (BITS - 1)
         scales = torch.stack([weight.scales.t(), zeros.t()], dim=-1)
         self.bias = linear.bias
+        self._group = weight.group
         self.register_buffer("_scales", scales.to(torch.bfloat16).contiguous())
         self.register_buffer("_packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.values.int(), 1))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., in] -> [.., out], in the format of ``hidden``"""
         rows = hidden.reshape(-1, hidden.shape[-1]).to(torch.bfloat16)
-        products = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._packed, GROUP, self._scales).to(hidden.dtype)
+        products = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._packed, self._group, self._scales)
+        products = products.to(hidden.dtype)
         if self.bias is not None:
             products += self.bias
         return products.unflatten(0, hidden.shape[:-1])
+
+
+def in_four_bits(linear: nn.Linear) -> GroupedWeight:
+    """A layer's weight as values from 0 to 15 with scales and minimums, as its file has it where that is possible."""
+    parts = []
+    stored = stored_rows(linear)
+    floats = linear.weight.detach().split([rows.outputs for rows in stored])
+    for rows, weight in zip(stored, floats, strict=True):
+        kept = None if rows.read is None else from_zero(rows.read())
+        parts.append(in_groups(weight, BITS, GROUP) if kept is None else kept)
+    return stacked(parts)
+
+
+def from_zero(weight: GroupedWeight) -> GroupedWeight | None:
+    """The same numbers by values from 0 to 15 and minimums; None where the kernel has no such form."""
+    if weight.bits > BITS or weight.group % GROUP:
+        return None
+    lowest = 2 ** (weight.bits - 1) if weight.values.dtype == torch.int8 else 0
+    minimums = -lowest * weight.scales if weight.minimums is None else weight.minimums
+    if weight.zeros is not None:
+        minimums = minimums - weight.zeros * weight.scales
+    values = (weight.values + lowest).to(torch.uint8)
+    found = GroupedWeight(values, weight.scales, minimums, BITS, weight.group)
+    return found.divided(math.gcd(weight.group, LARGEST_GROUP))
 
 
 def fits(linear: nn.Linear) -> bool:

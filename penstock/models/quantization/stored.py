@@ -1,0 +1,44 @@
+"""What linear layers' weights are in their file, where that is whole numbers: packed as such, they are rounded once.
+
+A layer's rows may come from several tensors, because layers that read the same input are joined before they are packed:
+
+```
+q_proj [q, in]  k_proj [k, in]  v_proj [v, in]   ->   one layer [q + k + v, in] of three ``StoredRows``
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from penstock.models.quantization.grouped import GroupedWeight
+
+
+class StoredRows(NamedTuple):
+    """Neighbouring outputs of a linear layer."""
+
+    outputs: int
+    read: Callable[[], GroupedWeight] | None
+    """Reads them from the file; None where it has floats."""
+
+
+def remember(model: nn.Module, tensors: Mapping[str, Any]) -> None:
+    """Have the linear layers of ``model`` know which of ``tensors``, by name, they were read from."""
+    for name, module in model.named_modules():
+        tensor = tensors.get(f"{name}.weight")
+        if type(module) is nn.Linear and getattr(tensor, "is_grouped", False):
+            module.stored = [StoredRows(module.out_features, tensor.grouped)]  # type: ignore[union-attr,assignment]
+
+
+def stored_rows(linear: nn.Linear) -> list[StoredRows]:
+    """The outputs of a layer, in order."""
+    found: list[StoredRows] = getattr(linear, "stored", [StoredRows(linear.weight.shape[0], None)])
+    return found
+
+
+def join(whole: nn.Linear, linears: Iterable[nn.Linear]) -> None:
+    """``whole`` has the outputs of ``linears``, one after the other."""
+    whole.stored = [rows for linear in linears for rows in stored_rows(linear)]  # type: ignore[assignment]
