@@ -1,0 +1,118 @@
+"""tests/first_hour.md does what stands there, and has every command of README.md and the start pages."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.real_model import smollm2
+
+ROOT: Final = Path(__file__).parents[3]
+SCRIPT: Final = ROOT / "tests" / "first_hour.md"
+PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs" / "start").glob("*.md"))]
+MODEL: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+BLOCK: Final = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FOR: Final = re.compile(r"^For: `(.+)`$", re.MULTILINE)
+COMMENT: Final = re.compile(r"\s{2,}#\s.*$")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command and what it prints, in which ``...`` is anything."""
+
+    command: str
+    expected: str
+
+
+def read(block: str) -> list[Typed]:
+    pieces = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    return [Typed(command, expected) for command, _, expected in (piece.partition("\n") for piece in pieces)]
+
+
+BLOCKS: Final = [read(block) for block in BLOCK.findall(SCRIPT.read_text(encoding="utf-8"))]
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """The lines of a page's indented code, without remarks, those that a backslash divides as one."""
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    whole = re.sub(r"\\\n\s+", "", outside)
+    yield from (COMMENT.sub("", line).strip() for line in whole.splitlines() if line.startswith("    "))
+
+
+def test_every_command_of_the_start_pages_is_in_the_script_and_no_other() -> None:
+    typed = {one.command for block in BLOCKS for one in block}
+    stands_for = set(FOR.findall(SCRIPT.read_text(encoding="utf-8")))
+    on_pages = {command for page in PAGES for command in commands_of(page.read_text(encoding="utf-8"))}
+    assert on_pages - typed - stands_for == set(), "a page has a command that tests/first_hour.md lacks"
+    assert stands_for - on_pages == set(), "no page has this command any more"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("first-hour")
+    (made / "docs").symlink_to(ROOT / "docs")
+    return made
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0].command[:40])
+def test_what_is_typed_prints_what_stands_there(block: list[Typed], folder: Path) -> None:
+    if any(MODEL in one.command for one in block) and not (folder / MODEL).exists():
+        (folder / MODEL).symlink_to(smollm2())
+    mark = "---- next ----"
+    script = f"\necho '{mark}'\n".join(one.command for one in block)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    for one, printed in zip(block, done.stdout.split(f"{mark}\n"), strict=True):
+        assert as_expected(one.expected, printed), f"$ {one.command}\n{printed}"
+
+
+def as_expected(expected: str, printed: str) -> bool:
+    """Every expected line is printed, in this order; where ``...`` ends one, anything may follow."""
+    pattern = r"[\s\S]*".join(re.escape(part) for part in re.split(r"\.{3}\n?", expected.strip()))
+    return re.fullmatch(rf"\s*{pattern}\s*", printed) is not None and (not expected or bool(printed.strip()))
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "fits"),
+    [
+        ("penstock ...\n", "penstock 0.1.0\n", True),
+        ("...Paris...\n", "It is\nParis.\n", True),
+        ("...Paris...\n", "It is Lyon.\n", False),
+        ("one...\n...two...\n", "one 1\nand two 2\n", True),
+        ("...two...\n...one...\n", "one 1\ntwo 2\n", False),
+        ("...\n", "", False),
+        ("", "", True),
+        ("", "unasked", False),
+        ("stopped\n", "stopped now\n", False),
+    ],
+)
+def test_what_counts_as_expected(expected: str, printed: str, fits: bool) -> None:
+    assert as_expected(expected, printed) is fits
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.name
+)
+def test_the_python_examples_run_with_the_demo_pair(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    example = re.sub(r'"(?:path/to/\w+|SmolLM2[^"]*)"', '"demo"', example)
+    exec(compile(re.sub(r"max_tokens=\d+", "max_tokens=16", example), str(page), "exec"), {})
+    assert capsys.readouterr().out.strip()
