@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -20,6 +19,7 @@ from penstock.cluster import Cluster, load_cluster, plain_step_seconds, stage_ti
 from penstock.demo.race import PENSTOCK, PLAIN, TITLES, Race
 from penstock.demo.scene import Scene, scene_for
 from penstock.engine.loop import Observer
+from penstock.tables import FiguresTable
 from penstock.trace import EMULATED
 
 if TYPE_CHECKING:
@@ -161,10 +161,7 @@ def busy_words(cluster: Cluster, runs: Sequence[StrategyRun]) -> str:
 
 def table_of(runs: Sequence[StrategyRun]) -> Table:
     plain = runs[0]
-    table = Table(title=EMULATED, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("", no_wrap=True)
-    for heading in ("tokens/s", "speed-up", "accepted/step", "busy", "same text"):
-        table.add_column(heading, justify="right")
+    table = FiguresTable("", "tokens/s", "speed-up", "accepted/step", "busy", "same text", title=EMULATED)
     for run in runs:
         table.add_row(
             TITLES[run.strategy],

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from penstock.messages import Loading, Started
+from penstock.progress import progress_of
 
 
 class LoadingBar:
-    """How much of their weights all processes have read; nothing where ``console`` is no terminal.
+    """How much of their weights all processes have read; a line every few seconds where ``console`` is no terminal.
 
     In a ``with`` block, which ends when they have started. Call it with what each says (``ProcessHost.on_loading``).
     """
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("starting", total=None)
+        self._progress = progress_of(console, *columns)
+        self._task = self._progress.add_task("starting", total=None, in_percent=True)
         self._heard: dict[tuple[str, int], Loading] = {}
         self._started: list[Started] = []
 

@@ -130,6 +130,8 @@ class Origin(msgspec.Struct):
     penstock_trace: int
     title: str
     stages: Annotated[list[str], msgspec.Meta(min_length=1)]
+    threads: Count = 0
+    cores: Count = 0
 
 
 class Envelope(msgspec.Struct):
@@ -224,6 +226,9 @@ class Trace:
     missed: frozenset[int]
     turns: list[Turn] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
+    threads: int = 0
+    """Of stages and drafter on the engine's host, which has so many ``cores``; 0 where they are modelled, or GPUs."""
+    cores: int = 0
 
     @property
     def begin(self) -> int:
@@ -285,6 +290,8 @@ def assemble(origin: Origin, events: Sequence[AnyEvent]) -> Trace:
         missed=frozenset(event.args.node for event in events if isinstance(event, MissEvent)),
         turns=[turn_of(event) for event in events if isinstance(event, PassEvent)],
         sent=[sent_of(event) for event in events if isinstance(event, FeaturesEvent)],
+        threads=origin.threads,
+        cores=origin.cores,
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.tables import FiguresTable
 from penstock.trace.reader import read_trace
 from penstock.trace.summary import Summary, summarise
 
@@ -25,6 +25,8 @@ def show_trace(file: Path, as_json: bool, console: Console | None = None) -> Non
     console.print(sentence_of(summary))
     for line in drafter_lines(summary):
         console.print(line)
+    if summary.oversubscribed:
+        console.print(summary.oversubscribed)
     console.print(stage_table(summary))
     console.print(cause_table(summary))
     console.print(summary.advice)
@@ -57,7 +59,7 @@ def drafter_lines(summary: Summary) -> list[str]:
 
 
 def stage_table(summary: Summary) -> Table:
-    table = new_table("stage", "busy", "batches", "rows", "dropped", "idle, s")
+    table = FiguresTable("stage", "busy", "batches", "rows", "dropped", "idle, s")
     table.add_column("mostly", no_wrap=True)
     for stage in summary.stages:
         table.add_row(
@@ -74,17 +76,8 @@ def stage_table(summary: Summary) -> Table:
 
 def cause_table(summary: Summary) -> Table:
     """Idle time of all stages together, by cause."""
-    table = new_table("idle, all stages", "s", "share")
+    table = FiguresTable("idle, all stages", "s", "share")
     total = sum(summary.idle.values())
     for cause, seconds in summary.idle.items():
         table.add_row(cause, f"{seconds:.2f}", f"{seconds / total:.1%}")
-    return table
-
-
-def new_table(name: str, *figures: str) -> Table:
-    """A table with a column of names and one of each kind of figures. Narrow: six fit 80 columns."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(name, no_wrap=True)
-    for heading in figures:
-        table.add_column(heading, justify="right", no_wrap=True)
     return table

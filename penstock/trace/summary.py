@@ -84,6 +84,19 @@ class Summary:
     """Seconds of the rounds in which the drafter waited for features, for its device, and computed, where it tells."""
     features: FeatureSummary | None
     stages: list[StageSummary]
+    threads: int = 0
+    """Of stages and drafter on the engine's host, which has so many ``cores``; 0 where that is not known."""
+    cores: int = 0
+
+    @property
+    def oversubscribed(self) -> str:
+        """What to know where more threads computed than there are cores; else empty."""
+        if self.threads <= self.cores:
+            return ""
+        return (
+            f"{self.threads} threads of stages and drafter shared {self.cores} core{'s' * (self.cores != 1)}: part of "
+            "what counts as busy is their waiting for each other. Start fewer stages on this host, or lower --threads."
+        )
 
     @property
     def idle(self) -> dict[Cause, float]:
@@ -127,6 +140,8 @@ class Summary:
             },
             "features": self.features and vars(self.features),
             "stages": [vars(stage) for stage in self.stages],
+            "threads": self.threads,
+            "cores": self.cores,
             "idle_seconds": idle,
             "idle": {cause: {"seconds": spent, "share": spent / idle} for cause, spent in self.idle.items()},
             "largest_cause": self.largest,
@@ -153,6 +168,8 @@ def summarise(trace: Trace) -> Summary:
         drafter_spent=drafter_spent(trace),
         features=feature_summary(trace.sent),
         stages=[stage_summary(trace, bubbles, stage) for stage in range(len(trace.stages))],
+        threads=trace.threads,
+        cores=trace.cores,
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from penstock.drafters.base import Draft, Drafter
@@ -24,6 +24,7 @@ from penstock.engine.commit import Advance
 from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
 from penstock.estimates.draft_timing import DraftTiming
+from penstock.hosts.cores import usable_cores
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.requests.request import Request
 
@@ -59,6 +60,14 @@ class Line:
     free_at: float = 0.0
 
 
+@dataclass(frozen=True)
+class SharedCores:
+    """What stages and drafter on this host compute with: so many threads on so many cores."""
+
+    threads: int
+    cores: int
+
+
 class TraceWriter(Observer):
     """Keeps every event of a run in memory until ``write``.
 
@@ -72,8 +81,10 @@ class TraceWriter(Observer):
         title: str = "penstock",
         drafter: Drafter | None = None,
         row_bytes: Sequence[float] | None = None,
+        shared: SharedCores | None = None,
     ) -> None:
         self._stages = list(stages)
+        self._shared = shared
         self._drafter = drafter
         self._lines = [Line(bytes_) for bytes_ in row_bytes or [0.0] * len(stages)]
         self._begun: set[int] = set()
@@ -142,7 +153,12 @@ class TraceWriter(Observer):
         events = sorted(self._events, key=lambda event: (event.start, event.end or event.start))
         return {
             "displayTimeUnit": "ms",
-            "otherData": {"penstock_trace": FORMAT, "title": self._title, "stages": self._stages},
+            "otherData": {
+                "penstock_trace": FORMAT,
+                "title": self._title,
+                "stages": self._stages,
+                **(asdict(self._shared) if self._shared is not None else {}),
+            },
             "traceEvents": self._names() + [chrome_event(event, origin) for event in events],
         }
 
@@ -222,12 +238,23 @@ def microseconds(seconds: float) -> float:
 
 def trace_writer(setup: Resolved, drafter: Drafter | None = None) -> TraceWriter:
     """A writer whose tracks are named after an engine's stages and devices; ``drafter`` is the engine's."""
-    row_bytes = feature_bytes(setup)
+    row_bytes, shared = feature_bytes(setup), shared_cores(setup)
     cluster = setup.cluster
     if cluster is None:
         names = [f"stage {i}: layers {first}-{last - 1}" for i, (first, last) in enumerate(setup.layers)]
-        return TraceWriter(names, f"penstock: {setup.options.model}", drafter, row_bytes)
+        return TraceWriter(names, f"penstock: {setup.options.model}", drafter, row_bytes, shared)
     names = [f"stage {i}: {', '.join(stage.devices)}" for i, stage in enumerate(cluster.stages)]
     label = f" ({EMULATED})" if cluster.emulated else ""
     title = f"penstock: {setup.options.model} on cluster {cluster.name}{label}"
-    return TraceWriter(names, title, drafter, row_bytes)
+    return TraceWriter(names, title, drafter, row_bytes, shared)
+
+
+def shared_cores(setup: Resolved) -> SharedCores | None:
+    """None where nothing computes on this host's cores in its own time."""
+    emulated = setup.cluster is not None and setup.cluster.emulated
+    if emulated or setup.options.device != "cpu":
+        return None
+    here = [threads for threads, host in zip(setup.threads, setup.hosts, strict=False) if not host]
+    if setup.draft is not None or setup.speculator is not None:
+        here.append(setup.threads[-1])
+    return SharedCores(sum(here), usable_cores())

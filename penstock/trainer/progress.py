@@ -8,7 +8,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import Progress
 
-from penstock.bench.progress import progress_bar
+from penstock.progress import progress_bar
 from penstock.trainer.curves import CANDIDATES
 from penstock.trainer.kinds.base import Shown
 from penstock.trainer.state import Entry

@@ -25,6 +25,8 @@ LAYERS = [
     "options",
     "api_keys",
     "extras",
+    "tables",
+    "progress",
     "noise",
     "tree",
     "messages",

@@ -27,7 +27,6 @@ from penstock.bench.measure.tables import SMALL, remarks, tables_of
 from penstock.bench.measure.turns import questions_of
 from penstock.bench.peers.beside import PeerRun, peers_beside
 from penstock.bench.peers.names import check_peers, needs_of
-from penstock.bench.progress import progress_bar
 from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets
 from penstock.bench.recordings.record import check_record, record
 from penstock.bench.report import prepare
@@ -37,6 +36,7 @@ from penstock.core import SamplingParams
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import check_options
 from penstock.extras import PLOTS, require
+from penstock.progress import progress_bar
 from penstock.speculation import SpeculativeConfig, with_drafter
 
 if TYPE_CHECKING:

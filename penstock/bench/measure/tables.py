@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from penstock.bench.measure.small_model import SmallModel
 from penstock.bench.measure.summary import MAX_OVERRUNS, StrategyRun
 from penstock.bench.peers.beside import PeerRun
 from penstock.bench.peers.tables import peers_remarks, peers_table
+from penstock.tables import FiguresTable
 
 SMALL: Final = "small model alone"
 
@@ -41,13 +41,13 @@ SPEED: Final = (
     Column("speed-up", lambda run: times(run.wall_clock_speedup)),
     Column(f"{CONFIDENCE:.0%}\nbounds", lambda run: bounds(run.wall_clock_speedup_interval)),
     Column("in\ntheory", lambda run: times(run.theoretical_speedup)),
-    Column("effi-\nciency", lambda run: share(run.efficiency)),
-    Column("iden-\ntical", lambda run: "yes" if run.identical_to_autoregressive else "NO"),
+    Column("efficiency", lambda run: share(run.efficiency)),
+    Column("identical", lambda run: "yes" if run.identical_to_autoregressive else "NO"),
 )
 DRAFTS: Final = (
-    Column("la-\ntency,\ns\n(Lat)", lambda run: f"{run.mean_e2el_ms / 1e3:.2f}"),
+    Column("latency,\ns\n(Lat)", lambda run: f"{run.mean_e2el_ms / 1e3:.2f}"),
     Column("first\ntoken,\ns", lambda run: f"{run.mean_ttft_ms / 1e3:.3f}"),
-    Column("drafts\nac-\ncepted\n(AR)", lambda run: share(run.draft_acceptance_rate)),
+    Column("drafts\naccepted\n(AR)", lambda run: share(run.draft_acceptance_rate)),
     Column("hit\nrate", lambda run: share(hit_rate(run))),
     Column("tokens\nper\ntree\n(AL)", lambda run: f"{run.mean_acceptance_length:.2f}"),
     Column("tokens\nper\ntrip\n(L')", lambda run: length(run.equivalent_acceptance_length)),
@@ -55,10 +55,10 @@ DRAFTS: Final = (
 )
 COST: Final = (
     Column("stages\nbusy", lambda run: f"{sum(run.stage_busy) / len(run.stage_busy):.0%}"),
-    Column("rows\ncom-\nputed", lambda run: str(run.rows_computed)),
-    Column("rows\ncan-\ncelled", lambda run: str(run.rows_cancelled)),
-    Column("fea-\ntures,\nkB", lambda run: f"{run.feature_bytes_per_token / 1e3:.1f}"),
-    Column("over-\nruns", lambda run: f"{run.overrun_fraction:.1%}" if run.emulated else "-"),
+    Column("rows\ncomputed", lambda run: str(run.rows_computed)),
+    Column("rows\ncancelled", lambda run: str(run.rows_cancelled)),
+    Column("features,\nkB", lambda run: f"{run.feature_bytes_per_token / 1e3:.1f}"),
+    Column("overruns", lambda run: f"{run.overrun_fraction:.1%}" if run.emulated else "-"),
     Column("overhead\nper hop,\nms", lambda run: f"{run.overhead_per_hop_ms:.2f}"),
     Column("overhead\nper loop,\nms", lambda run: f"{run.overhead_per_loop_ms:.2f}"),
 )
@@ -93,10 +93,7 @@ def title_of(setting: Setting, runs: Sequence[StrategyRun]) -> str:
 
 
 def new_table(title: str | None, columns: Sequence[Column], runs: Sequence[StrategyRun]) -> Table:
-    table = Table(title=title and escape(title), title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("strategy", overflow="fold")
-    for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
+    table = FiguresTable("strategy", *(column.heading for column in columns), title=title)
     for run in runs:
         table.add_row(escape(run.strategy), *(column.cell(run) for column in columns))
     return table

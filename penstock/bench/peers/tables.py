@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -13,16 +12,14 @@ from penstock.bench.formats import bounds, markdown, times
 from penstock.bench.intervals import CONFIDENCE
 from penstock.bench.measure.summary import StrategyRun
 from penstock.bench.peers.beside import PeerRun
+from penstock.tables import FiguresTable
 
 HEADINGS: Final = ("tokens/s", "peer's", "ratio", f"{CONFIDENCE:.0%}\nbounds", "first\ntoken,\ns", "peer's")
 
 
 def peers_table(peers: Sequence[PeerRun], entries: Sequence[StrategyRun]) -> Table:
     """One setting's. A ratio above 1 says that the entry is faster than the peer."""
-    table = Table(title=escape(f"{peers[0].setting}: beside"), title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("strategy / peer", overflow="fold")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = FiguresTable("strategy / peer", *HEADINGS, title=f"{peers[0].setting}: beside")
     for row in rows_of(peers, entries):
         table.add_row(*map(escape, row))
     return table

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from penstock.bench.looping import is_looping
 from penstock.bench.recordings.load import load_recordings
 from penstock.core import ConfigError
 from penstock.recording import Recording
+from penstock.tables import FiguresTable
 
 CANDIDATES: Final = (1, 2, 4, 8, 16)
 DEPTHS: Final = (1, 2, 4, 8, 16)
@@ -206,21 +206,13 @@ def mean_over(groups: Sequence[np.ndarray]) -> Figure:
 def tables_of(evaluation: Evaluation) -> list[Table]:
     settings = ", ".join(f"{name} {value:g}" for name, value in evaluation.settings.items())
     title = f"{evaluation.file}: {evaluation.tokens} tokens, {settings}"
-    accepted = new_table(title, "one of k candidates accepted", [f"k = {k}" for k in CANDIDATES])
+    accepted = FiguresTable("one of k candidates accepted", *(f"k = {k}" for k in CANDIDATES), title=title)
     for rule, figures in evaluation.rules.items():
         accepted.add_row(LABELS[rule], *(shown(figures.get(k), percent=True) for k in CANDIDATES))
-    lengths = new_table(None, "expected drafts accepted of a chain", [f"d = {d}" for d in DEPTHS])
+    lengths = FiguresTable("expected drafts accepted of a chain", *(f"d = {d}" for d in DEPTHS))
     for rule, figures in evaluation.chains.items():
         lengths.add_row(LABELS[rule], *(shown(figures.get(depth), percent=False) for depth in DEPTHS))
     return [accepted, lengths]
-
-
-def new_table(title: str | None, first: str, headings: Sequence[str]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD)
-    table.add_column(first)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
 
 
 def shown(figure: Figure | None, percent: bool) -> str:

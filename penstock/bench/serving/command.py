@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from penstock.bench.progress import progress_bar
 from penstock.bench.serving.client import Client, Outcome
 from penstock.bench.serving.counters import between, read_counters
 from penstock.bench.serving.load import arrival_times, run_load
@@ -26,6 +25,7 @@ from penstock.bench.serving.report import as_json, remarks, tables_of
 from penstock.bench.serving.workload import Workload, body_of, make_workload
 from penstock.clients.api import ServerError
 from penstock.extras import PLOTS, require
+from penstock.progress import progress_bar
 
 Progressed = Callable[[str], None]
 """Called whenever a request has ended, with what is being done."""

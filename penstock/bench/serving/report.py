@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from penstock.bench.serving.client import Outcome
 from penstock.bench.serving.counters import Speculation
 from penstock.bench.serving.metrics import Level, Summary, same_texts
 from penstock.bench.serving.options import LATENCIES
+from penstock.tables import FiguresTable
 
 TITLES: Final = {
     "ttft": "to the first token (TTFT)",
@@ -45,7 +45,7 @@ LOAD: Final[tuple[Column, ...]] = (
     ("ended", lambda one: str(one.completed)),
     ("failed", lambda one: str(one.failed)),
     ("seconds", lambda one: number(one.duration)),
-    ("re-\nquests\nper s", lambda one: number(one.request_throughput)),
+    ("requests\nper s", lambda one: number(one.request_throughput)),
     ("output\ntokens\nper s", lambda one: number(one.output_throughput)),
     ("all\ntokens\nper s", lambda one: number(one.total_token_throughput)),
 )
@@ -75,26 +75,19 @@ def tables_of(levels: Sequence[Level], summaries: Sequence[Summary]) -> list[Tab
 
 
 def by_level(title: str, columns: Sequence[tuple[str, Callable[[T], str]]], rows: Sequence[tuple[str, T]]) -> Table:
-    table = new_table(title, ["concur-\nrency", *(heading for heading, _ in columns)])
+    table = FiguresTable("concurrency", *(heading for heading, _ in columns), title=title)
     for name, figures in rows:
         table.add_row(name, *(cell(figures) for _, cell in columns))
     return table
 
 
 def latency_table(rows: Sequence[tuple[str, Summary]]) -> Table:
-    table = new_table("Latency, ms", ["", "concur-\nrency", "mean", "median", "p90", "p99"])
+    table = FiguresTable("", "concurrency", "mean", "median", "p90", "p99", title="Latency, ms")
     for latency in LATENCIES:
         for i, (name, summary) in enumerate(rows):
             found = summary.latencies[latency]
             cells = [number(value) for value in vars(found).values()] if found else ["-"] * 4
             table.add_row("" if i else TITLES[latency], name, *cells, end_section=i == len(rows) - 1)
-    return table
-
-
-def new_table(title: str, headings: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if i or heading else "left", no_wrap=True)
     return table
 
 

@@ -15,7 +15,6 @@ from penstock.bench.entries import PLACED, PLAIN, is_plain, parse_entries
 from penstock.bench.grid import WARM_UP
 from penstock.bench.intervals import CONFIDENCE
 from penstock.bench.looping import is_looping
-from penstock.bench.progress import progress_bar
 from penstock.bench.recordings.load import load_recordings
 from penstock.bench.report import prepare
 from penstock.bench.simulate.options import SimulateOptions
@@ -26,6 +25,7 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.uniform import uniform_cluster
 from penstock.core import ConfigError
 from penstock.extras import PLOTS, require
+from penstock.progress import progress_bar
 from penstock.recording import Recording
 from penstock.simulator.clusters import check_drafter, modelled_cluster
 from penstock.simulator.run import Simulated, simulate

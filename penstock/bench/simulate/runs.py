@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from penstock.bench.simulate.sweep import Settings
 from penstock.cluster import Cluster, stage_timings
 from penstock.simulator.run import Simulated
 from penstock.speculation import SpeculativeConfig, values_of
+from penstock.tables import FiguresTable
 
 
 @dataclass
@@ -143,10 +143,7 @@ def tables_of(runs: Sequence[SimulatedRun]) -> list[Table]:
 
 
 def new_table(title: str | None, columns: Mapping[str, Cell], runs: Sequence[SimulatedRun]) -> Table:
-    table = Table(title=title and escape(title), title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("strategy", overflow="fold")
-    for heading in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = FiguresTable("strategy", *columns, title=title)
     for run in runs:
         table.add_row(escape(run.strategy), *(cell(run) for cell in columns.values()))
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -143,3 +144,20 @@ def test_why_drafts_come_late_is_printed_and_in_the_json(tmp_path: Path) -> None
     table = summary.as_dict()
     assert table["drafter"]["seconds"] == summary.drafter_spent
     assert table["features"]["prompt_bytes"] == summary.features.prompt_bytes
+
+
+def test_more_threads_than_cores_are_named(tmp_path: Path) -> None:
+    run = Run(3)
+    summary = summarise(read_trace(saved(tmp_path, {**run.trace, "otherData": run.trace["otherData"] | CORES})))
+    assert (summary.as_dict()["threads"], summary.as_dict()["cores"]) == (5, 2)
+    assert summary.oversubscribed.startswith("5 threads of stages and drafter shared 2 cores: ")
+    assert summarise(read_trace(saved(tmp_path, run.trace))).oversubscribed == ""
+
+
+CORES = {"threads": 5, "cores": 2}
+
+
+def saved(folder: Path, trace: dict[str, Any]) -> Path:
+    path = folder / "trace.json"
+    path.write_text(json.dumps(trace))
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 
 from penstock.cluster import load_cluster
+from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import resolve_options
 from penstock.estimates.draft_timing import DraftTiming
+from penstock.hosts.cores import usable_cores
 from penstock.messages import Batch, DeviceReserved, Result, Rows, Span
-from penstock.trace.writer import DRAFTER, ENGINE, FIRST_STAGE, TraceWriter, trace_writer
+from penstock.trace.writer import DRAFTER, ENGINE, FIRST_STAGE, SharedCores, TraceWriter, shared_cores, trace_writer
 from tests.histories import History
 from tests.unit.trace.runs import Run
 
@@ -154,7 +158,11 @@ def test_tracks_are_named_after_devices_and_emulation_is_said() -> None:
     assert "emulated" in trace["otherData"]["title"]
     assert any(e["args"].get("name") == "stage 3: board-4" for e in trace["traceEvents"])
     setup = SimpleNamespace(
-        cluster=None, options=SimpleNamespace(model="m"), layers=[(0, 4), (4, 16)], stages=2, speculator=None
+        cluster=None,
+        options=SimpleNamespace(model="m", device="cuda"),
+        layers=[(0, 4), (4, 16)],
+        stages=2,
+        speculator=None,
     )
     trace = trace_writer(setup).as_dict()
     assert "emulated" not in trace["otherData"]["title"]
@@ -207,3 +215,11 @@ def test_a_round_says_what_it_waited_for_and_when_it_had_a_stages_device() -> No
     }
     assert events["pass"]["tid"] == FIRST_STAGE + 1
     assert (events["pass"]["ts"], events["pass"]["dur"]) == (5e5, 1e6)
+
+
+def test_threads_are_those_of_what_computes_on_this_hosts_cores() -> None:
+    options = EngineOptions(pipeline_parallel_size=3, threads=2, speculative_config=None)
+    assert shared_cores(resolve_options(options)) == SharedCores(6, usable_cores())
+    drafting = replace(options, speculative_config={"method": "draft_model"})
+    assert shared_cores(resolve_options(drafting)) == SharedCores(8, usable_cores())
+    assert shared_cores(resolve_options(EngineOptions(cluster="demo"))) is None

@@ -1,7 +1,8 @@
-"""The bar that benches and trainings show while they run; a line every few seconds where nobody sees a bar."""
+"""The bar of what takes long; a line every few seconds where nobody sees a bar."""
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     Task,
     TaskID,
     TextColumn,
@@ -34,22 +36,36 @@ def progress_bar(console: Console, averaged_over: float = HOUR) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
+    return progress_of(console, *columns, speed_estimate_period=averaged_over)
+
+
+def progress_of(console: Console, *columns: ProgressColumn, **options: Any) -> Progress:
+    """These columns on a terminal, lines in a log."""
     kind = Progress if console.is_terminal else LoggedProgress
-    return kind(
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-        speed_estimate_period=averaged_over,
-    )
+    return kind(*columns, console=console, transient=True, disable=not console.is_terminal, **options)
 
 
 class LoggedProgress(Progress):
-    """Prints where a task stands, every ``LINE_EVERY`` seconds."""
+    """Prints where a task stands, every ``LINE_EVERY`` seconds, also while nothing moves."""
 
     def __init__(self, *columns: Any, **options: Any) -> None:
         super().__init__(*columns, **options)
         self._printed_at = self.get_time()
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        super().start()
+        threading.Thread(target=self._keep_printing, name="penstock-progress", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        super().stop()
+
+    def _keep_printing(self) -> None:
+        while not self._stopped.wait(LINE_EVERY):
+            for task in self.tasks:
+                if not task.finished:
+                    self._print(task.id)
 
     def update(self, task_id: TaskID, **changes: Any) -> None:  # type: ignore[override]
         super().update(task_id, **changes)
@@ -60,16 +76,21 @@ class LoggedProgress(Progress):
         self._print(task_id)
 
     def _print(self, task_id: TaskID) -> None:
-        if self.get_time() - self._printed_at >= LINE_EVERY:
+        with self._lock:
+            if self.get_time() - self._printed_at < LINE_EVERY:
+                return
             self._printed_at = self.get_time()
-            with self._lock:
-                line = line_of(self._tasks[task_id])
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            line = line_of(self._tasks[task_id])
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def line_of(task: Task) -> str:
     """For example: ``the target's own answers: 256 of 1500, 0:05:12 so far, about 0:25:10 to go``."""
-    parts = [f"{task.description}: {task.completed:.0f}" + ("" if task.total is None else f" of {task.total:.0f}")]
+    if task.fields.get("in_percent"):
+        done = f"{task.percentage:.0f}%"
+    else:
+        done = f"{task.completed:.0f}" + ("" if task.total is None else f" of {task.total:.0f}")
+    parts = [f"{task.description}: {done}"]
     if task.elapsed is not None:
         parts.append(f"{timedelta(seconds=int(task.elapsed))} so far")
     if task.time_remaining is not None and not task.finished:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import threading
 
+import pytest
 from rich.console import Console
 
-from penstock.bench.progress import LINE_EVERY, LoggedProgress, progress_bar
+from penstock import progress
+from penstock.progress import LINE_EVERY, LoggedProgress, line_of, progress_bar
 
 
 def test_a_log_has_a_line_every_few_seconds() -> None:
@@ -31,3 +34,24 @@ def test_a_terminal_has_a_bar() -> None:
         assert not isinstance(bar, LoggedProgress)
         bar.add_task("work", total=2, completed=1)
     assert "1/2" in out.getvalue()
+
+
+def test_a_log_has_lines_while_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.001)
+    printed = threading.Event()
+
+    class Out(io.StringIO):
+        def write(self, text: str) -> int:
+            printed.set()
+            return super().write(text)
+
+    with progress_bar(Console(file=Out())) as bar:
+        bar.add_task("one long request", total=1)
+        assert printed.wait(60)
+
+
+def test_a_share_is_a_percentage() -> None:
+    with LoggedProgress(console=Console(file=io.StringIO()), disable=True) as bar:
+        task = bar.add_task("loading weights", total=300, in_percent=True)
+        bar.update(task, completed=200)
+        assert line_of(bar.tasks[0]).startswith("loading weights: 67%, 0:00:00 so far")
