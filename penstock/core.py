@@ -70,6 +70,10 @@ class PipelineError(PenstockError, RuntimeError):
     """
 
 
+class PipelineLost(PipelineError):
+    """A stage or the drafter was lost while the engine ran. The engine recovers from it, if it is to, and if it can."""
+
+
 class FinishReason(StrEnum):
     """Why a completion ended, in the words of the OpenAI API; ``ABORT`` and ``ERROR`` are vLLM's.
 

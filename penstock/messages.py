@@ -306,6 +306,12 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
     details: str = ""
 
 
+class LinkBroken(msgspec.Struct, tag="link_broken", kw_only=True):
+    """To the engine: a connection to this stage has ended, though nobody has told the stage to leave."""
+
+    stage: Index
+
+
 class Stop(msgspec.Struct, tag="stop", kw_only=True):
     """Asks a stage to leave its loop."""
 
@@ -327,6 +333,7 @@ Message = (
     | Heartbeat
     | HeartbeatAck
     | Failed
+    | LinkBroken
     | Stop
 )
 

@@ -60,8 +60,8 @@ Samples = dict[str, dict[str, list[Sample]]]
 class RelayInProcessHost(InProcessHost):
     """Where time is virtual, nothing has to be relayed: what it would take is enough."""
 
-    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
-        return super().pipeline(priced(plans), name)
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
+        return super().begin(priced(plans), name)
 
 
 def compared(case: str, sizes: virtual.Sizes) -> dict[str, Any]:

@@ -60,8 +60,8 @@ class TimedHost(InProcessHost):
         super().__init__(VirtualClock())
         self.watches: list[Stopwatch] = []
 
-    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
-        pipeline = super().pipeline(plans, name)
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
+        pipeline = super().begin(plans, name)
         if name != "stage":
             for driver in pipeline.drivers:
                 driver.core = watch = Stopwatch(driver.core)

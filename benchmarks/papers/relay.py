@@ -25,7 +25,7 @@ from penstock.pipeline.processes import ProcessPipeline
 class RelayHost(RealTimeHost):
     """Stages in processes, as ever; every hop between two of them passes through the engine's."""
 
-    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> RelayPipeline:
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> RelayPipeline:
         return RelayPipeline([in_real_time(plan) for plan in priced(plans)], self, name)
 
 

@@ -13,8 +13,8 @@ from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 class RealTimeHost(ProcessHost):
     """Stages that stand for devices come before what else runs on this host, if Linux lets them: see priority.py."""
 
-    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
-        return super().pipeline([in_real_time(plan) for plan in plans], name)
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
+        return super().begin([in_real_time(plan) for plan in plans], name)
 
 
 def in_real_time(plan: StagePlan) -> StagePlan:

@@ -1,20 +1,20 @@
-"""From resolved options to running parts: pipelines, drafter, loop. The only place where they are wired together."""
+"""From resolved options to what runs: plans of stages and of a drafter's weights, the drafter, the loop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 
 from penstock.drafters.base import Drafter
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.options import DrafterParts, Weights
-from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations, take_turns
+from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.loop import EngineLoop
+from penstock.engine.recovery import Parts, Recovery
 from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Scheduler
-from penstock.pipeline.base import Host, Pipeline
+from penstock.pipeline.base import Clock, Pipeline
 from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.requests.slots import SlotPool
 from penstock.speculation import SpeculativeConfig
@@ -45,13 +45,6 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
     ]
 
 
-def start_pipeline(setup: Resolved, host: Host, drafter: Drafter | None) -> Pipeline:
-    """The target's stages."""
-    pipeline = host.pipeline(stage_plans(setup, drafter))
-    take_turns(setup.cluster, drafter, pipeline)
-    return pipeline
-
-
 def taps(setup: Resolved, drafter: LearnedDrafter | None) -> list[TapSpec | None]:
     """What each stage sends a learned drafter."""
     if drafter is None:
@@ -74,12 +67,14 @@ def tapped_layers(layers: Sequence[tuple[int, int]], reads: Sequence[int]) -> li
     return [tuple(state for state in sorted(owners) if owners[state] == stage) for stage in range(len(layers))]
 
 
-def start_drafter(setup: Resolved, config: SpeculativeConfig, host: Host) -> Drafter:
-    """The drafter of ``config.method``, on the cluster's device for it."""
-    drafter = config.drafter_options.start(drafter_parts(setup, config, host))
+def make_drafter(
+    setup: Resolved, config: SpeculativeConfig, clock: Clock, weights: Pipeline | None, answers: PlainAnswers
+) -> Drafter:
+    """The drafter of ``config.method``, on the cluster's device for it, over its own weights if it has any."""
+    drafter = config.drafter_options.start(drafter_parts(setup, config, answers, weights))
     if config.drafter_options.priced_as is Weights.NONE:
         return drafter
-    return on_its_device(setup.cluster, drafter, depth_of(setup), host)
+    return on_its_device(setup.cluster, drafter, depth_of(setup), clock)
 
 
 def depth_of(setup: Resolved) -> int | None:
@@ -87,25 +82,32 @@ def depth_of(setup: Resolved) -> int | None:
     return setup.speculator.depth if setup.speculator is not None else None
 
 
-def drafter_parts(setup: Resolved, config: SpeculativeConfig, host: Host) -> DrafterParts:
+def drafter_parts(
+    setup: Resolved, config: SpeculativeConfig, answers: PlainAnswers, weights: Pipeline | None = None
+) -> DrafterParts:
     return DrafterParts(
         vocab_size=setup.checkpoint.vocab_size,
         layers=setup.layers,
         chunk=max(setup.options.prefill_chunk, config.strategy_options.most_asked),
         speculator=setup.speculator,
-        answer=PlainAnswers(),
-        start_weights=partial(start_weights, setup, host),
+        answer=answers,
+        start_weights=lambda: started(weights),
     )
 
 
-def start_weights(setup: Resolved, host: Host) -> Pipeline:
-    """The drafter's own weights, as a pipeline of one stage."""
+def started(weights: Pipeline | None) -> Pipeline:
+    assert weights is not None, "a drafter with weights is made once they have started"
+    return weights
+
+
+def weights_plan(setup: Resolved) -> tuple[list[StagePlan], str]:
+    """The drafter's own weights, as a pipeline of one stage, and what it is called."""
     if setup.speculator is not None:
-        plan = drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.source))
-        return host.pipeline([plan], "drafter")
+        return [drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.source))], "drafter"
     assert setup.draft is not None
-    plan = drafting_plan(setup, str(setup.draft.source), setup.draft.num_layers, setup.draft_quantization)
-    return host.pipeline([plan], "draft model")
+    return [
+        drafting_plan(setup, str(setup.draft.source), setup.draft.num_layers, setup.draft_quantization)
+    ], "draft model"
 
 
 def drafting_plan(setup: Resolved, model: str, layers: int, quantization: str = "none", target: str = "") -> StagePlan:
@@ -126,7 +128,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, quantization: str = 
     )
 
 
-def make_loop(setup: Resolved, pipeline: Pipeline, drafter: Drafter | None, host: Host) -> EngineLoop:
+def make_loop(setup: Resolved, parts: Parts, clock: Clock) -> EngineLoop:
     options = setup.options
     pool = SlotPool(setup.kv_slots, setup.speculative_slots, options.enable_prefix_caching)
     scheduler = Scheduler(
@@ -137,7 +139,16 @@ def make_loop(setup: Resolved, pipeline: Pipeline, drafter: Drafter | None, host
         options.prefill_stretch,
     )
     emulated = setup.cluster is not None and setup.cluster.emulated
-    return EngineLoop(pipeline, drafter, scheduler, host, contended=not emulated, apart=apart(setup.hosts))
+    recovery = Recovery(parts, clock, options.recovery_timeout)
+    return EngineLoop(
+        parts.pipeline,
+        parts.drafter,
+        scheduler,
+        clock,
+        contended=not emulated,
+        apart=apart(setup.hosts),
+        recovery=recovery,
+    )
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:

@@ -12,12 +12,13 @@ from typing import Any
 from penstock.core import FinishReason, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
 from penstock.engine.answers import learn_answers
-from penstock.engine.build import make_loop, start_drafter, start_pipeline
+from penstock.engine.build import make_loop
 from penstock.engine.completion import Completion
 from penstock.engine.empty import warn_of_empty_answers
 from penstock.engine.job import Job, Prompt, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions
+from penstock.engine.parts import EngineParts
 from penstock.engine.places.opening import open_host, resolve_on
 from penstock.engine.resolve import Resolved, check_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
@@ -66,20 +67,18 @@ class LLM:
             check_options(checked)
             shared_fork_server()  # it imports torch while this process does
         self._host: Host = open_host(checked) if host is None else host
-        self._drafter: Drafter | None = None
         try:
             self._setup: Resolved = resolve_on(checked, self._host)
             self._tokenizer: Tokenizer | None = None
             if not self._setup.options.skip_tokenizer_init:
                 self._tokenizer = load_tokenizer(self._setup.checkpoint.path)
             self._numbers = itertools.count()
-            if self._setup.speculation is not None and self._setup.speculation.drafts:
-                self._drafter = start_drafter(self._setup, self._setup.speculation, self._host)
-            self._pipeline = start_pipeline(self._setup, self._host, self._drafter)
+            self._parts = EngineParts(self._setup, self._host)
+            self._parts.start_all()
         except BaseException:
             self.close()
             raise
-        self._loop: EngineLoop = make_loop(self._setup, self._pipeline, self._drafter, self._host)
+        self._loop: EngineLoop = make_loop(self._setup, self._parts, self._host)
 
     # ------------------------------------------------------------------------------------------ what users call
 
@@ -198,10 +197,8 @@ class LLM:
         """Abort what still runs, stop every stage process and wait for it. Safe to call twice."""
         if (loop := getattr(self, "_loop", None)) is not None:
             loop.end()
-        for part in (getattr(self, "_pipeline", None), self._drafter):
-            if part is not None:
-                part.close()
-        self._pipeline = self._drafter = None  # type: ignore[assignment]
+        if (parts := getattr(self, "_parts", None)) is not None:
+            parts.close()
         self._host.close()
 
     def __enter__(self) -> LLM:
@@ -224,7 +221,7 @@ class LLM:
 
     @property
     def drafter(self) -> Drafter | None:
-        return self._drafter
+        return self._parts.drafter
 
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from penstock.core import FinishReason, PenstockError, PipelineError
+from penstock.core import FinishReason, PenstockError, PipelineError, PipelineLost
 from penstock.drafters.base import Draft, Drafter, DraftRequest
 from penstock.engine.commit import Advance, advance
 from penstock.engine.inflight import InFlight
 from penstock.engine.pace import Pace
+from penstock.engine.recovery import Recovery
 from penstock.engine.scheduler import Scheduler
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.load import Load
@@ -56,6 +57,9 @@ class Observer:
     def preempted(self, request: Request, at: float) -> None:
         """A request has given its slots to others and waits again, to be recomputed."""
 
+    def vacated(self, at: float) -> None:
+        """A stage is lost and nothing is in flight any more; all requests have been preempted and wait for others."""
+
     def finished(self, request: Request, reason: FinishReason, at: float) -> None:
         """A request has ended."""
 
@@ -63,7 +67,8 @@ class Observer:
 class EngineLoop:
     """Requests over one pipeline and at most one drafter. ``step`` is called until ``busy`` is False.
 
-    ``contended``: stages that compute at the same time may slow each other, as real ones of one host do.
+    ``contended``: stages that compute at the same time may slow each other, as real ones of one host do. Without a
+    ``recovery`` a lost stage or drafter ends all requests.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class EngineLoop:
         *,
         contended: bool = False,
         apart: frozenset[int] = frozenset(),
+        recovery: Recovery | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.drafter = drafter
@@ -91,6 +97,9 @@ class EngineLoop:
         """When the drafter is expected to answer; infinite while it has not been asked."""
         self.requests: dict[int, Request] = {}
         self.ended: str | None = None
+        self.recovery = recovery
+        self.tokens = 0
+        """That have come, of all requests."""
         self._awaiting_grammars: dict[int, Request] = {}
         self._owner: dict[int, Request] = {}
         self._asked: dict[int, tuple[Request, bool]] = {}
@@ -138,33 +147,52 @@ class EngineLoop:
             for request in list(self.requests.values()):
                 self.abort(request)
             self.ended = "it was closed"
+            if self.recovery is not None:
+                self.recovery.stop()
 
     def step(self) -> None:
         """Wait for what is next, take it in, and keep stages and drafter fed.
 
-        Whatever interrupts the work, a lost stage or Ctrl-C, ends all requests; an interrupted wait ends none.
+        Where a stage is lost, requests wait until it has been replaced. Whatever else interrupts the work, Ctrl-C for
+        one, ends all requests; an interrupted wait ends none.
         """
         for observer in self.observers:
             observer.waits()
         self.clock.wait(self._due())
         self._now = self.clock.now()
         try:
-            self._take_results()
-            self._take_drafts()
-            self._take_grammars()
-            free = self._free
-            if self._changed or free != self._free_at_last or self.clock.now() >= self._wake_at:
-                self._changed = False
-                self._wake_at = math.inf
-                self._start_requests()
-                if not self._sends_root_first:
-                    self._ask()  # first: what enters may better wait for the answer
-                self._submit()
-                self._ask()  # again: of what has just entered
-                # What became free meanwhile has not been made use of: for that there is another step.
-                self._free_at_last = tuple(then and now for then, now in zip(free, self._free, strict=True))
-            self._send_cancels()  # every stage gets one, and none is in such haste as what enters
-            self._do_deferred()
+            if self.recovery is None or self.recovery.advance(self):
+                self._work()
+        except PipelineLost as lost:
+            self._recover(lost)
+        except BaseException as error:
+            self.fail_all(error)
+            raise
+
+    def _work(self) -> None:
+        self._take_results()
+        self._take_drafts()
+        self._take_grammars()
+        free = self._free
+        if self._changed or free != self._free_at_last or self.clock.now() >= self._wake_at:
+            self._changed = False
+            self._wake_at = math.inf
+            self._start_requests()
+            if not self._sends_root_first:
+                self._ask()  # first: what enters may better wait for the answer
+            self._submit()
+            self._ask()  # again: of what has just entered
+            # What became free meanwhile has not been made use of: for that there is another step.
+            self._free_at_last = tuple(then and now for then, now in zip(free, self._free, strict=True))
+        self._send_cancels()  # every stage gets one, and none is in such haste as what enters
+        self._do_deferred()
+
+    def _recover(self, lost: PipelineLost) -> None:
+        """Begin to replace what is lost, or end all requests."""
+        try:
+            if self.recovery is None:
+                raise lost
+            self.recovery.begin(self, lost)
         except BaseException as error:
             self.fail_all(error)
             raise
@@ -221,7 +249,11 @@ class EngineLoop:
         return Context(self._now, self.draft_due, Load(requests=decoding), self.estimates)
 
     def _due(self) -> float | None:
+        if self.recovery is not None and self.recovery.reason is not None:
+            return self.recovery.due
         moments = [self._wake_at]
+        if self.recovery is not None:
+            moments.append(self.recovery.due)
         if (due := self.pipeline.due) is not None:
             moments.append(due)
         if self.drafter is not None and (due := self.drafter.due) is not None:
@@ -259,6 +291,7 @@ class EngineLoop:
                         self._preempt(request)
                 tokens += request.produced - before
         if tokens:
+            self.tokens += tokens
             self._record_tokens(tokens)
 
     def _record_tokens(self, tokens: int) -> None:
@@ -286,6 +319,8 @@ class EngineLoop:
             self.estimates.drafts.record_pick(root)
         for observer in self.observers:
             observer.advanced(request, done, now)
+        if done.committed:
+            request.losses = 0
         if done.finished is not None:
             request.error = done.error
             self._finish(request, done.finished)
@@ -294,13 +329,16 @@ class EngineLoop:
     def _preempt(self, request: Request) -> None:
         """Preempt the least of the running requests, be it this one: it begins anew with what is committed by then."""
         victim = self.scheduler.victim()
-        self._release(victim)
-        victim.reset_for_recompute()
-        self.scheduler.preempt(victim)
-        for observer in self.observers:
-            observer.preempted(victim, self.clock.now())
+        self._begin_anew(victim)
         if victim is not request and not self.scheduler.grow(request):
             self._preempt(request)
+
+    def _begin_anew(self, request: Request) -> None:
+        self._release(request)
+        request.reset_for_recompute()
+        self.scheduler.preempt(request)
+        for observer in self.observers:
+            observer.preempted(request, self.clock.now())
 
     def _cancel(self, request: Request, dead: Sequence[Node]) -> None:
         for node in dead:
@@ -471,6 +509,48 @@ class EngineLoop:
             for told in tell:
                 with contextlib.suppress(BaseException):  # it may be the cause; the others are told all the same
                     told(FinishReason.ERROR, self.clock.now())
+
+    # --------------------------------------------------------------------------------------------- for the recovery
+
+    @property
+    def running(self) -> list[Request]:
+        return list(self.scheduler.running)
+
+    def vacate(self) -> None:
+        """Have all running requests wait, to begin anew: the stages know nothing any more."""
+        for request in self.running:
+            self._begin_anew(request)
+        self.pool.forget_cached()
+        self._do_deferred()
+        self.inflight, self._owner, self._asked, self._cancels = InFlight(), {}, {}, []
+        self.draft_due, self._asked_rows, self._wake_at = math.inf, 0, math.inf
+        self.estimates.forget_pipeline()
+        for observer in self.observers:
+            observer.vacated(self.clock.now())
+
+    def fail(self, request: Request, error: str) -> None:
+        """End a request that cannot go on."""
+        request.error = error
+        self._finish(request, FinishReason.ERROR)
+
+    def resume(self, pipeline: Pipeline, drafter: Drafter | None) -> None:
+        """Go on with these stages, which know nothing yet."""
+        self.pipeline, self.drafter = pipeline, drafter
+        self.builder = BatchBuilder(self.builder.next_stream)
+        self.pace = Pace(self.estimates, pipeline.stages)
+        self._changed = True
+
+    def draft_with(self, drafter: Drafter | None) -> None:
+        """Go on with another drafter, which knows nothing yet. What was asked of the one before is left undrafted."""
+        self.drafter = drafter
+        self.draft_due, self._asked_rows, self._asked = math.inf, 0, {}
+        for request in self.running:
+            for node in () if request.prefilling else request.tree.nodes():
+                if node.asked and node.candidates is None:
+                    node.candidates = ()
+            if request.sampling.grammar and drafter is not None:
+                drafter.prepare_grammar(request)
+        self._changed = True
 
     def audit(self) -> None:
         """Raise PenstockError unless every slot is accounted for. Cheap; called when idle and by the tests."""

@@ -113,9 +113,17 @@ class PipelineOptions:
     threads: Threads = None
     stage_timeout: Annotated[
         float | None,
-        Option("Seconds without a sign of life after which a stage is lost; one batch must take less.", PIPELINE),
+        Option(
+            "Seconds without a sign of life after which a stage is lost; one batch must take less. inf has no limit.",
+            PIPELINE,
+            default="five of its slowest batches, at least 10",
+        ),
+    ] = None
+    """``math.inf`` is for a debugger in a stage."""
+    recovery_timeout: Annotated[
+        float,
+        Option("Seconds in which what was lost has to be replaced; 0 has requests end when a stage is lost.", PIPELINE),
     ] = 300.0
-    """None has no limit: for a debugger in a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +195,9 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
             timeout,
             f"a number of seconds, at least {SHORTEST_STAGE_TIMEOUT:.0f}, or None",
         )
+        recovery = self.recovery_timeout
+        holds = isinstance(recovery, int | float) and recovery >= 0
+        check(holds, "recovery_timeout", recovery, "a number of seconds, 0 or above")
         slots = self.speculative_slots
         whole = slots is None or (isinstance(slots, int) and slots >= 0)
         check(whole, "speculative_slots", slots, "a whole number, 0 or above")

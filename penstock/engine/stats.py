@@ -71,6 +71,14 @@ class EngineStats:
     """When each stage was last heard of."""
     last_step_seconds_ago: float | None
     """When the last result came; None before the first."""
+    recovering: str | None
+    """What was lost, while requests wait for its replacement; None while they need not."""
+    recoveries: int
+    """Times that requests have waited for the replacement of a lost stage, and gone on."""
+    recovery_seconds: float
+    """How long they have waited."""
+    drafter_losses: int
+    """Times that the drafter was lost while requests went on."""
     ended: str | None
     """Why the engine takes no more requests; None while it does."""
 
@@ -120,6 +128,9 @@ class Counters(Observer):
         self._count(request)
         del self._seen[request.number]
 
+    def vacated(self, at: float) -> None:
+        self._rows.clear()
+
     def _count(self, request: Request) -> None:
         """Add what has come to a request since the last time."""
         now = {**vars(request.metrics), "cached": request.cached}
@@ -130,7 +141,7 @@ class Counters(Observer):
 
     def stats(self) -> EngineStats:
         loop, pool, now = self._loop, self._loop.pool, self._loop.clock.now()
-        counted = self._counted
+        counted, recovery = self._counted, loop.recovery
         return EngineStats(
             running=len(loop.scheduler.running),
             waiting=len(loop.scheduler.waiting),
@@ -158,5 +169,9 @@ class Counters(Observer):
             stage_busy_seconds=list(self._busy),
             stage_heard_seconds_ago=[now - heard for heard in loop.pipeline.last_heartbeat],
             last_step_seconds_ago=None if self._last_result is None else now - self._last_result,
+            recovering=None if recovery is None or loop.ended is not None else recovery.reason,
+            recoveries=0 if recovery is None else recovery.recoveries,
+            recovery_seconds=0.0 if recovery is None else recovery.recovery_seconds,
+            drafter_losses=0 if recovery is None else recovery.drafter_losses,
             ended=loop.ended,
         )

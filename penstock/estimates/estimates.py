@@ -31,6 +31,12 @@ class Estimates:
         """Of the same engine, with nothing learned."""
         return Estimates(self.trials.needed, self.pipeline.apart)
 
+    def forget_pipeline(self) -> None:
+        """Other stages take over: their times, and when batches in flight were expected, mean nothing any more."""
+        self.pipeline = PipelineTimes(self.trials.needed, self.pipeline.apart)
+        self.round_trips = RoundTrips(self.pipeline)
+        self.trials.interrupt()
+
     @property
     def plain_s(self) -> float:
         """What a token of one request takes where nothing is drafted, as it was measured; 0 while that is not known."""

@@ -44,7 +44,7 @@ class Pipeline(Protocol):
         ...
 
     def poll(self) -> list[Result]:
-        """Results that have arrived, in stream order. Never blocks. Raises PipelineError if a stage was lost."""
+        """Results that have arrived, in stream order. Never blocks. Raises PipelineLost if a stage was lost."""
         ...
 
     @property
@@ -74,7 +74,21 @@ class SideChannel(Protocol):
 
 
 class HostedPipeline(Pipeline, SideChannel, Protocol):
-    """What a host starts."""
+    """What a host starts. It can be used once it has ``joined``."""
+
+    def joined(self) -> bool:
+        """Whether all stages have loaded their layers and know each other: to be asked until they do, after messages
+        and at ``due``. Raises PipelineError when one cannot start."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """Whether a stage has been lost, so that ``poll`` raises PipelineLost now or soon."""
+        ...
+
+    def abandon(self) -> None:
+        """As ``close``, but no stage is waited for: all are killed."""
+        ...
 
 
 class Clock(Protocol):
@@ -94,8 +108,8 @@ class Clock(Protocol):
 class Host(Clock, Protocol):
     """Where an engine's pipelines run: each stage in a process of its own, or all in the engine's."""
 
-    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> HostedPipeline:
-        """Start a pipeline of these stages. Raises PipelineError when one cannot start."""
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> HostedPipeline:
+        """Begin to start a pipeline of these stages, and wait for none of them."""
         ...
 
     def close(self) -> None:

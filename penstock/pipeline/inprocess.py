@@ -43,6 +43,13 @@ class InProcessPipeline:
     def ready(self) -> bool:
         return self._end.ready
 
+    def joined(self) -> bool:
+        return True
+
+    @property
+    def lost(self) -> bool:
+        return False
+
     @property
     def last_heartbeat(self) -> list[float]:
         """Now: the stages are as alive as the engine."""
@@ -91,6 +98,9 @@ class InProcessPipeline:
         return str(id(self))
 
     def close(self) -> None:
+        pass
+
+    def abandon(self) -> None:
         pass
 
     def _work(self) -> None:
@@ -143,7 +153,7 @@ class InProcessHost:
     def wake(self) -> None:
         self._clock.wake()
 
-    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
         cores = [make_core(plan, i, len(plans), load_layers(plan)) for i, plan in enumerate(plans)]
         drivers = [make_driver(plan, i, cores[i], self.now) for i, plan in enumerate(plans)]
         readers = [self._pipelines[plan.tap.address] for plan in plans if plan.tap is not None]

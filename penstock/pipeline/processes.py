@@ -10,11 +10,12 @@ import os
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from penstock.core import PipelineError
+from penstock.core import PipelineLost
 from penstock.messages import (
     Batch,
     Cancel,
@@ -26,6 +27,7 @@ from penstock.messages import (
     Frame,
     Heartbeat,
     HeartbeatAck,
+    LinkBroken,
     Loading,
     MalformedMessage,
     Message,
@@ -43,10 +45,12 @@ from penstock.pipeline.assembly import entrance
 from penstock.pipeline.engine_end import EngineEnd
 from penstock.pipeline.forkserver import ALL_STAGES, ForkServer, shared_fork_server
 from penstock.pipeline.launching import Elsewhere, Launcher
+from penstock.pipeline.loss import Loss, Source
 from penstock.pipeline.plan import StagePlan, StageSpec, TapSpec
-from penstock.pipeline.silence import Listening, Silence
+from penstock.pipeline.silence import Listening, Patience, Silence
 from penstock.stage.visibility import ProtocolError
 from penstock.transport.addresses import IPC
+from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
@@ -57,16 +61,18 @@ START_TIMEOUT = 600.0
 """Seconds that stages may take to load their layers."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
+ANY_STAGE = -1
+"""One of a pipeline's, nobody knows which."""
 EXIT_LOOK_EVERY = 0.05
 """Seconds between two looks at whether processes have ended that the fork server may not report."""
-CAUSE_GRACE_S = 0.5
-"""Seconds that the error of a stage may take to arrive after its process has ended."""
 
 
 Owner = Callable[[Delivery, Sequence[Frame]], bool]
 """Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
 
 
+OnExit = Callable[[int, Source, str], None]
+"""Given a stage that has ended, or ANY_STAGE, and who says so for what cause."""
 OnLoading = Callable[[str, Loading | Started], None]
 """Given a pipeline's name and what one of its stages says."""
 
@@ -75,10 +81,10 @@ class ProcessHost:
     """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
 
     ``transport`` is "ipc" or "tcp", the latter with TLS where there is ``security``. With ``elsewhere`` a plan may name
-    another host; everybody then talks over tcp, and no address is loopback's. A frame that names no
-    session of ours is refused and counted. A stage that has said nothing for ``stage_timeout`` seconds of listening is
-    lost; None: it may be silent for ever. ``on_loading`` hears which pipeline's stages have read how much of their
-    weights, and what each holds once it has started.
+    another host; everybody then talks over tcp, and no address is loopback's. A frame that names no session of ours is
+    refused and counted. A stage that has said nothing for ``stage_timeout`` seconds of listening is lost; None: for
+    longer than ``Patience`` allows. ``on_loading`` hears which pipeline's stages have read how much of their weights,
+    and what each holds once it has started.
     """
 
     def __init__(
@@ -99,18 +105,16 @@ class ProcessHost:
         self.refused = 0
         self._closed = False
         self._name = secrets.token_hex(4)
-        self.inbox = self.sockets.inbox(self.bind_address("engine"))
         self._reports, self._report_pipe = os.pipe()
-        self.inbox.watch(self._reports, self._read_reports)
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
-        self.inbox.watch(self._woken.fileno(), self._read_wakes)
+        self.inbox = self._open_inbox()
         self._owners: dict[str, Owner] = {}
         self._launchers: dict[str, list[Launcher]] = {}
-        self._on_exit: dict[str, Callable[[int, str], None]] = {}
+        self._on_exit: dict[str, OnExit] = {}
         self._on_listened: dict[str, Callable[[float], bool]] = {}
-        self.stage_timeout = math.inf if stage_timeout is None else stage_timeout
+        self.stage_timeout = stage_timeout
         self._listening = Listening(self.now())
 
     def launcher(self, host: str) -> Launcher:
@@ -119,6 +123,23 @@ class ProcessHost:
             return self.server
         assert self._elsewhere is not None, f"a plan names host {host!r}, and this engine knows no other"
         return self._elsewhere.launchers[host]
+
+    def _open_inbox(self) -> Inbox:
+        inbox = self.sockets.inbox(self.bind_address("engine"))
+        inbox.watch(self._reports, self._read_reports)
+        inbox.watch(self._woken.fileno(), self._read_wakes)
+        return inbox
+
+    def _outlive_server(self) -> None:
+        """Where the fork server has died, go on with another one: its stages and the sockets' folder went with it."""
+        if self.server.alive:
+            return
+        self.server = shared_fork_server()
+        if self.inbox.address.startswith(IPC):
+            self.inbox.close()
+            self.inbox = self._open_inbox()
+            for session in self._owners:
+                self.inbox.admit(session)
 
     def bind_address(self, who: str) -> str:
         if self._elsewhere is not None:
@@ -154,6 +175,8 @@ class ProcessHost:
                 interrupted = Failed(stage=-1, cause="the engine was interrupted while it took messages in")
                 owner(Delivery(message=interrupted), [])
             raise
+        for session in self.inbox.broken():
+            self._on_exit[session](ANY_STAGE, Source.CONNECTION, "its connection to the engine has ended")
         return told or any(news)  # else it was a heartbeat, a new connection, a part of a message, or the moment
 
     def wake(self) -> None:
@@ -185,17 +208,17 @@ class ProcessHost:
         for line in os.read(self._reports, 65536).splitlines():
             told = json.loads(line)
             if told["session"] in self._on_exit:
-                self._on_exit[told["session"]](told["stage"], told["cause"])
+                self._on_exit[told["session"]](told["stage"], Source.PROCESS, told["cause"])
 
     def register(
         self,
         session: str,
         owner: Owner,
-        on_exit: Callable[[int, str], None],
+        on_exit: OnExit,
         on_listened: Callable[[float], bool],
         launchers: Iterable[Launcher],
     ) -> None:
-        """Have ``owner`` given the session's messages, and ``on_exit`` (stage, cause) told when a stage has ended.
+        """Have ``owner`` given the session's messages, and ``on_exit`` told when a stage has ended.
 
         ``on_listened`` is told now and then for how many seconds more the engine has listened, and says whether that
         gives it something to do. ``launchers`` are those that start the session's stages.
@@ -216,7 +239,8 @@ class ProcessHost:
         self._on_exit.pop(session, None)
         self._on_listened.pop(session, None)
 
-    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
+        self._outlive_server()
         return ProcessPipeline(plans, self, name)
 
     def close(self) -> None:
@@ -238,7 +262,7 @@ class ProcessHost:
 class ProcessPipeline:
     """Starts one process per stage and joins them: engine -> stage 0 -> ... -> stage N-1 -> engine.
 
-    Raises PipelineError from the constructor when a stage cannot start, and from ``poll`` when one is lost.
+    Raises PipelineLost from ``joined`` when a stage cannot start, and from ``poll`` when one is lost.
     """
 
     def __init__(self, plans: Sequence[StagePlan], host: ProcessHost, name: str = "stage") -> None:
@@ -250,30 +274,47 @@ class ProcessPipeline:
         self._session = secrets.token_hex(16)
         self._forked: set[int] = set()
         self._gone: set[int] = set()
-        self._lost: PipelineError | None = None
-        self._lost_at = math.inf
+        self._loss = Loss()
         self._inboxes: list[Outbox] = []
         self._closing = False
         self._end = EngineEnd(host, entrance(plans[0]), plans[0].vocab_size)
         self._last_heartbeat = [host.now()] * self.stages
         self._silence = Silence(self.stages)
+        self._patience = Patience(self.stages)
+        self._rows: deque[int] = deque()
+        """Of the batches in flight."""
+        self._start_by = host.now() + START_TIMEOUT
         self._launchers = {plan.host: host.launcher(plan.host) for plan in plans}
         host.register(self._session, self._on_message, self._on_exit, self._on_listened, self._launchers.values())
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
+        for index, plan in enumerate(plans):
+            self._launchers[plan.host].start(self._spec(index, plan))
+            self._forked.add(index)
+
+    def joined(self) -> bool:
+        if self._inboxes:
+            return True
+        self._loss.raise_if_due(self._host.now())
+        if self._host.now() > self._start_by:
+            raise PipelineLost(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
+        if len(self.started) < self.stages:
+            return False
+        self._join()
+        return True
+
+    @property
+    def lost(self) -> bool:
+        return self._loss.error is not None
 
     @property
     def ready(self) -> bool:
-        return self._end.ready and self._lost is None
+        return self._end.ready and not self.lost
 
     @property
     def last_heartbeat(self) -> list[float]:
         return list(self._last_heartbeat)
 
     def submit(self, batch: Batch) -> None:
+        self._rows.append(len(batch.rows))
         self.tell(0, batch, self._end.sending(batch))
 
     def cancel(self, message: Cancel) -> None:
@@ -302,22 +343,31 @@ class ProcessPipeline:
         return TapSpec(layers=layers, address=self.started[0].address, session=self._session)
 
     def poll(self) -> list[Result]:
-        self._raise_if_lost()
+        self._loss.raise_if_due(self._host.now())
         return self._end.arrived()
 
     @property
     def due(self) -> float | None:
-        return self._end.due if self._lost is None else self._lost_at
+        if self.lost:
+            return self._loss.at
+        return self._end.due if self._inboxes else self._start_by
 
     def close(self) -> None:
         """Ask every stage to leave, then kill what has not left in time."""
+        self._end_stages(CLOSE_TIMEOUT if self._inboxes else 0.0)
+
+    def abandon(self) -> None:
+        self._end_stages(0.0)
+
+    def _end_stages(self, seconds: float) -> None:
+        """Those that have not left after so many seconds are killed."""
         if self._closing:
             return
         self._closing = True
         for inbox in self._inboxes:
             inbox.send(encode(Stop(), self._session))
         try:
-            self._wait_until_gone(CLOSE_TIMEOUT if self._inboxes else 0.0)
+            self._wait_until_gone(seconds)
         finally:
             for launcher in self._launchers.values():
                 launcher.kill(self._session)
@@ -338,16 +388,8 @@ class ProcessPipeline:
     def _ended(self) -> set[int]:
         return set().union(*(launcher.ended(self._session) for launcher in self._launchers.values()))
 
-    def _start(self) -> None:
-        for index, plan in enumerate(self._plans):
-            self._launchers[plan.host].start(self._spec(index, plan))
-            self._forked.add(index)
-        deadline = time.monotonic() + START_TIMEOUT
-        while len(self.started) < self.stages:
-            self._host.wait(min(deadline, self._lost_at))
-            self._raise_if_lost()
-            if time.monotonic() > deadline:
-                raise PipelineError(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
+    def _join(self) -> None:
+        """All have started: make their addresses known to each other."""
         addresses = [self.started[index].address for index in range(self.stages)]
         self._inboxes = [self._host.sockets.connect(address, self._session) for address in addresses]
         for index, inbox in enumerate(self._inboxes):
@@ -386,7 +428,9 @@ class ProcessPipeline:
             self._hear(message.stage)
             self._tell_loading(message)
         elif isinstance(message, Failed):
-            self._lose(message.stage, message.cause, message.details)
+            self._lose(message.stage, Source.STAGE, message.cause, message.details)
+        elif isinstance(message, LinkBroken):
+            self._on_exit(message.stage, Source.CONNECTION, "a connection to it has ended")
         else:
             self._take_in(message, delivery.arrives)
         return True
@@ -402,12 +446,16 @@ class ProcessPipeline:
         try:
             expected = self._end.received(message, arrives)
         except ProtocolError as error:
-            self._lose(self.stages - 1, str(error))
+            self._lose(self.stages - 1, Source.STAGE, str(error))
             return
         if not expected:
-            self._lose(-1, f"unexpected {type(message).__name__} to the engine")
-        elif isinstance(message, Ready | Result):
-            self._hear(message.stage if isinstance(message, Ready) else self.stages - 1)
+            self._lose(ANY_STAGE, Source.STAGE, f"unexpected {type(message).__name__} to the engine")
+        elif isinstance(message, Ready):
+            self._hear(message.stage)
+        elif isinstance(message, Result):
+            self._hear(self.stages - 1)
+            self._rows.popleft()
+            self._patience.computed(message.spans)
 
     def _by_our_clock(self, span: Span) -> Span:
         """What a stage says of itself; its moments, of another host's clock, are only roughly those of this one's."""
@@ -422,38 +470,33 @@ class ProcessPipeline:
 
     def _on_listened(self, seconds: float) -> bool:
         """Whether a stage has been silent for too long. One that loads its layers or is to leave says nothing."""
-        if not self._inboxes or self._closing or self._lost is not None:
+        if not self._inboxes or self._closing or self.lost:
             return False
         self._silence.listened(seconds)
-        silent = self._silence.longer_than(self._host.stage_timeout)
+        fixed = self._host.stage_timeout
+        allowed = self._patience.seconds(max(self._rows, default=0)) if fixed is None else [fixed] * self.stages
+        silent = self._silence.longer_than(allowed)
         if silent is not None:
-            self._lose(silent, f"no sign of life for {self._host.stage_timeout:.0f} s")
+            self._lose(silent, Source.STAGE, f"no sign of life for {allowed[silent]:.0f} s")
         return silent is not None
 
-    def _on_exit(self, stage: int, cause: str) -> None:
-        here = {index for index, plan in enumerate(self._plans) if not plan.host}  # whose fork server this is
-        self._gone |= self._forked & here if stage == ALL_STAGES else {stage}
-        if not self._closing and self._lost is None:
-            self._lose(stage, cause)
-            self._lost_at += CAUSE_GRACE_S
+    def _on_exit(self, stage: int, source: Source, cause: str) -> None:
+        if source is Source.PROCESS:
+            here = {index for index, plan in enumerate(self._plans) if not plan.host}  # whose fork server this is
+            self._gone |= self._forked & here if stage == ALL_STAGES else {stage}
+        if not self._closing:
+            self._lose(stage, source, cause)
 
-    def _lose(self, stage: int, cause: str, details: str = "") -> None:
-        """The first loss counts, but what a stage says of its own failure says more than its exit code."""
-        now = self._host.now()
-        if self._lost is None or now < self._lost_at:
-            self._lost = PipelineError(f"{self._who(stage)} was lost: {cause}")
-            self._lost_at = now
-            if details:
-                self._lost.add_note(details)
+    def _lose(self, stage: int, source: Source, cause: str, details: str = "") -> None:
+        error = PipelineLost(f"{self._who(stage)} was lost: {cause}")
+        if details:
+            error.add_note(details)
+        self._loss.report(source, error, self._host.now())
 
     def _who(self, stage: int) -> str:
         if not 0 <= stage < self.stages:
             return f"the pipeline of {self.stages} {self.name}s"
         return f"{self.name} {stage} ({self._plans[stage].label})"
-
-    def _raise_if_lost(self) -> None:
-        if self._lost is not None and self._host.now() >= self._lost_at:
-            raise self._lost
 
 
 def shifted(span: Span, seconds: float) -> Span:

@@ -1,11 +1,20 @@
-"""How long stages have said nothing while somebody listened."""
+"""How long stages have said nothing while somebody listened, and how long they may."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from penstock.messages import Span
 
 LOOK_EVERY: Final = 1.0
 """Seconds of listening between two looks at who has been silent."""
+LEAST_PATIENCE: Final = 10.0
+"""Seconds that every stage may be silent: some heartbeats, of which a busy host delays one or two."""
+BATCHES: Final = 5
+"""A stage may be silent for as long as so many of its slowest batches take."""
+FIRST_PATIENCE: Final = 120.0
+"""Seconds that a stage may be silent which computes, while nobody knows how long it takes."""
 
 
 class Listening:
@@ -42,7 +51,35 @@ class Silence:
     def listened(self, seconds: float) -> None:
         self._seconds = [before + seconds for before in self._seconds]
 
-    def longer_than(self, seconds: float) -> int | None:
-        """The stage that has been silent longest, if it was for longer than so many seconds."""
-        longest = max(self._seconds)
-        return self._seconds.index(longest) if longest > seconds else None
+    def longer_than(self, allowed: Sequence[float]) -> int | None:
+        """The stage that has been silent for longest of those that were for longer than they may, by stage."""
+        silent = [stage for stage, seconds in enumerate(self._seconds) if seconds > allowed[stage]]
+        return max(silent, key=self._seconds.__getitem__, default=None)
+
+
+class Patience:
+    """How long each stage may be silent: a stage says nothing while it computes a batch.
+
+    Five of its slowest batches, at least 10 seconds. Where a batch is on its way with more rows than any before, it may
+    take longer by as much as it has more.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._slowest = [0.0] * stages
+        """Seconds that a stage has computed at most."""
+        self._most_rows = 0
+        """Of a batch that has come out."""
+
+    def computed(self, spans: Sequence[Span]) -> None:
+        """A batch has come out."""
+        for span in spans:
+            self._most_rows = max(self._most_rows, span.rows)
+            if 0 <= span.stage < len(self._slowest):
+                self._slowest[span.stage] = max(self._slowest[span.stage], span.end - span.start)
+
+    def seconds(self, rows: int) -> list[float]:
+        """By stage, while a batch of so many rows is on its way; of 0 where none is."""
+        if rows and not self._most_rows:
+            return [FIRST_PATIENCE] * len(self._slowest)
+        more = max(1.0, rows / self._most_rows) if rows else 0.0
+        return [max(LEAST_PATIENCE, BATCHES * slowest * more) for slowest in self._slowest]

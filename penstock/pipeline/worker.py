@@ -16,6 +16,7 @@ from penstock.messages import (
     Frame,
     Heartbeat,
     HeartbeatAck,
+    LinkBroken,
     Loading,
     MalformedMessage,
     Message,
@@ -137,6 +138,8 @@ class Worker:
         """Take in what has come."""
         for frames in self._inbox.take():
             self._receive(frames)
+        if self._inbox.broken() and not self._stopped:
+            self._tell_engine(LinkBroken(stage=self._spec.index))
 
     def _beat(self) -> None:
         """Tell the engine that this loop goes round, unless it has not even taken in the last time."""

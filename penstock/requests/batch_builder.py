@@ -34,8 +34,8 @@ class BatchBuilder:
         this batch                       rows: c6     announces c4 c5 c6
     """
 
-    def __init__(self) -> None:
-        self.next_stream = 0
+    def __init__(self, first: int = 0) -> None:
+        self.next_stream = first
         self._told: dict[int, _StreamState] = {}
         self._closed: list[int] = []
         self._holds: dict[int, int] = {}

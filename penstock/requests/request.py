@@ -97,6 +97,8 @@ class Request:
         self.produced = 0
         self.picks: dict[int, SampledToken] = {}
         self.finished: FinishReason | None = None
+        self.losses = 0
+        """How often a stage was lost since its latest token."""
         self.error = ""
         """Why it ended without having come to its end, beginning with the field at fault."""
         self.awaits_grammar = False

@@ -109,6 +109,11 @@ class SlotPool:
             self.reserved -= BLOCK
         return block
 
+    def forget_cached(self) -> None:
+        """Free the slots of all blocks, none of which is held."""
+        while self.cache.unheld_slots:
+            self._give_back(self.cache.evict())
+
     def audit(self, committed: int, speculative: int) -> None:
         """Raise PenstockError unless the counts are those of the live requests and add up to the total.
 

@@ -67,6 +67,7 @@ class StageCore:
         self._vocab_size = vocab_size
         self.is_last = is_last
         self._cancels = Cancels()
+        self._begun = False
         self._samplings: dict[int, Sampling] = {}
         self._tapped: tuple[Features, Any] | None = None
 
@@ -95,10 +96,12 @@ class StageCore:
 
         ``hidden`` [len(batch.alive), D] belongs to the rows in ``batch.alive`` (None on the first stage). Returns the
         surviving rows (indices into the batch's rows), their hidden states, picks and candidates. Raises
-        ProtocolError when the batch does not follow the last one.
+        ProtocolError when the batch does not follow the last one. The first one may have any number: a stage may take
+        another's place.
         """
-        if batch.stream != self._cancels.next_stream:
+        if self._begun and batch.stream != self._cancels.next_stream:
             raise ProtocolError(f"batch {batch.stream} arrived where {self._cancels.next_stream} was due")
+        self._begun = True
         for request in batch.closed:
             self._samplings.pop(request, None)
         for opened in batch.opened:

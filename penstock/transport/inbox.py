@@ -49,6 +49,7 @@ class Inbox:
         self._unauthenticated: dict[int, UnauthenticatedConnection] = {}
         """By descriptor, the one that came first first."""
         self._streams: dict[int, Stream] = {}
+        self._broken: set[str] = set()
         self._woken: list[int] = []
         """The descriptors that ended the latest wait, until they have been seen to."""
 
@@ -69,6 +70,12 @@ class Inbox:
     def dismiss(self, session: str) -> None:
         """Let in nobody else of this session. Safe to call twice."""
         self._tokens.pop(session, None)
+        self._broken.discard(session)
+
+    def broken(self) -> list[str]:
+        """The admitted sessions of which a connection has ended since the last call."""
+        broken, self._broken = list(self._broken), set()
+        return broken
 
     def wait(self, until: float | None) -> bool:
         """Return when a message may have come, a watched descriptor is readable, or at ``until`` (monotonic seconds).
@@ -123,12 +130,13 @@ class Inbox:
         token = newcomer.read()
         if token is None:
             return []
-        if not any(hmac.compare_digest(token, known) for known in self._tokens.values()):
+        session = next((one for one, known in self._tokens.items() if hmac.compare_digest(token, known)), None)
+        if session is None:
             self._refuse(newcomer, newcomer.connection.fault or "it does not begin with a session's token")
             return []
         fd = newcomer.connection.socket.fileno()
         del self._unauthenticated[fd]
-        stream = self._streams[fd] = Stream(newcomer.connection)
+        stream = self._streams[fd] = Stream(newcomer.connection, session)
         return self._read(stream)
 
     def _refuse(self, newcomer: UnauthenticatedConnection, reason: str) -> None:
@@ -151,6 +159,8 @@ class Inbox:
         if stream.connection.ended:
             del self._streams[stream.connection.socket.fileno()]
             self._close(stream.connection)
+            if stream.session in self._tokens:
+                self._broken.add(stream.session)
         return messages
 
     def close(self) -> None:
@@ -194,8 +204,9 @@ class UnauthenticatedConnection:
 class Stream:
     """A connection whose sender may send messages."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, session: str) -> None:
         self.connection = connection
+        self.session = session
         self._reader = MessageReader()
 
     def read(self, chunk: memoryview) -> list[list[Frame]]:

@@ -118,7 +118,7 @@ def test_a_stage_asked_of_a_dead_fork_server_is_an_error_at_once(target: Path) -
     server_process(host.server).kill()
     host.server._thread.join()
     with pytest.raises(PipelineError, match="the fork server died"):
-        host.pipeline(plans)
+        host.begin(plans)
     host.close()
 
 

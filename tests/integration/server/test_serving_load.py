@@ -110,8 +110,8 @@ class WatchingHost(ProcessHost):
         super().__init__()
         self.watched: dict[str, Watched] = {}
 
-    def pipeline(self, plans: Sequence[StagePlan], name: str = "stage") -> Any:
-        self.watched[name] = Watched(super().pipeline(plans, name))
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> Any:
+        self.watched[name] = Watched(super().begin(plans, name))
         return self.watched[name]
 
 

@@ -1,0 +1,127 @@
+"""The processes of one engine, stages and a drafter's weights: started when it begins, and again where one is lost."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Final
+
+from penstock.core import PipelineError
+from penstock.drafters.base import Drafter
+from penstock.drafters.ngram import NgramOptions
+from penstock.drafters.options import Weights
+from penstock.emulation.cluster import take_turns
+from penstock.engine.answers import PlainAnswers
+from penstock.engine.build import drafter_parts, make_drafter, stage_plans, weights_plan
+from penstock.engine.resolve import Resolved
+from penstock.pipeline.base import Host, HostedPipeline
+from penstock.pipeline.plan import StagePlan
+
+log = logging.getLogger(__name__)
+
+MOST_DRAFTER_LOSSES: Final = 3
+WITHIN_S: Final = 60.0
+"""A drafter that is lost so often in so many seconds is not started again."""
+
+
+class EngineParts:
+    """``pipeline`` and ``drafter`` are there once ``start`` has come to its end."""
+
+    def __init__(self, setup: Resolved, host: Host) -> None:
+        self.drafter: Drafter | None = None
+        self._setup = setup
+        self._host = host
+        self._pipeline: HostedPipeline | None = None
+        self._weights: HostedPipeline | None = None
+        """The drafter's."""
+        self._lacks_drafter = setup.speculation is not None and setup.speculation.drafts
+        """Whether there is to be another drafter than there is."""
+        self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
+        self._answers = PlainAnswers()
+
+    @property
+    def pipeline(self) -> HostedPipeline:
+        assert self._pipeline is not None, "it has not been started"
+        return self._pipeline
+
+    def start_all(self) -> None:
+        """Start everything and wait for it. Raises PipelineError where a stage or the drafter cannot start."""
+        for start in (self._start_drafter, self._start_stages):
+            for due in start():
+                self._host.wait(due)
+
+    def start(self) -> Generator[float | None]:
+        """Start what there is not: see ``engine.recovery.Parts``."""
+        try:
+            yield from self._start_drafter()
+        except PipelineError as error:
+            self._do_without_drafter(str(error))
+        yield from self._start_stages()
+
+    def drop_lost(self) -> bool:
+        """End what is lost, and what cannot go on without it. Returns whether the target's stages are among that.
+
+        A learned drafter reads what the stages compute: neither can go on without what the other one knew.
+        """
+        reads_stages = self._setup.speculator is not None and self._weights is not None
+        lost_weights = self._weights is not None and self._weights.lost
+        lost_stages = self._pipeline is None or self._pipeline.lost or (lost_weights and reads_stages)
+        if self._weights is not None and (lost_weights or (lost_stages and reads_stages)):
+            self._weights.abandon()
+            self._weights = None
+            self.drafter, self._lacks_drafter = self._stand_in(), True
+        if self._pipeline is not None and lost_stages:
+            self._pipeline.abandon()
+            self._pipeline = None
+        if lost_weights:
+            self._count_drafter_loss()
+        return lost_stages
+
+    def close(self) -> None:
+        """Stop every process and wait for it. Safe to call twice."""
+        for part in (self._pipeline, self._weights):
+            if part is not None:
+                part.close()
+
+    def _start_drafter(self) -> Generator[float | None]:
+        config = self._setup.speculation
+        if config is None or not self._lacks_drafter:
+            return
+        if config.drafter_options.weights is not Weights.NONE:
+            self._weights = yield from self._begun(*weights_plan(self._setup))
+        self.drafter = make_drafter(self._setup, config, self._host, self._weights, self._answers)
+        self._lacks_drafter = False
+        if self._pipeline is not None:
+            take_turns(self._setup.cluster, self.drafter, self._pipeline)
+
+    def _start_stages(self) -> Generator[float | None]:
+        if self._pipeline is not None:
+            return
+        self._pipeline = yield from self._begun(stage_plans(self._setup, self.drafter), "stage")
+        take_turns(self._setup.cluster, self.drafter, self._pipeline)
+
+    def _begun(self, plans: Sequence[StagePlan], name: str) -> Generator[float | None, None, HostedPipeline]:
+        """A pipeline of these stages, once it has joined."""
+        pipeline = self._host.begin(plans, name)
+        try:
+            while not pipeline.joined():
+                yield pipeline.due
+        except BaseException:
+            pipeline.abandon()
+            raise
+        return pipeline
+
+    def _count_drafter_loss(self) -> None:
+        now, losses = self._host.now(), self._drafter_losses
+        losses.append(now)
+        if len(losses) == MOST_DRAFTER_LOSSES and losses[0] >= now - WITHIN_S:
+            self._do_without_drafter(f"it was lost {MOST_DRAFTER_LOSSES} times within {WITHIN_S:.0f} s")
+
+    def _do_without_drafter(self, problem: str) -> None:
+        log.warning("prompt lookup drafts from now on in the drafter's place: %s", problem)
+        self.drafter, self._lacks_drafter = self._stand_in(), False
+
+    def _stand_in(self) -> Drafter:
+        assert self._setup.speculation is not None
+        return NgramOptions().start(drafter_parts(self._setup, self._setup.speculation, self._answers))

@@ -1,0 +1,212 @@
+"""What the engine does when a stage or the drafter is lost: all requests begin anew on new stages, with their tokens.
+
+                   a stage is lost                      all have started
+      running ----------------------> stages restart ----------------------> running
+         |  ^                           |        ^
+         |  |                           '--------'  one cannot start: once more, later
+         |  | it has started
+         |  '------------------ drafter restarts; a stand-in drafts meanwhile
+         '--------------------------^
+           the drafter alone is lost
+
+A request that begins anew is one that was preempted: its text so far becomes its prompt, and the tokens that follow are
+the same, since each is a function of the text before it. Nothing here knows how stages are started: ``Parts`` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Generator
+from typing import Final, Protocol
+
+from penstock.core import PipelineError, PipelineLost
+from penstock.drafters.base import Drafter
+from penstock.pipeline.base import Clock, Pipeline
+from penstock.requests.request import Request
+
+log = logging.getLogger(__name__)
+
+MOST_LOSSES: Final = 3
+"""Losses of stages in a row without a token between them: a request that lived through so many ends, since it may be
+their cause; where none has, the engine does."""
+FIRST_DELAY: Final = 1.0
+"""Seconds before the second attempt in a row; each further one waits twice as long."""
+LONGEST_DELAY: Final = 15.0
+
+
+class Parts(Protocol):
+    """The pipeline and the drafter of an engine, and how they are started."""
+
+    @property
+    def pipeline(self) -> Pipeline: ...
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """While the drafter restarts, one that stands in for it."""
+        ...
+
+    def drop_lost(self) -> bool:
+        """End what is lost, and what cannot go on without it. Returns whether the target's stages are among that."""
+        ...
+
+    def start(self) -> Generator[float | None]:
+        """Start what there is not. Yields the moment at which it is to be asked again, unless a message comes before.
+
+        Raises PipelineError where a stage of the target cannot start; a drafter that cannot be had is done without.
+        """
+        ...
+
+
+class Requests(Protocol):
+    """What recovery asks of the engine's loop."""
+
+    tokens: int
+    """How many have come."""
+
+    @property
+    def running(self) -> list[Request]: ...
+
+    def vacate(self) -> None:
+        """Have all running requests wait, to begin anew: the stages know nothing any more."""
+        ...
+
+    def fail(self, request: Request, error: str) -> None: ...
+
+    def resume(self, pipeline: Pipeline, drafter: Drafter | None) -> None:
+        """Go on with these stages, which know nothing yet."""
+        ...
+
+    def draft_with(self, drafter: Drafter | None) -> None:
+        """Go on with another drafter, which knows nothing yet."""
+        ...
+
+
+class Recovery:
+    """Recovers from losses. A recovery that takes longer than ``timeout`` seconds ends with the loss as an error.
+
+    With a timeout of 0 every loss is one.
+    """
+
+    def __init__(self, parts: Parts, clock: Clock, timeout: float) -> None:
+        self.parts = parts
+        self.reason: str | None = None
+        """What was lost, while requests wait for stages; may be read from any thread."""
+        self.due = math.inf
+        """When ``advance`` has something to do without a message."""
+        self.recoveries = 0
+        """How often requests have waited for stages and then gone on."""
+        self.recovery_seconds = 0.0
+        """For how long they have waited."""
+        self.drafter_losses = 0
+        """How often the drafter alone was lost."""
+        self._clock = clock
+        self._timeout = timeout
+        self._attempt: Generator[float | None] | None = None
+        self._attempts = 0
+        """Without success since the loss."""
+        self._lost: PipelineLost | None = None
+        """For which requests wait."""
+        self._began_at = 0.0
+        self._losses = 0
+        """In a row."""
+        self._tokens = -1
+        """That had come by the latest loss."""
+
+    def begin(self, loop: Requests, lost: PipelineLost) -> None:
+        """Something is lost. Raises it where there is to be no recovery."""
+        if not self._timeout:
+            raise lost
+        self._stop_attempt()
+        if self.parts.drop_lost():
+            log.warning("%s; restarting, %d requests wait", lost, len(loop.running))
+            self._count(loop, lost)
+            loop.vacate()
+            self._lost, self.reason = lost, str(lost)
+        else:
+            log.warning("%s; restarting it, requests go on meanwhile", lost)
+            self.drafter_losses += 1
+            loop.draft_with(self.parts.drafter)
+        self._began_at = self._clock.now()
+        self._attempts = 0
+        self.due = self._began_at + delay(self._losses - 1 if self._lost else 0)
+
+    def advance(self, loop: Requests) -> bool:
+        """Go on with what has begun. Returns whether there are stages that requests can run on."""
+        if self.due < math.inf:
+            self._advance(loop)
+        return self._lost is None
+
+    def stop(self) -> None:
+        """Nothing is to be started any more."""
+        self._stop_attempt()
+        self.due = math.inf
+
+    @property
+    def seconds(self) -> float:
+        """Since the loss for which requests wait."""
+        return self._clock.now() - self._began_at
+
+    def _advance(self, loop: Requests) -> None:
+        if self._lost is not None and self.seconds > self._timeout:
+            self._give_up(self._lost, "its replacement has not started")
+        if self._attempt is None:
+            if self._clock.now() < self.due:
+                return
+            self._attempt = self.parts.start()
+        try:
+            due = next(self._attempt)
+        except StopIteration:
+            self._finish(loop)
+        except PipelineError as error:
+            self._attempt = None
+            self._attempts += 1
+            self._retry(error)
+        else:
+            latest = self._began_at + self._timeout if self._lost is not None else math.inf
+            self.due = latest if due is None else min(due, latest)
+
+    def _retry(self, error: PipelineError) -> None:
+        assert self._lost is not None, "a drafter that cannot be had is done without"
+        again = self._clock.now() + delay(self._attempts)
+        if again - self._began_at > self._timeout:
+            self._give_up(self._lost, str(error))
+        log.warning("the restart has failed: %s; trying again in %.0f s", error, delay(self._attempts))
+        self.due = again
+
+    def _finish(self, loop: Requests) -> None:
+        self._attempt, self.due = None, math.inf
+        lost, self._lost = self._lost, None
+        if lost is None:
+            loop.draft_with(self.parts.drafter)
+        else:
+            self.recoveries += 1
+            self.recovery_seconds += self.seconds
+            log.warning("recovered after %.1f s", self.seconds)
+            loop.resume(self.parts.pipeline, self.parts.drafter)
+        self.reason = None
+
+    def _give_up(self, lost: PipelineLost, problem: str) -> None:
+        raise PipelineError(f"{lost}; no recovery within {self._timeout:.0f} s: {problem}") from lost
+
+    def _count(self, loop: Requests, lost: PipelineLost) -> None:
+        """Count the loss against the requests that ran, and against the stages. Raises it where it is one too many."""
+        self._losses = 1 if loop.tokens > self._tokens else self._losses + 1
+        self._tokens = loop.tokens
+        for request in loop.running:
+            request.losses += 1
+        suspects = [request for request in loop.running if request.losses >= MOST_LOSSES]
+        for request in suspects:
+            loop.fail(request, f"{MOST_LOSSES} times in a row a stage was lost before its next token: {lost}")
+        if self._losses >= MOST_LOSSES and not suspects:
+            raise PipelineError(f"{lost}; {MOST_LOSSES} losses in a row without a token between them") from lost
+
+    def _stop_attempt(self) -> None:
+        if self._attempt is not None:
+            self._attempt.close()
+            self._attempt = None
+
+
+def delay(failures: int) -> float:
+    """Seconds before the next attempt after so many in a row that came to nothing."""
+    return 0.0 if failures <= 0 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (failures - 1))

@@ -1,0 +1,42 @@
+"""Which loss of a pipeline's counts where several are reported, and from when on."""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import Final
+
+from penstock.core import PipelineLost
+
+CAUSE_GRACE_S: Final = 0.5
+"""Seconds that a report may take to arrive which says more of the cause."""
+
+
+class Source(IntEnum):
+    """Who reports a loss: the higher, the more it says of the cause."""
+
+    CONNECTION = 0
+    """Whoever had a connection with the stage: it has ended."""
+    PROCESS = 1
+    """Whoever forked the stage: its process has ended."""
+    STAGE = 2
+    """The stage itself, or who has waited for it in vain. Nothing says more."""
+
+
+class Loss:
+    """The first report counts, unless one that says more follows within its grace."""
+
+    def __init__(self) -> None:
+        self.error: PipelineLost | None = None
+        self.at = math.inf
+        """When it is to be told: by then nothing can change it."""
+        self._source = Source.CONNECTION
+
+    def report(self, source: Source, error: PipelineLost, now: float) -> None:
+        if self.error is None or (source > self._source and now < self.at):
+            self.error, self._source = error, source
+            self.at = now if source is Source.STAGE else now + CAUSE_GRACE_S
+
+    def raise_if_due(self, now: float) -> None:
+        if self.error is not None and now >= self.at:
+            raise self.error
