@@ -62,8 +62,12 @@ class QueueFull(RequestError):
     """
 
 
+class Recovering(QueueFull):
+    """As many requests wait as may while the engine replaces a stage that was lost. Try again later."""
+
+
 class PipelineError(PenstockError, RuntimeError):
-    """A stage or the drafter was lost, or the engine is closed. Names the stage and the cause.
+    """A stage was lost and could not be replaced in time, or the engine is closed. Names the stage and the cause.
 
     Every request that was under way is lost with it, and the engine takes no more: make a new one.
     ``LLM.stream`` has an example.

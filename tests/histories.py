@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter, DraftRequest
@@ -129,7 +130,10 @@ class Preempted(Observer):
 
 @dataclass
 class History:
-    """One random engine with its requests."""
+    """One random engine with its requests. Its pipelines are of the kinds named here."""
+
+    target_kind: ClassVar[type[UnrulyPipeline]] = UnrulyPipeline
+    drafter_kind: ClassVar[type[InProcessPipeline]] = InProcessPipeline
 
     rng: random.Random
     vocabulary: int = 4
@@ -147,12 +151,8 @@ class History:
         self.layers = [HashLayers(stage, self.pool.total, self.vocabulary) for stage in range(self.stages)]
         self.reads: list[int] = []
         self.drafter = self._drafter()
-        inner = self.drafter.inner
-        reader = inner.pipeline if isinstance(inner, LearnedDrafter) else None
-        drivers = self._drivers(self.layers, self.reads)
-        pipeline = UnrulyPipeline(rng, drivers, self.clock, self._line(), reader)  # type: ignore[arg-type]
-        if self.pool.total % 2:  # no draw of its own, which would make another history of every seed
-            self.drafter.share(DeviceTurns(pipeline, self.pool.total % self.stages))
+        pipeline = self._pipeline(self.drafter)
+        self._share_device(self.drafter, pipeline)
         scheduler = Scheduler(self.pool, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
         scheduler.growth = rng.choice([1, 4, 64])
         self.contended = self.pool.total % 3 == 0  # as above
@@ -160,6 +160,17 @@ class History:
         self.shared = [rng.randrange(self.vocabulary) for _ in range(rng.choice([0, 20, 60]))]
         self.loop.observers.append(Preempted(self.preempted))
         self.requests = [self._request(number) for number in range(rng.randint(1, 5))]
+
+    def _pipeline(self, drafter: EmulatedDrafter) -> UnrulyPipeline:
+        """Over ``layers``; what a learned drafter reads is sent to it."""
+        inner = drafter.inner
+        reader = inner.pipeline if isinstance(inner, LearnedDrafter) else None
+        drivers = self._drivers(self.layers, self.reads)
+        return self.target_kind(self.rng, drivers, self.clock, self._line(), reader)  # type: ignore[arg-type]
+
+    def _share_device(self, drafter: EmulatedDrafter, pipeline: UnrulyPipeline) -> None:
+        if self.pool.total % 2:  # no draw of its own, which would make another history of every seed
+            drafter.share(DeviceTurns(pipeline, self.pool.total % self.stages))
 
     def _line(self) -> LinkModel:
         return LinkModel(RandomTiming(self.rng, 0.2))  # type: ignore[arg-type]
@@ -187,7 +198,7 @@ class History:
             inner = NgramDrafter(3, 1)
         elif kind == "learned":
             self.reads = sorted(rng.sample(range(self.stages), rng.randint(1, min(3, self.stages))))
-            drafting = InProcessPipeline(
+            drafting = self.drafter_kind(
                 self._drivers([HashReader(self.pool.total, self.vocabulary, self.reads, rng.random() < 0.4)]),
                 self.clock,
             )
@@ -195,11 +206,11 @@ class History:
         elif kind == "spd":
             levels = [tuple(rng.sample(range(k), rng.randint(0, k))) for k in range(self.stages + 1)]
             self.reads = sorted({stage for level in levels for stage in level})
-            drafting = InProcessPipeline(self._drivers([HashSpd(self.pool.total, self.vocabulary, levels)]), self.clock)
+            drafting = self.drafter_kind(self._drivers([HashSpd(self.pool.total, self.vocabulary, levels)]), self.clock)
             inner = SpdDrafter(drafting, rng.choice([2, 8, 64]), self._depths(levels))
         else:
             layers = [HashLayers(0, self.pool.total, self.vocabulary)]
-            drafting = InProcessPipeline(self._drivers(layers), self.clock)
+            drafting = self.drafter_kind(self._drivers(layers), self.clock)
             inner = SmallModelDrafter(drafting, chunk=rng.choice([2, 8, 64]))
         timing = RandomTiming(rng, rng.choice([0.1, 1.0, 5.0]))
         return EmulatedDrafter(inner, timing, None, self.clock)  # type: ignore[arg-type]
@@ -302,11 +313,11 @@ class History:
                     assert layers.kv[slots[p]] == expected[stage][p], f"stage {stage} position {p}"
 
 
-def run_many(count: int, first_seed: int = 0) -> None:
+def run_many(count: int, first_seed: int = 0, kind: type[History] = History) -> None:
     started = time.monotonic()
     for seed in range(first_seed, first_seed + count):
         try:
-            History(random.Random(seed)).run()
+            kind(random.Random(seed)).run()
         except Exception as error:
             raise AssertionError(f"history {seed} failed") from error
     print(f"{count} histories from seed {first_seed}: all right, {time.monotonic() - started:.1f} s")

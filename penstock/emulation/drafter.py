@@ -39,8 +39,12 @@ class EmulatedDrafter:
         self._turn: DeviceReserved | None = None
 
     def share(self, turns: DeviceTurns) -> None:
-        """From now on the drafter's passes and the batches of a stage take turns on one device."""
+        """From now on the drafter's passes and the batches of a stage take turns on one device.
+
+        A pass that waits for its turn on another device, which has been lost, begins now.
+        """
         self._turns = turns
+        self._begins_at = min(self._begins_at, self._clock.now())
 
     @property
     def busy(self) -> bool:

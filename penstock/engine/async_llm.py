@@ -17,6 +17,7 @@ from penstock.core import (
     ConfigError,
     PipelineError,
     QueueFull,
+    Recovering,
     RequestError,
     RequestOutput,
     SamplingParams,
@@ -157,6 +158,9 @@ class AsyncLLM:
             raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
         waiting = sum(not stream.started for stream in self._streams.values())
         if self._max_queue is not None and waiting >= self._max_queue:
+            lost = self.stats().recovering
+            if lost is not None:
+                raise Recovering(f"{waiting} requests wait, as many as may, while the engine recovers: {lost}")
             raise QueueFull(f"{waiting} requests wait already, as many as may: try again later")
         return self._queue(name, job)
 
@@ -250,11 +254,14 @@ class AsyncLLM:
     async def check_health(self, timeout: float = HEALTH_TIMEOUT) -> None:
         """Return if a token can be generated: one has come within ``timeout`` seconds, or comes now.
 
-        Raises PipelineError naming the stage that is silent, or saying why the engine has ended.
+        Also while the engine replaces what was lost (``stats().recovering``): requests are taken, and wait. Raises
+        PipelineError naming the stage that is silent, or saying why the engine has ended.
         """
         self._raise_if_ended()
         self._enter()
         stats = self.stats()
+        if stats.recovering is not None:
+            return
         silent = [i for i, heard in enumerate(stats.stage_heard_seconds_ago) if heard > timeout]
         if silent:
             heard = stats.stage_heard_seconds_ago[silent[0]]
@@ -264,7 +271,8 @@ class AsyncLLM:
         try:
             await asyncio.wait_for(self._probe(), timeout)
         except TimeoutError:
-            raise PipelineError(f"no token came within {timeout:.0f} s") from None
+            if self.stats().recovering is None:
+                raise PipelineError(f"no token came within {timeout:.0f} s") from None
 
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer. Raises RequestError if there is none."""

@@ -148,7 +148,7 @@ class Recovery:
         return self._clock.now() - self._began_at
 
     def _advance(self, loop: Requests) -> None:
-        if self._lost is not None and self.seconds > self._timeout:
+        if self._lost is not None and self.seconds >= self._timeout:
             self._give_up(self._lost, "its replacement has not started")
         if self._attempt is None:
             if self._clock.now() < self.due:

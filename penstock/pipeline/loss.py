@@ -8,9 +8,6 @@ from typing import Final
 
 from penstock.core import PipelineLost
 
-CAUSE_GRACE_S: Final = 0.5
-"""Seconds that a report may take to arrive which says more of the cause."""
-
 
 class Source(IntEnum):
     """Who reports a loss: the higher, the more it says of the cause."""
@@ -21,6 +18,11 @@ class Source(IntEnum):
     """Whoever forked the stage: its process has ended."""
     STAGE = 2
     """The stage itself, or who has waited for it in vain. Nothing says more."""
+
+
+GRACE_S: Final = {Source.CONNECTION: 1.5, Source.PROCESS: 0.5, Source.STAGE: 0.0}
+"""Seconds that a report may take to arrive which says more of the cause. A connection's end is most often that of the
+process behind it, which may be another pipeline's."""
 
 
 class Loss:
@@ -35,7 +37,7 @@ class Loss:
     def report(self, source: Source, error: PipelineLost, now: float) -> None:
         if self.error is None or (source > self._source and now < self.at):
             self.error, self._source = error, source
-            self.at = now if source is Source.STAGE else now + CAUSE_GRACE_S
+            self.at = now + GRACE_S[source]
 
     def raise_if_due(self, now: float) -> None:
         if self.error is not None and now >= self.at:

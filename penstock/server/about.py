@@ -22,9 +22,10 @@ class StageHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """``ok``: a token was generated just now, or can be. ``draining``: the server is being stopped."""
+    """``ok``: a token was generated just now, or can be. ``recovering``: what was lost is being replaced, and requests
+    wait meanwhile. ``draining``: the server is being stopped."""
 
-    status: Literal["ok", "draining", "unavailable"]
+    status: Literal["ok", "recovering", "draining", "unavailable"]
     reason: str | None
     stages: list[StageHealth]
     last_step_seconds_ago: float | None
@@ -39,9 +40,9 @@ def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIR
 
     @routes.get("/health", response_model=Health, responses={503: {"model": Health}})
     async def health() -> Response:
-        """200 only if a token can be generated end to end."""
+        """200 if a token can be generated end to end, and while a lost stage is being replaced."""
         found = await health_of(llm, gate)
-        return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503)
+        return JSONResponse(found.model_dump(), 200 if found.status in ("ok", "recovering") else 503)
 
     @routes.get("/metrics", response_class=Response, responses={200: METRICS, **error_responses(401)})
     async def metrics() -> Response:
@@ -59,15 +60,17 @@ METRICS = {"description": "Prometheus' text format.", "content": {"text/plain": 
 
 
 async def health_of(llm: AsyncLLM, gate: Gate) -> Health:
-    status: Literal["ok", "draining", "unavailable"] = "ok"
+    status: Literal["ok", "recovering", "draining", "unavailable"] = "ok"
     reason = None
     try:
         await llm.check_health()
     except PenstockError as error:
         status, reason = "unavailable", str(error)
+    stats = llm.stats()
+    if stats.recovering is not None:
+        status, reason = "recovering", stats.recovering
     if gate.draining:
         status, reason = "draining", "the server is shutting down"
-    stats = llm.stats()
     stages = [
         StageHealth(stage=number, heard_seconds_ago=seconds)
         for number, seconds in enumerate(stats.stage_heard_seconds_ago)

@@ -36,6 +36,9 @@ COUNTERS: Final = {
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Of these, tokens that were there."),
     "num_preemptions": ("preemptions", "Requests that gave their slots up and were computed again."),
+    "recoveries": ("recoveries", "Times that requests waited for the replacement of a lost stage, and went on."),
+    "recovery_seconds": ("recovery_seconds", "How long they waited."),
+    "drafter_losses": ("drafter_losses", "Times that the drafter was lost while requests went on."),
     "spec_decode_num_drafts": ("drafts", "Trees that were drafted."),
     "spec_decode_num_draft_tokens": ("draft_tokens", "Drafted tokens."),
     "spec_decode_num_accepted_tokens": ("accepted_tokens", "Drafted tokens that became part of a text."),
@@ -100,6 +103,8 @@ class EngineCollector(Collector):
         used = stats.kv_used / stats.kv_slots if stats.kv_slots else 0.0
         yield self._gauge("kv_cache_usage_perc", "Share of the KV slots that is in use (1 is all).", used)
         yield self._gauge("engine_up", "0 once the engine has ended.", float(stats.ended is None))
+        recovering = float(stats.recovering is not None)
+        yield self._gauge("engine_recovering", "1 while a lost stage is being replaced.", recovering)
         if stats.last_step_seconds_ago is not None:
             yield self._gauge("last_step_age_seconds", "Since the engine's last step.", stats.last_step_seconds_ago)
         for name, (field, text) in COUNTERS.items():

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from penstock.core import ConfigError, PipelineError, QueueFull, RequestError
+from penstock.core import ConfigError, PipelineError, QueueFull, Recovering, RequestError
 
 RETRY_SECONDS: Final = 2
 """What Retry-After says where the server is only busy."""
@@ -95,6 +95,8 @@ def api_error(error: Exception, fields: Sequence[str] = (), names: Mapping[str, 
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, Recovering):
+        return busy(str(error), "recovering")
     if isinstance(error, QueueFull):
         return busy(str(error), "queue_full", 429)
     if isinstance(error, RequestError | ConfigError):

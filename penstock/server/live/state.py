@@ -135,6 +135,11 @@ class LiveState(Observer):
             self._note(at)
             self._batches.dropped(request.number)
 
+    def vacated(self, at: float) -> None:
+        with self._lock:
+            self._note(at)
+            self._batches.clear()
+
     def submitted(self, batch: Batch, at: float) -> None:
         if self._watchers:
             with self._lock:

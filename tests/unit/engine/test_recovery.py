@@ -1,0 +1,257 @@
+"""What is lost is replaced, in time or not at all; ``python -m tests.losses 10000`` runs more of the histories."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Generator, Iterator
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core import FinishReason, PipelineError, PipelineLost
+from penstock.drafters.base import Drafter
+from penstock.drafters.ngram import NgramDrafter
+from penstock.engine.loop import EngineLoop, Observer
+from penstock.engine.recovery import FIRST_DELAY, LONGEST_DELAY, MOST_LOSSES, Recovery, delay
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.stats import Counters
+from penstock.messages import Sampling
+from penstock.pipeline.clock import VirtualClock
+from penstock.requests.request import Request
+from penstock.requests.slots import SlotPool
+from penstock.stage.core import StageCore
+from penstock.stage.driver import StageDriver
+from penstock.strategies.autoregressive import Autoregressive
+from tests.hash_model import HashLayers, plain_decode
+from tests.histories import Collected
+from tests.losses import Breakable, LossyHistory
+
+TIMEOUT: Final = 100.0
+PROMPT: Final = [1, 2, 3]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """The log of many losses would be all that a failure shows."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_numbered_histories_with_losses(block: int) -> None:
+    losses = 0
+    for seed in range(block * 10, block * 10 + 10):
+        history = LossyHistory(random.Random(seed))
+        history.run()
+        losses += history.losses
+    assert losses > 5
+
+
+@settings(max_examples=25)
+@given(st.randoms(use_true_random=False))
+def test_any_history_with_losses(rng: random.Random) -> None:
+    LossyHistory(rng).run()
+
+
+class Stages:
+    """Two stages that can be broken. ``takes`` seconds to start each time, then as many failures as are left."""
+
+    def __init__(self, takes: float = 2.0, failures: int = 0) -> None:
+        self.clock = VirtualClock()
+        self.pool = SlotPool(60, 0)
+        self.drafter: Drafter | None = None
+        self.takes = takes
+        self.failures = failures
+        self.started: list[float] = []
+        self.abandoned = 0
+        self.pipeline = self._new()
+        self.loop = EngineLoop(self.pipeline, None, Scheduler(self.pool, 8, 2, 60), self.clock)
+        self.loop.recovery = self.recovery = Recovery(self, self.clock, TIMEOUT)
+
+    def _new(self) -> Breakable:
+        layers = [HashLayers(stage, self.pool.total, 8) for stage in range(2)]
+        cores = [StageCore(one, self.pool.total, stage == 1) for stage, one in enumerate(layers)]
+        return Breakable([StageDriver(stage, core, self.clock.now) for stage, core in enumerate(cores)], self.clock)
+
+    def drop_lost(self) -> bool:
+        return self.pipeline.lost
+
+    def start(self) -> Generator[float | None]:
+        self.started.append(self.clock.now())
+        until = self.clock.now() + self.takes
+        try:
+            while self.clock.now() < until:
+                yield until
+        except GeneratorExit:
+            self.abandoned += 1
+            raise
+        if self.failures:
+            self.failures -= 1
+            raise PipelineError("no memory")
+        self.pipeline = self._new()
+
+    def add(self, number: int = 0, tokens: int = 12) -> Request:
+        request = Request(number, PROMPT, Sampling(seed=3), tokens, frozenset(), Autoregressive(), Collected())
+        self.loop.add(request)
+        return request
+
+    def run(self) -> None:
+        while self.loop.busy:
+            self.loop.step()
+        self.loop.audit()
+
+    def run_broken(self) -> None:
+        """Whatever starts breaks at once."""
+        while True:
+            self.pipeline.broken = self.recovery.reason is None
+            self.loop.step()
+
+    def break_after(self, tokens: int) -> None:
+        while self.loop.tokens < tokens:
+            self.loop.step()
+        self.pipeline.broken = True
+
+
+def tokens_of(request: Request) -> list[int]:
+    assert isinstance(request.output, Collected)
+    return request.output.tokens
+
+
+def expected(tokens: int = 12) -> list[int]:
+    return plain_decode(PROMPT, 2, 8, 3, tokens, frozenset())
+
+
+def test_requests_go_on_with_the_same_tokens() -> None:
+    stages = Stages()
+    requests = [stages.add(0), stages.add(1)]
+    stages.break_after(5)
+    stages.run()
+    assert [tokens_of(request) for request in requests] == [expected()] * 2
+    assert (stages.recovery.recoveries, stages.recovery.recovery_seconds) == (1, 2.0)
+
+
+def test_what_comes_meanwhile_waits_and_what_leaves_meanwhile_leaves() -> None:
+    stages = Stages()
+    stays, leaves = stages.add(0), stages.add(1)
+    stages.break_after(4)
+    stages.loop.step()
+    assert stages.recovery.reason == "a stage was lost: by chance"
+    assert not stages.loop.scheduler.running
+    comes = stages.add(2)
+    stages.loop.abort(leaves)
+    stages.run()
+    assert [tokens_of(stays), tokens_of(comes)] == [expected()] * 2
+    assert leaves.finished is FinishReason.ABORT
+    assert stages.recovery.reason is None
+
+
+def test_a_stage_that_cannot_start_is_tried_again_ever_later() -> None:
+    stages = Stages(takes=1.0, failures=3)
+    request = stages.add()
+    stages.break_after(3)
+    at = stages.clock.now()
+    stages.run()
+    assert [moment - at for moment in stages.started] == [0.0, 2.0, 5.0, 10.0]
+    assert tokens_of(request) == expected()
+    assert [delay(failures) for failures in (0, 1, 2, 99)] == [0.0, FIRST_DELAY, 2 * FIRST_DELAY, LONGEST_DELAY]
+
+
+@pytest.mark.parametrize(("takes", "failures"), [(1.0, 1000), (1e6, 0)], ids=["fails", "hangs"])
+def test_a_recovery_that_takes_too_long_ends_with_the_loss(takes: float, failures: int) -> None:
+    stages = Stages(takes, failures)
+    request = stages.add()
+    stages.break_after(3)
+    at = stages.clock.now()
+    with pytest.raises(PipelineError, match=r"a stage was lost: by chance; no recovery within 100 s"):
+        stages.run()
+    assert request.finished is FinishReason.ERROR
+    assert tokens_of(request) == expected()[:3]
+    assert stages.clock.now() - at <= TIMEOUT
+    with pytest.raises(PipelineError, match="takes no more requests"):
+        stages.add(1)
+
+
+def test_without_a_timeout_every_loss_is_an_error() -> None:
+    stages = Stages()
+    stages.loop.recovery = Recovery(stages, stages.clock, 0.0)
+    stages.add()
+    stages.break_after(3)
+    with pytest.raises(PipelineLost, match="by chance"):
+        stages.run()
+    assert not stages.started
+
+
+def test_an_engine_that_ends_starts_nothing_any_more() -> None:
+    stages = Stages()
+    stages.add()
+    stages.break_after(3)
+    stages.loop.step()
+    stages.loop.step()
+    stages.loop.end()
+    assert stages.abandoned == 1
+
+
+class Fatal(Observer):
+    """Breaks a stage whenever a request's rows enter."""
+
+    def __init__(self, stages: Stages, number: int) -> None:
+        self.stages, self.number = stages, number
+
+    def submitted(self, batch: Any, at: float) -> None:
+        if self.number in batch.rows.requests:
+            self.stages.pipeline.broken = True
+
+
+def test_a_request_that_kills_its_stages_ends_and_the_others_go_on() -> None:
+    stages = Stages()
+    other = stages.add(0)
+    stages.break_after(1)
+    fatal = stages.add(1)
+    stages.loop.observers.append(Fatal(stages, 1))
+    stages.run()
+    assert fatal.finished is FinishReason.ERROR
+    assert fatal.error == f"{MOST_LOSSES} times in a row a stage was lost before its next token: " + str(
+        PipelineLost("a stage was lost: by chance")
+    )
+    assert tokens_of(other) == expected()
+
+
+def test_stages_that_are_lost_without_any_request_end_the_engine_at_last() -> None:
+    stages = Stages()
+    with pytest.raises(PipelineError, match=f"{MOST_LOSSES} losses in a row without a token"):
+        stages.run_broken()
+    assert len(stages.started) == MOST_LOSSES - 1
+
+
+def test_counters_say_what_is_lost_and_how_long_requests_waited() -> None:
+    stages = Stages()
+    counters = Counters(stages.loop)
+    stages.loop.observers.append(counters)
+    stages.add()
+    stages.break_after(3)
+    stages.loop.step()
+    now = counters.stats()
+    assert (now.recovering, now.batches_in_flight, now.running, now.waiting) == ("a stage was lost: by chance", 0, 0, 1)
+    stages.run()
+    then = counters.stats()
+    assert (then.recovering, then.recoveries, then.recovery_seconds, then.drafter_losses) == (None, 1, 2.0, 0)
+    assert then.preemptions == 1
+
+
+def test_a_lost_drafter_is_replaced_while_requests_go_on() -> None:
+    class LostDrafter(NgramDrafter):
+        def poll(self) -> Any:
+            raise PipelineLost("the drafter was lost")
+
+    stages = Stages()
+    request = stages.add()
+    stages.break_after(0)
+    stages.pipeline.broken = False
+    stages.drafter, stages.loop.drafter = NgramDrafter(3, 1), LostDrafter(3, 1)
+    stages.run()
+    assert tokens_of(request) == expected()
+    assert (stages.recovery.drafter_losses, stages.recovery.recoveries) == (1, 0)
