@@ -8,13 +8,14 @@ from itertools import pairwise
 from penstock.drafters.base import Drafter
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.options import DrafterParts, Weights
-from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations
+from penstock.dtypes import DTYPE_BYTES
+from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations, take_turns
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.recovery import Parts, Recovery
 from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Scheduler
-from penstock.pipeline.base import Clock, Pipeline
+from penstock.pipeline.base import Clock, Pipeline, SideChannel
 from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.requests.slots import SlotPool
 from penstock.speculation import SpeculativeConfig
@@ -45,6 +46,11 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
     ]
 
 
+def share_device(setup: Resolved, drafter: Drafter | None, pipeline: SideChannel) -> None:
+    """Have the drafter and a stage take turns on one modelled device, if the cluster places it there."""
+    take_turns(setup.cluster, drafter, pipeline)
+
+
 def taps(setup: Resolved, drafter: LearnedDrafter | None) -> list[TapSpec | None]:
     """What each stage sends a learned drafter."""
     if drafter is None:
@@ -65,6 +71,19 @@ def tapped_layers(layers: Sequence[tuple[int, int]], reads: Sequence[int]) -> li
     for state in set(reads) - owners.keys():
         owners[state] = next(i for i, (first, last) in enumerate(layers) if state == 0 or first < state <= last)
     return [tuple(state for state in sorted(owners) if owners[state] == stage) for stage in range(len(layers))]
+
+
+def feature_bytes(setup: Resolved) -> list[float]:
+    """Bytes that each stage sends the drafter for a row, without headers; those of the emulated model where one is.
+
+    0 throughout where nobody reads features.
+    """
+    if setup.speculator is None:
+        return [0.0] * setup.stages
+    state = float(setup.checkpoint.hidden_size * DTYPE_BYTES[setup.options.dtype])
+    if setup.cluster is not None and setup.cluster.as_model is not None:
+        state = setup.cluster.as_model.row_bytes
+    return [len(layers) * state for layers in tapped_layers(setup.layers, setup.speculator.reads)]
 
 
 def make_drafter(

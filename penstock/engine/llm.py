@@ -18,8 +18,8 @@ from penstock.engine.empty import warn_of_empty_answers
 from penstock.engine.job import Job, Prompt, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions
-from penstock.engine.parts import EngineParts
 from penstock.engine.places.opening import open_host, resolve_on
+from penstock.engine.places.parts import EngineParts
 from penstock.engine.resolve import Resolved, check_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
 from penstock.pipeline.base import Host

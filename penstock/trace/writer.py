@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from penstock.drafters.base import Draft, Drafter
+from penstock.engine.build import feature_bytes
 from penstock.engine.commit import Advance
-from penstock.engine.features import feature_bytes
 from penstock.engine.loop import Observer
 from penstock.estimates.draft_timing import DraftTiming
 from penstock.hosts.cores import usable_cores

@@ -17,7 +17,7 @@ from penstock.bench.measure.timeline import Timeline, timeline_of
 from penstock.cluster import link_timings
 from penstock.core import RequestOutput, SamplingParams
 from penstock.emulation.priority import ENGINE, keeping_time
-from penstock.engine.features import feature_bytes
+from penstock.engine.build import feature_bytes
 from penstock.engine.loop import Observer
 from penstock.estimates.estimates import Estimates
 from penstock.speculation import SpeculativeConfig

@@ -15,7 +15,7 @@ from penstock.bench.measure.decode import decode
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.load import with_drafter_on
 from penstock.config import FieldError
-from penstock.engine.features import feature_bytes
+from penstock.engine.build import feature_bytes
 from penstock.models.checkpoint import open_checkpoint
 from penstock.trace import trace_writer
 from penstock.trace.reader import read_trace

@@ -113,12 +113,19 @@ def test_a_cancel_holds_until_its_number_has_passed() -> None:
 
 @pytest.mark.parametrize("stream", [1, 5, -1])
 def test_batches_come_in_stream_order(stream: int) -> None:
-    with pytest.raises(ProtocolError, match=f"batch {stream} arrived where 0 was due"):
-        core().process(batch(stream, Rows()), None)
     stage = core()
     stage.process(opening(), None)
-    with pytest.raises(ProtocolError, match="batch 0 arrived where 1 was due"):
-        stage.process(opening(), None)
+    for wrong in (0, stream + 1):
+        with pytest.raises(ProtocolError, match=f"batch {wrong} arrived where 1 was due"):
+            stage.process(batch(wrong, Rows()), None)
+
+
+def test_a_stage_that_takes_anothers_place_goes_on_where_that_one_was() -> None:
+    stage = core()
+    assert stage.process(batch(7, Rows()), None)[0] == []
+    assert stage.process(batch(8, Rows()), None)[0] == []
+    with pytest.raises(ProtocolError, match="batch 8 arrived where 9 was due"):
+        stage.process(batch(8, Rows()), None)
 
 
 def test_each_row_is_picked_with_its_own_requests_sampling() -> None:

@@ -11,9 +11,8 @@ from penstock.core import PipelineError
 from penstock.drafters.base import Drafter
 from penstock.drafters.ngram import NgramOptions
 from penstock.drafters.options import Weights
-from penstock.emulation.cluster import take_turns
 from penstock.engine.answers import PlainAnswers
-from penstock.engine.build import drafter_parts, make_drafter, stage_plans, weights_plan
+from penstock.engine.build import drafter_parts, make_drafter, share_device, stage_plans, weights_plan
 from penstock.engine.resolve import Resolved
 from penstock.pipeline.base import Host, HostedPipeline
 from penstock.pipeline.plan import StagePlan
@@ -93,13 +92,13 @@ class EngineParts:
         self.drafter = make_drafter(self._setup, config, self._host, self._weights, self._answers)
         self._lacks_drafter = False
         if self._pipeline is not None:
-            take_turns(self._setup.cluster, self.drafter, self._pipeline)
+            share_device(self._setup, self.drafter, self._pipeline)
 
     def _start_stages(self) -> Generator[float | None]:
         if self._pipeline is not None:
             return
         self._pipeline = yield from self._begun(stage_plans(self._setup, self.drafter), "stage")
-        take_turns(self._setup.cluster, self.drafter, self._pipeline)
+        share_device(self._setup, self.drafter, self._pipeline)
 
     def _begun(self, plans: Sequence[StagePlan], name: str) -> Generator[float | None, None, HostedPipeline]:
         """A pipeline of these stages, once it has joined."""
