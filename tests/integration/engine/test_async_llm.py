@@ -328,12 +328,17 @@ def test_a_grammar_is_compiled_on_another_thread(engine: AsyncLLM, monkeypatch: 
     assert threading.get_ident() not in compiled
 
 
+NO_RECOVERY: dict[str, Any] = {"stage_timeout": 5.0, "recovery_timeout": 0.0}
+
+
 @pytest.mark.parametrize(
     ("lose", "why"), [(psutil.Process.kill, "SIGKILL"), (psutil.Process.suspend, "no sign of life for 5 s")]
 )
 def test_a_lost_stage_ends_every_request_and_says_why(lose: Callable[[psutil.Process], None], why: str) -> None:
     async def run() -> None:
-        llm = AsyncLLM("demo", pipeline_parallel_size=2, speculative_config=None, stage_timeout=5.0)
+        llm = AsyncLLM(
+            "demo", pipeline_parallel_size=2, speculative_config=None, stage_timeout=5.0, recovery_timeout=0.0
+        )
         try:
             streams = [llm.submit(prompt, params(0, tokens=1000)) for prompt in PROMPTS]
             await anext(streams[0])
@@ -355,7 +360,9 @@ def test_a_lost_stage_ends_every_request_and_says_why(lose: Callable[[psutil.Pro
 
 def test_an_idle_engine_misses_a_stopped_stage_too() -> None:
     async def run() -> None:
-        llm = AsyncLLM("demo", pipeline_parallel_size=2, speculative_config=None, stage_timeout=5.0)
+        llm = AsyncLLM(
+            "demo", pipeline_parallel_size=2, speculative_config=None, stage_timeout=5.0, recovery_timeout=0.0
+        )
         try:
             await collect(llm, PROMPTS[0], params(0))
             descendants(os.getpid())[-1].suspend()

@@ -122,7 +122,7 @@ def test_nothing_is_left_of_a_head_that_is_killed(target: Path, pair: list[Worke
 def test_a_worker_that_is_killed_is_named(target: Path, pair: list[Worker], keys: Path) -> None:
     with (
         workers(1, keys) as (third,),
-        LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm,
+        LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys), recovery_timeout=0.0) as llm,
     ):
         (stage,) = third.stages()
         stream = llm.stream("x", SamplingParams(max_tokens=200, ignore_eos=True))

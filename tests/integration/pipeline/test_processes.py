@@ -55,7 +55,8 @@ ENDLESS = SamplingParams(temperature=0.0, max_tokens=490, ignore_eos=True)
 
 
 def start(model: Path, stages: int = 3, **options: Any) -> LLM:
-    plain = {"speculative_config": None}
+    """Plain decoding, without recovery: a loss is an error that says what was lost, and why."""
+    plain = {"speculative_config": None, "recovery_timeout": 0.0}
     return LLM(str(model), pipeline_parallel_size=stages, skip_tokenizer_init=True, **(plain | options))
 
 
@@ -157,7 +158,7 @@ def test_a_killed_fork_server_ends_the_requests_and_the_next_engine_has_its_own(
 
 def test_a_stream_names_the_lost_stage_too(target: Path) -> None:
     with (
-        LLM(str(target), pipeline_parallel_size=2, speculative_config=None) as llm,
+        LLM(str(target), pipeline_parallel_size=2, speculative_config=None, recovery_timeout=0.0) as llm,
         llm.observing(KillAfter(stage_processes()[0], results=5)),
         pytest.raises(PipelineError, match="stage 0"),
     ):
@@ -288,7 +289,7 @@ LIES: dict[str, tuple[int, Callable[[int], Message], list[bytes], str]] = {
 
 def lost_by_now(pipeline: ProcessPipeline) -> bool:
     pipeline._host.wait(time.monotonic() + 0.05)
-    return pipeline._lost is not None
+    return pipeline.lost
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -269,7 +269,16 @@ def test_sigterm_drains_and_a_second_one_ends_all() -> None:
     ("lose", "why"), [(psutil.Process.kill, "SIGKILL"), (psutil.Process.suspend, "no sign of life for 5 s")]
 )
 def test_a_lost_stage_ends_every_request_and_health_says_so(lose: Callable[[psutil.Process], None], why: str) -> None:
-    flags = ("demo", "-pp", "2", "--no-web", "--strategy", "autoregressive", "--stage-timeout", "5")
+    flags = (
+        "demo",
+        "-pp",
+        "2",
+        "--no-web",
+        "--strategy",
+        "autoregressive",
+        *("--stage-timeout", "5"),
+        *("--recovery-timeout", "0"),
+    )
     with served(*flags) as server:
         with httpx.stream(
             "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=PATIENCE
@@ -303,7 +312,10 @@ def test_a_lost_stage_ends_every_request_and_health_says_so(lose: Callable[[psut
 def test_a_server_with_more_than_a_thousand_open_files() -> None:
     """And its fork server, whose pipe from the server has a number that ``select`` does not know either."""
     body = {"prompt": "def f(", "max_tokens": 12, "temperature": 0.0, "return_token_ids": True}
-    with many_open_files() as held, served("demo", "-pp", "2", "--no-web", pass_fds=held) as server:
+    with (
+        many_open_files() as held,
+        served("demo", "-pp", "2", "--no-web", "--recovery-timeout", "0", pass_fds=held) as server,
+    ):
         reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
         assert psutil.Process(server.process.pid).num_fds() > len(held) + 3
         descendants(server.process.pid)[-1].kill()  # a stage, whose end the fork server reports
