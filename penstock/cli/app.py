@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "serve": "Serve MODEL over HTTP as the OpenAI API has it, with a web page.",
     "worker": "Lend this host to engines on others, for as long as it runs.",
     "keys": "Make the keys with which the hosts of a cluster know each other: new begins one, add HOST lets one in.",
+    "hosts": "List HOSTS on which workers run: devices, memory, cores, versions, and how far away they are.",
     "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",
     "chat": "Talk to a model behind an OpenAI-compatible server; a pipe's lines are answered one after the other.",
     "simulate": (
@@ -31,7 +32,7 @@ COMMANDS: Final = {
     ),
 }
 """What each does. Its ``app`` is in the module of its name, unless PLACES has it elsewhere."""
-PLACES: Final = {"worker": "hosts.worker", "keys": "hosts.keys"}
+PLACES: Final = {"worker": "hosts.worker", "keys": "hosts.keys", "hosts": "hosts.hosts"}
 
 
 class Commands(TyperGroup):

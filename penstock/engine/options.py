@@ -61,6 +61,22 @@ Threads = Annotated[
         default="this host's cores, shared among them",
     ),
 ]
+Hosts = Annotated[
+    str | None,
+    Option(
+        "Where the stages are: hosts on which `penstock worker` runs; localhost is this one.",
+        PIPELINE,
+        metavar="HOST[:PORT],...",
+        default="as the cluster says, else this host",
+    ),
+]
+KeysFolder = Annotated[
+    str | None,
+    Option("This host's keys, which `penstock keys` makes.", PIPELINE, metavar="FOLDER", default=KEYS),
+]
+Insecure = Annotated[
+    bool, Option("Talk to other hosts without keys or encryption: for a network that is private.", PIPELINE)
+]
 SpeculativeSlots = Annotated[
     int | None,
     Option(
@@ -94,22 +110,9 @@ class PipelineOptions:
         str | None, Option("Layers of each stage.", PIPELINE, metavar="N,N,...", default="an even split")
     ] = None
     cluster: Annotated[str | Cluster | None, CLUSTER] = None
-    hosts: Annotated[
-        str | None,
-        Option(
-            "Where the stages are: hosts on which `penstock worker` runs; localhost is this one.",
-            PIPELINE,
-            metavar="HOST[:PORT],...",
-            default="as the cluster says, else this host",
-        ),
-    ] = None
-    keys: Annotated[
-        str | None,
-        Option("This host's keys, which `penstock keys` makes.", PIPELINE, metavar="FOLDER", default=KEYS),
-    ] = None
-    insecure: Annotated[
-        bool, Option("Talk to other hosts without keys or encryption: for a network that is private.", PIPELINE)
-    ] = False
+    hosts: Hosts = None
+    keys: KeysFolder = None
+    insecure: Insecure = False
     threads: Threads = None
     stage_timeout: Annotated[
         float | None,

@@ -48,6 +48,11 @@ def link_security(folder: Path | None) -> LinkSecurity | None:
     return LinkSecurity(authority=str(place / AUTHORITY), certificate=str(place / HOST), key=str(place / HOST_KEY))
 
 
+def security_for(keys: str | None, insecure: bool) -> LinkSecurity | None:
+    """What this host shows as options say: nothing at all, or the keys in a folder. Raises ConfigError."""
+    return None if insecure else link_security(None if keys is None else Path(keys).expanduser())
+
+
 def make_cluster(folder: Path, name: str) -> None:
     """A new authority, and the keys of this host, called ``name``. Raises ConfigError if the folder has keys."""
     if (folder / AUTHORITY).exists():

@@ -140,6 +140,7 @@ class RemoteHost:
         self._silent = 0.0
         if isinstance(message, Attached):
             self.facts = message.facts
+            self.beat()
         elif isinstance(message, BeatAnswer):
             self.offsets.add(message.sent, message.received, message.answered, time.monotonic())
         elif isinstance(message, CheckpointFound):

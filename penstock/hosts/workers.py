@@ -12,7 +12,7 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.hosts.agent import HostAgent
 from penstock.hosts.enrolment import join
-from penstock.hosts.keys import default_folder, link_security
+from penstock.hosts.keys import default_folder, security_for
 from penstock.hosts.remote import places_of
 
 log = logging.getLogger(__name__)
@@ -21,16 +21,15 @@ log = logging.getLogger(__name__)
 def run_worker(listen: str, keys: str | None, token: str | None, insecure: bool) -> None:
     """Serve engines until Ctrl-C or SIGTERM. Raises ConfigError for an address that cannot be listened on."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    folder = None if keys is None else Path(keys).expanduser()
-    if token is not None:
-        join(folder or default_folder(), token, platform.node())
     if insecure and token is not None:
         raise FieldError("insecure", "takes no keys; remove it, or the token")
+    if token is not None:
+        join(default_folder() if keys is None else Path(keys).expanduser(), token, platform.node())
     if insecure:
         log.warning("insecure: whoever reaches %s can use this host, and the network sees what is said", listen)
     _, address = places_of(listen)
     try:
-        agent = HostAgent(address, None if insecure else link_security(folder), insecure)
+        agent = HostAgent(address, security_for(keys, insecure), insecure)
     except OSError as error:
         raise ConfigError(f"listen: {listen}: {error.strerror}") from error
     signal.signal(signal.SIGTERM, lambda *_: agent.stop())

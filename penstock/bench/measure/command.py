@@ -164,6 +164,9 @@ def engine_options(options: BenchOptions, plan: Plan, cluster: Cluster | None) -
     return EngineOptions(
         model=options.model,
         cluster=cluster,
+        hosts=options.hosts,
+        keys=options.keys,
+        insecure=options.insecure,
         pipeline_parallel_size=options.pipeline_parallel_size,
         speculative_config=plan.drafting,
         dtype=options.dtype,
@@ -178,10 +181,13 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
     """Start an engine and put every question to every strategy, by drafter's place; then the small model alone."""
     from penstock.emulation.host import RealTimeHost
     from penstock.engine.llm import LLM
+    from penstock.engine.places.opening import open_host
 
     found: Measured | None = None
     for place, cluster in plan.clusters.items():
-        with LLM(**vars(engine_options(options, plan, cluster)), host=RealTimeHost()) as llm:
+        engine = engine_options(options, plan, cluster)
+        emulated = cluster is not None and cluster.emulated
+        with LLM(**vars(engine), host=RealTimeHost() if emulated else open_host(engine)) as llm:
             questions = questions_of(llm, plan.conversations, options.raw) if found is None else found.questions
             ticker.begin(questions)
             with on_time(llm), peers_beside(plan.peers, llm, ticker.peer_begins) as peers:

@@ -16,6 +16,9 @@ from penstock.engine.options import (
     CLUSTER,
     Dtype,
     EngineOptions,
+    Hosts,
+    Insecure,
+    KeysFolder,
     ModelName,
     Quantization,
     SpeculativeSlots,
@@ -57,6 +60,9 @@ class BenchOptions:
         ),
     ] = ()
     cluster: Annotated[str | None, CLUSTER] = None
+    hosts: Hosts = None
+    keys: KeysFolder = None
+    insecure: Insecure = False
     threads: Threads = None
     pipeline_parallel_size: Stages = None
     time_scale: Annotated[

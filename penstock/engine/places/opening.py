@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import needed_bytes
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
-from penstock.hosts.keys import link_security
+from penstock.hosts.keys import security_for
 from penstock.hosts.placement import check_memory, hosts_asked_for, other_hosts
 from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
@@ -34,12 +33,11 @@ def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> Pr
 
 def open_fleet(names: list[str], keys: str | None, insecure: bool) -> Fleet:
     """Raises ConfigError for a host that cannot be used, and where there are no keys."""
-    security = None if insecure else link_security(None if keys is None else Path(keys).expanduser())
     if insecure:
         log.warning(
             "insecure: what is asked and answered crosses the network as plain text, and whoever is there can join"
         )
-    return Fleet(names, security, private_network=insecure)
+    return Fleet(names, security_for(keys, insecure), private_network=insecure)
 
 
 def resolve_on(options: EngineOptions, host: Host) -> Resolved:

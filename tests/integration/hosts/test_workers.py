@@ -5,6 +5,7 @@ Each worker has an address of its own on this host, and keys of one cluster.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,3 +132,16 @@ def test_a_worker_that_is_killed_is_named(target: Path, pair: list[Worker], keys
         with pytest.raises(PipelineError, match="was lost"):
             list(stream)
         assert ended([stage], GONE_S)
+
+
+def test_hosts_are_listed(pair: list[Worker], keys: Path) -> None:
+    names = f"{named(*pair)},127.0.0.9:1"
+    command = [sys.executable, "-m", "penstock.cli", "hosts", names, "--keys", str(keys), "--json"]
+    listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [one["host"] for one in listed] == names.split(",")
+    for one in listed[:2]:
+        assert one["facts"]["devices"][0]["free"] > 0
+        offset, error = one["clock"]
+        assert abs(offset) <= error  # it is the same clock
+    assert "refused" in listed[2]["problem"]
+    assert listed[2]["facts"] is None

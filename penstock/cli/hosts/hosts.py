@@ -1,0 +1,36 @@
+"""``penstock hosts``: which hosts answer, and what they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from penstock.cli.command import command, new_app
+from penstock.engine.options import KEYS
+from penstock.options import OUTPUT, SERVER, Option
+
+app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListingOptions:
+    """Which hosts, and how they are reached."""
+
+    hosts: Annotated[
+        str,
+        Option("Hosts on which `penstock worker` runs, with commas between.", positional=True),
+    ]
+    keys: Annotated[
+        str | None,
+        Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
+    ] = None
+    insecure: Annotated[bool, Option("Ask without keys or encryption: for a network that is private.", SERVER)] = False
+    as_json: Annotated[bool, Option("Print JSON instead.", OUTPUT, names=("--json",))] = False
+
+
+@app.command()
+@command
+def hosts(*, options: ListingOptions) -> None:
+    from penstock.hosts.listing import list_hosts
+
+    list_hosts(options.hosts, options.keys, options.insecure, options.as_json)

@@ -1,0 +1,88 @@
+"""What ``penstock hosts`` does: which hosts answer, and what they have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from penstock.core import ConfigError
+from penstock.hosts.control import BEAT
+from penstock.hosts.facts import DeviceFacts, HostFacts
+from penstock.hosts.fleet import Fleet
+from penstock.hosts.keys import security_for
+from penstock.hosts.offsets import ClockOffset
+from penstock.hosts.placement import named_hosts
+
+LISTEN_S: Final = 3 * BEAT
+"""Seconds for which beats go there and back: the quickest says most."""
+
+
+class ListedHost(msgspec.Struct, frozen=True, kw_only=True):
+    """A host by its name, with what it has, or else the ``problem``. The clock's offset and its error in seconds."""
+
+    host: str
+    problem: str = ""
+    facts: HostFacts | None = None
+    clock: ClockOffset | None = None
+
+
+def list_hosts(text: str, keys: str | None, insecure: bool, as_json: bool) -> None:
+    """Print them. Raises ConfigError for names that are none, and if no host can be used."""
+    names = named_hosts(text)
+    with ThreadPoolExecutor(len(names)) as apart:
+        listed = list(apart.map(partial(asked, keys=keys, insecure=insecure), names))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(listed)).decode())
+    else:
+        show(listed)
+    if not any(one.facts for one in listed):
+        raise ConfigError("; ".join(one.problem for one in listed))
+
+
+def asked(name: str, keys: str | None, insecure: bool) -> ListedHost:
+    try:
+        fleet = Fleet([name], security_for(keys, insecure), private_network=insecure)
+    except ConfigError as error:
+        return ListedHost(host=name, problem=str(error))
+    try:
+        time.sleep(LISTEN_S)
+        host = fleet.hosts[name]
+        return ListedHost(host=name, facts=host.facts, clock=host.offsets.best, problem=host.cause)
+    finally:
+        fleet.close()
+
+
+def show(listed: Sequence[ListedHost]) -> None:
+    table = Table(
+        "host", "devices", "memory free", "cores", "Penstock", "torch", "round trip", box=None, header_style="bold"
+    )
+    for one in listed:
+        if one.facts is None:
+            continue
+        devices = one.facts.devices
+        table.add_row(
+            one.host,
+            "\n".join(f"{device.device} ({device.model})" for device in devices),
+            "\n".join(memory_of(device) for device in devices),
+            str(one.facts.cores),
+            one.facts.versions.penstock,
+            one.facts.versions.torch,
+            "" if one.clock is None else f"{2e3 * one.clock.error:.2f} ms",
+        )
+    console = Console(soft_wrap=True)
+    if table.row_count:
+        console.print(table)
+    for one in listed:
+        if one.problem:
+            console.print(one.problem, highlight=False, markup=False)
+
+
+def memory_of(device: DeviceFacts) -> str:
+    return f"{device.free / 1e9:.1f} of {device.memory / 1e9:.1f} GB" if device.memory else "unknown"
