@@ -52,6 +52,7 @@ def run(options: EngineOptions, name: str, system_prompt: str = "", template: st
     ``template`` is Jinja text in place of the checkpoint's own. Raises ConfigError before anything starts.
     """
     check_options(options)
+    shared_fork_server()  # it imports torch while this process does
     words = introduction_of(options, name, template)
     from penstock.engine.async_llm import AsyncLLM
     from penstock.server.local import served_at

@@ -27,7 +27,9 @@ class Conversation:
     @property
     def sampling(self) -> str:
         """The sampling parameters in force that are known here, for people: ``temperature 0.8, top_k 40``."""
-        return ", ".join(f"{name} {self.settings.get(name, value)}" for name, value in self.defaults.items())
+        values = {name: self.settings.get(name, value) for name, value in self.defaults.items()}
+        short = {name: f"{value:g}" for name, value in values.items() if isinstance(value, float)}
+        return ", ".join(f"{name} {value}" for name, value in (values | short).items())
 
     def ask(self, text: str) -> None:
         """Add a message, in place of one that was never answered."""

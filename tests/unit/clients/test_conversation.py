@@ -79,6 +79,7 @@ def test_system_clear_and_regenerate() -> None:
 
 def test_a_greedy_answer_that_would_be_the_same_says_so() -> None:
     conversation = Conversation(defaults={"temperature": 0.0})
+    assert conversation.sampling == "temperature 0"
     conversation.ask("a")
     assert "/set temperature 0.7" in run_command("/regenerate", conversation)[1]
     run_command("/set temperature 0.7", conversation)
