@@ -1,11 +1,12 @@
 """Where a step of a real model goes, without emulation: which operations, and what is left for engine and messages.
 
-    python -m benchmarks.costs.step --model FOLDER [--threads N] [--store]
+    python -m benchmarks.costs.step --model MODEL [--threads N] [--formats none int8 int4] [--store]
 
-First one stage in this process, by rows of one request: its linear layers, attention, the head, the pick, and all the
-rest (norms, rotary embeddings, activations, residuals, and Python between them). Then whole engines over one stage and
-two, decoding plainly, by requests at a time: the time from result to result, and how much of it the stages computed.
-Medians. ``--store`` keeps the figures for docs/background/results.md. Take care that nothing else runs.
+MODEL is a folder or a GGUF file. For weights in each format: first one stage in this process, by rows of one request:
+its linear layers, attention, the head, the pick, and all the rest (norms, rotary embeddings, activations, residuals,
+and Python between them). Then whole engines over one stage and two, decoding plainly, by requests at a time: the time
+from result to result, and how much of it the stages computed. Medians. ``--store`` keeps the figures for
+docs/background/results.md. Take care that nothing else runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
 from penstock.engine.loop import Observer
 from penstock.hosts.cores import usable_cores
@@ -32,7 +33,10 @@ from penstock.models.checkpoint import open_checkpoint
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView
 
+NAME: Final = "step"
 HOW: Final = "Measured, with SmolLM2-135M-Instruct"
+COMMAND: Final = "python -m benchmarks.costs.step --model SmolLM2-135M-Instruct.Q4_1.gguf --threads {} --store"
+FORMATS: Final = ("none", "int8", "int4")
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 PROFILED: Final = (1, 4, 16)
 REQUESTS: Final = (1, 4, 16)
@@ -136,12 +140,12 @@ class Steps(Observer):
         self.seen.append((at, sum(span.computed for span in spans), max(span.rows for span in spans)))
 
 
-def decoded(model: str, stages: int, threads: int | None, requests: int) -> dict[str, Any]:
+def decoded(model: str, quantization: str, stages: int, threads: int | None, requests: int) -> dict[str, Any]:
     """Of an engine that decodes so many requests plainly: tokens/s, and for one request what a step is made of."""
     ids = [{"prompt_token_ids": [100 + 7 * number, *range(200, 199 + CONTEXT)]} for number in range(requests)]
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     options = {"dtype": "float32", "skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": 1024}
-    options |= {"speculative_config": None}
+    options |= {"speculative_config": None, "quantization": quantization}
     with LLM(model, pipeline_parallel_size=stages, threads=threads, max_num_seqs=max(REQUESTS), **options) as llm:
         llm.generate(ids, params)
         steps = Steps()
@@ -161,20 +165,20 @@ def decoded(model: str, stages: int, threads: int | None, requests: int) -> dict
     }
 
 
-def measured(model: str, threads: int | None) -> dict[str, Any]:
+def measured(model: str, quantization: str, threads: int | None) -> dict[str, Any]:
     count = threads or usable_cores()
     torch.set_num_threads(count)
     layers = open_checkpoint(model).num_layers
-    stage = load_stage(model, 0, layers, capacity=CONTEXT + max(ROWS))
+    stage = load_stage(model, 0, layers, capacity=CONTEXT + max(ROWS), quantization=quantization)
     rows = {str(number): whole_step(stage, number) for number in ROWS}
     profile = {str(number): parts(stage, number) for number in PROFILED}
     del stage
-    engines = [decoded(model, stages, threads, requests) for stages in STAGES for requests in REQUESTS]
+    engines = [decoded(model, quantization, stages, threads, number) for stages in STAGES for number in REQUESTS]
     return {"threads": count, "rows": rows, "parts": profile, "engines": engines}
 
 
-def report(found: dict[str, Any]) -> Iterator[str]:
-    yield f"{found['threads']} thread(s); a step by rows: " + ", ".join(
+def report(quantization: str, found: dict[str, Any]) -> Iterator[str]:
+    yield f"{quantization}, {found['threads']} thread(s); a step by rows: " + ", ".join(
         f"{rows} {ms:.2f} ms ({ms / found['rows']['1']:.2f}x)" for rows, ms in found["rows"].items()
     )
     for rows, by_part in found["parts"].items():
@@ -189,15 +193,17 @@ def report(found: dict[str, Any]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.costs.step")
-    parser.add_argument("--model", required=True, help="a checkpoint's folder")
+    parser.add_argument("--model", required=True, help="a checkpoint's folder, or a GGUF file")
     parser.add_argument("--threads", type=int, help="of each stage; default: the host's cores, shared among them")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--store", action="store_true", help="keep the figures for docs/background/results.md")
     asked = parser.parse_args(arguments)
-    found = measured(os.path.expanduser(asked.model), asked.threads)
-    for line in report(found):
-        print(line, flush=True)
-    if asked.store:
-        store("step", HOW, (["python -m benchmarks.costs.step --model SmolLM2-135M-Instruct --store"], found))
+    for quantization in asked.formats:
+        found = measured(os.path.expanduser(asked.model), quantization, asked.threads)
+        for line in report(quantization, found):
+            print(line, flush=True)
+        if asked.store:
+            store(NAME, HOW, ([COMMAND.format(found["threads"])], kept_figures(NAME) | {quantization: found}))
 
 
 if __name__ == "__main__":

@@ -112,32 +112,6 @@ def render_two_processes(figures: Any) -> str:
     )
 
 
-def render_step(figures: Any) -> str:
-    by_rows = [[rows, f"{ms:.2f}", f"{ms / figures['rows']['1']:.2f}x"] for rows, ms in figures["rows"].items()]
-    names = list(next(iter(figures["parts"].values())))
-    by_part = [[rows, *(f"{parts[name]:.2f}" for name in names)] for rows, parts in figures["parts"].items()]
-    engines = [
-        [
-            f"{run['stages']} of {run['threads']}, {run['requests']}",
-            f"{run['tokens_per_second']:.1f}",
-            f"{run['step_ms']:.2f}",
-            f"{run['computed_ms']:.2f}",
-        ]
-        for run in figures["engines"]
-    ]
-    return paragraphs(
-        f"SmolLM2-135M-Instruct in float32, one stage, {figures['threads']} threads, behind 200 tokens of context. A "
-        "whole step by the rows of one request, the pick after every row included:",
-        markdown(["rows", "ms", "over one row"], by_rows),
-        "Where it goes, in milliseconds; the rest is norms, rotary embeddings, activations, residuals and the Python "
-        "between them:",
-        markdown(["rows", *names], by_part),
-        "Engines that decode plainly: the time from one result to the next, of which the stages computed the last "
-        "column (of two stages, their sum); engine and messages have what is left.",
-        markdown(["stages of threads, requests", "tokens/s", "step, ms", "computed, ms"], engines),
-    )
-
-
 SECTIONS = (
     Section(name="exactness", title="Exactness", how="Measured", take=None, render=render_exactness),
     Section(
@@ -161,12 +135,5 @@ SECTIONS = (
         how="Measured, with the demo pair",
         take=take_two_processes,
         render=render_two_processes,
-    ),
-    Section(
-        name="step",
-        title="A step of a real model",
-        how="Measured, with SmolLM2-135M-Instruct",
-        take=None,
-        render=render_step,
     ),
 )

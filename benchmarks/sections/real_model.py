@@ -1,0 +1,173 @@
+"""A real model without emulation: where a step goes, beside peers, with trained drafters, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.costs import step
+from benchmarks.sections.base import Section, paragraphs
+from benchmarks.strategies import beside_peers, real_ids, trained
+from penstock.bench.formats import markdown
+from penstock.bench.intervals import paired_ratio
+
+FORMATS = {"none": "`none`, in float32", "int8": "`int8`", "int4": "`int4`"}
+SETS = {
+    "alpaca": "alpaca",
+    "gsm8k": "maths",
+    "humaneval": "code",
+    "mt_bench": "chats",
+    "qa": "questions",
+    "sum": "summaries",
+}
+
+
+def render_step(figures: Mapping[str, Any]) -> str:
+    threads = next(iter(figures.values()))["threads"]
+    parts = ["linear layers", "head", "attention", "the rest", "pick"]
+    inside = [
+        [FORMATS[name], rows, *(f"{by_part[part]:.1f}" for part in parts), f"{one['rows'][rows]:.1f}"]
+        for name, one in figures.items()
+        for rows, by_part in one["parts"].items()
+    ]
+    engines = [
+        [
+            FORMATS[name],
+            str(run["stages"]),
+            str(run["requests"]),
+            f"{run['tokens_per_second']:.0f}",
+            f"{run['step_ms']:.1f}",
+            f"{run['computed_ms']:.1f}",
+        ]
+        for name, one in figures.items()
+        for run in one["engines"]
+    ]
+    return paragraphs(
+        f"SmolLM2-135M-Instruct from its Q4_1 GGUF file, stages of {threads} thread(s), behind {step.CONTEXT} tokens. "
+        "First one stage with all layers: milliseconds by rows of one request, and what they go into. The parts are "
+        "watched one by one, which slows them a little; the whole step is not. `the rest` is norms, rotary embeddings, "
+        "activations, residuals, and Python between them.",
+        markdown(["weights", "rows", *parts, "whole step"], inside),
+        "Then engines that decode plainly: tokens per second, milliseconds from result to result, and how many of them "
+        "all stages together computed for it. What the latter leave of one request's step is engine and messages.",
+        markdown(["weights", "stages", "requests", "tokens/s", "step, ms", "computed, ms"], engines),
+        "`torch.compile` is not offered. Its compiled functions take 16 microseconds a call before they compute "
+        "anything: a residual sum with its norm 17 microseconds where torch's own operations take 8, the "
+        "feed-forward's activation 16 where they take 3 (one row, one thread).",
+    )
+
+
+def render_peers(figures: Mapping[str, Any]) -> str:
+    names = [*beside_peers.ENTRIES, *beside_peers.PEERS]
+    speeds = [
+        [f"`{one['quantization']}`", str(one["threads"]), SETS.get(of, of), *(f"{by[name]:.0f}" for name in names)]
+        for one in figures.values()
+        for of, by in one["speeds"].items()
+    ]
+    ratios = [
+        [f"`{one['quantization']}`", str(one["threads"]), pair, f"{mean:.2f} ({low:.2f}-{high:.2f})"]
+        for one in figures.values()
+        for pair, (mean, low, high) in one["ratios"].items()
+    ]
+    first = next(iter(figures.values()))
+    versions = " and ".join(first["versions"].values())
+    return paragraphs(
+        "SmolLM2-135M-Instruct from its Q4_1 GGUF file, answering greedily; of each of six prompt sets the first "
+        f"chats ({first['per_set']}), at most {first['tokens']} tokens an answer. Tokens per second after the first, "
+        f"of plain decoding, of `auto` with prompt lookup, and of {versions}, in turn, with as many threads each. "
+        "transformers computes with the dequantised float32, llama.cpp with the file's own 4 bits.",
+        markdown(["weights", "threads", "prompts", "plain", "`auto`", "transformers", "llama.cpp"], speeds),
+        "How many times as fast, mean of the sets with 95% bounds:",
+        markdown(["weights", "threads", "", "times"], ratios),
+    )
+
+
+def render_trained(figures: Mapping[str, Any]) -> str:
+    one = next(iter(figures.values()))
+    every = [(name, t, sets) for name, figure in figures.items() for t, sets in figure["temperatures"].items()]
+    return paragraphs(
+        "SmolLM2-135M-Instruct from its Q4_1 GGUF file in `int4`; of each of six prompt sets the first chats "
+        f"({one['per_set']}), at most {one['tokens']} tokens an answer. Speed of two stages over plain decoding on "
+        "the same two, mean with 95% bounds and the least of the sets; and over plain decoding by one stage of two "
+        "threads.",
+        markdown(
+            ["drafter", "T", "`auto`", "least of the sets", "`continuous`", "`auto` over one stage"],
+            [speed_cells(*case) for case in every],
+        ),
+        "How often, in percent, `continuous` had the target's token among the nodes of the tree at depth 1, 2, 3 and "
+        "4, where the path before it was right:",
+        markdown(
+            ["drafter", "T", *SETS.values()],
+            [hit_cells(*case) for case in every],
+        ),
+    )
+
+
+def speed_cells(drafter: str, temperature: str, sets: Mapping[str, Any]) -> list[str]:
+    def over(base: str, entry: str) -> str:
+        seconds = [one["seconds"] for one in sets.values()]
+        pairs = [b / e for by in seconds for b, e in zip(by[base], by[entry], strict=True)]
+        ratio = paired_ratio(pairs)
+        assert ratio is not None
+        return f"{ratio.mean:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+
+    plain, auto, continuous = trained.ENTRIES
+    least = min(sum(one["seconds"][plain]) / sum(one["seconds"][auto]) for one in sets.values())
+    return [
+        f"`{drafter}`",
+        temperature,
+        over(plain, auto),
+        f"{least:.2f}",
+        over(plain, continuous),
+        over("one stage", auto),
+    ]
+
+
+def hit_cells(drafter: str, temperature: str, sets: Mapping[str, Any]) -> list[str]:
+    def shares(one: Mapping[str, Any]) -> str:
+        pairs = zip(one["right"], one["decided"], strict=True)
+        return ", ".join(f"{100 * right / decided:.0f}" for right, decided in pairs if decided)
+
+    return [f"`{drafter}`", temperature, *(shares(sets[name]) for name in SETS)]
+
+
+def render_ids(figures: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            FORMATS[name],
+            f"{one['prompts']}",
+            f"{one['answered']:,}",
+            f"{one['transformers']['others']}" if "transformers" in one else "-",
+            *(f"{one['ways'][way]}" for way in next(iter(figures.values()))["ways"]),
+        ]
+        for name, one in figures.items()
+    ]
+    one = next(iter(figures.values()))
+    ways = [way.replace("autoregressive", "plain") for way in one["ways"]]
+    return paragraphs(
+        "SmolLM2-135M-Instruct from its Q4_1 GGUF file, greedily, at most "
+        f"{one['tokens']} tokens an answer, so many requests together. How many tokens are not those that transformers "
+        "gives on the dequantised model; and how many answers, by strategy and stages, are not those of plain decoding "
+        "on one stage (in whole numbers, of each request alone). Strategies draft by prompt lookup.",
+        markdown(["weights", "prompts", "tokens", "not transformers'", *ways], rows),
+    )
+
+
+SECTIONS = (
+    Section(name=step.NAME, title="Where a step goes", how=step.HOW, take=None, render=render_step),
+    Section(name=real_ids.NAME, title="A real model's tokens", how=real_ids.HOW, take=None, render=render_ids),
+    Section(
+        name=beside_peers.NAME,
+        title="Beside transformers and llama.cpp",
+        how=beside_peers.HOW,
+        take=None,
+        render=render_peers,
+    ),
+    Section(
+        name=trained.NAME,
+        title="Drafters trained for a real model",
+        how=trained.HOW,
+        take=None,
+        render=render_trained,
+    ),
+)

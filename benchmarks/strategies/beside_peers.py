@@ -1,0 +1,102 @@
+"""Penstock beside transformers' ``generate`` and llama.cpp: the same file, prompts, tokens and threads, in turn.
+
+    python -m benchmarks.strategies.beside_peers MODEL.gguf PROMPTS [--threads N ...] [--per-set N] [--tokens N]
+
+One stage of so many threads, with the weights in each format, answers greedily: plainly, and with `auto` and prompt
+lookup. Speeds are those after the first token. Every run is stored as it ends in
+benchmarks/measured/strategies/beside_peers.json. Stop whatever else runs on the host, or the figures mean little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shared.measured import kept_figures, store
+from penstock.bench.intervals import paired_ratio
+from penstock.bench.measure.command import run_bench
+from penstock.bench.measure.options import BenchOptions
+
+NAME, HOW = "beside_peers", "Measured, one stage, nothing emulated"
+COMMAND = "python -m benchmarks.strategies.beside_peers MODEL.gguf PROMPTS --per-set {} --tokens {}"
+FORMATS = ("int4", "int8")
+ENTRIES = ("autoregressive", "auto")
+PEERS = ("hf", "llama.cpp")
+
+
+def bench_figures(options: argparse.Namespace, threads: int, quantization: str) -> dict[str, Any]:
+    """What ``penstock bench --json`` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bench.json"
+        run_bench(
+            BenchOptions(
+                model=options.model,
+                quantization=quantization,
+                strategies=ENTRIES,
+                peer=PEERS,
+                threads=threads,
+                pipeline_parallel_size=1,
+                prompts=tuple(sorted(options.prompts.glob("*.jsonl"))),
+                num_prompts=options.per_set,
+                max_tokens=options.tokens,
+                temperature=(0.0,),
+                json=file,
+            )
+        )
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def condensed(figures: dict[str, Any]) -> dict[str, Any]:
+    """Tokens per second of everyone by set; and each entry over each peer, by set and on all requests."""
+    speeds: dict[str, dict[str, float]] = {}
+    for run in figures["runs"]:
+        speeds.setdefault(run["prompt_set"], {})[run["strategy"]] = round(run["tokens_per_second"], 2)
+    for run in figures["peers"]:
+        speeds.setdefault(run["prompt_set"], {})[run["peer"]] = round(run["tokens_per_second"], 2)
+    ratios = {
+        f"{entry} over {peer}": bounds([run["ratios"][entry] for run in figures["peers"] if run["peer"] == peer])
+        for peer in PEERS
+        for entry in ENTRIES
+    }
+    return {
+        "speeds": speeds,
+        "ratios": ratios,
+        "versions": {run["peer"]: run["version"] for run in figures["peers"]},
+        "identical": all(run["identical_to_autoregressive"] for run in figures["runs"]),
+    }
+
+
+def bounds(by_set: list[dict[str, float] | None]) -> list[float]:
+    """Mean of the sets' ratios with its 95% bounds."""
+    ratio = paired_ratio([one["mean"] for one in by_set if one is not None])
+    assert ratio is not None
+    return [round(value, 3) for value in (ratio.mean, ratio.low, ratio.high)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Penstock beside its peers")
+    parser.add_argument("model")
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
+    parser.add_argument("--per-set", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    options = parser.parse_args()
+    for threads in options.threads:
+        for quantization in options.formats:
+            figures = kept_figures(NAME)
+            figures[f"{quantization}, {threads}"] = {
+                "threads": threads,
+                "quantization": quantization,
+                "per_set": options.per_set,
+                "tokens": options.tokens,
+                **condensed(bench_figures(options, threads, quantization)),
+            }
+            store(NAME, HOW, ([COMMAND.format(options.per_set, options.tokens)], figures))
+
+
+if __name__ == "__main__":
+    main()
