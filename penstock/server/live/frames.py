@@ -21,9 +21,13 @@ RUN: Final = secrets.token_hex(8)
 
 
 class StageSetup(msgspec.Struct, frozen=True):
-    """A stage: where it runs, and its layers from ``first`` up to, not including, ``last``."""
+    """A stage: its devices in the cluster, its host, and its layers from ``first`` up to, not including, ``last``.
+
+    Both names are empty where nothing names them: ``host`` of every stage on the engine's own host.
+    """
 
     name: str
+    host: str
     first: int
     last: int
 
@@ -100,7 +104,10 @@ def setup_of(setup: Resolved) -> Setup:
     emulated = cluster is not None and cluster.emulated
     return Setup(
         run=RUN,
-        stages=[StageSetup(name, first, last) for name, (first, last) in zip(names, setup.layers, strict=True)],
+        stages=[
+            StageSetup(name, host, first, last)
+            for name, host, (first, last) in zip(names, setup.hosts, setup.layers, strict=True)
+        ],
         strategy=speculation.strategy if speculation is not None else "autoregressive",
         drafter=speculation.method if speculation is not None else None,
         emulated=EMULATED if emulated else None,

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from penstock.engine.stats import EngineStats
+
 CHROMIUM = shutil.which("chromium")
 """Where there is no such command, Playwright starts what ``playwright install chromium`` has brought."""
 pytestmark = [pytest.mark.page, pytest.mark.processes, pytest.mark.slow]
@@ -393,6 +395,28 @@ def test_a_long_request_leaves_the_other_bars_their_width(visit: Visit) -> None:
     )
     assert [cut for _, cut in widths] == [False, True, False]
     assert [round(width, 2) for width, _ in widths] == [0.25, 1, 0.25]
+
+
+def test_hosts_and_a_recovery_have_their_place(visit: Visit) -> None:
+    """What the server says of its engine is scripted."""
+    visitor = visit()
+    page = visitor.page
+    stages = [{"name": "", "host": host, "first": i, "last": i + 1} for i, host in enumerate(("", "10.0.0.2"))]
+    setup = {"run": "r", "stages": stages, "strategy": "auto", "drafter": "ngram", "emulated": None}
+    stats = dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {
+        "recovering": "stage 1 was lost",
+        "ended": None,
+        "last_step_seconds_ago": None,
+        "stage_busy_seconds": [0, 0],
+    }
+    frame = {"at": 0, "stats": stats, "flying": [], "passed": [], "tree": None, "requests": [], "own": []}
+    told = "".join(
+        f"event: {kind}\ndata: {json.dumps(data)}\n\n" for kind, data in (("setup", setup), ("frame", frame))
+    )
+    page.route("**/live", lambda route: route.fulfill(content_type="text/event-stream", body=told))
+    page.reload()
+    expect(page.locator("#setup")).to_have_text("2 stages on 2 hosts · auto strategy, ngram drafter")
+    expect(page.locator("#as-of")).to_have_text("Recovering, then requests go on: stage 1 was lost")
 
 
 def test_a_key_is_asked_for_until_it_is_right(visit: Visit) -> None:

@@ -18,7 +18,8 @@ export class Figures {
 
   setup({ strategy, drafter, stages, emulated }) {
     const how = strategy === "autoregressive" ? "no speculation" : `${strategy} strategy, ${drafter.replaceAll("_", " ")} drafter`;
-    const split = `${stages.length} stage${stages.length === 1 ? "" : "s"}`;
+    const hosts = new Set(stages.map(({ host }) => host)).size;
+    const split = counted(stages.length, "stage") + (hosts > 1 ? ` on ${hosts} hosts` : "");
     byId("setup").textContent = [split, how, ...(emulated ? ["emulated devices"] : [])].join(" · ");
     byId("setup").title = emulated ?? "";
     this._window.clear();
@@ -58,7 +59,8 @@ export class Figures {
     if (of("drafts") && judged) set("hits", `${Math.round((100 * of("accepted_tokens")) / judged)} %`);
   }
 
-  _when({ last_step_seconds_ago: ago }) {
+  _when({ last_step_seconds_ago: ago, recovering }) {
+    if (recovering) return `Recovering, then requests go on: ${recovering}`;
     if (this._working) return "Figures of the last three seconds";
     if (this._from) return `Idle; figures from ${clock(this._from)}`;
     if (ago === null) return "Nothing has run yet";
@@ -77,6 +79,10 @@ export class Figures {
     const asked = stats.prefix_cache_queries;
     set("prefix", asked ? `${Math.round((100 * stats.prefix_cache_hits) / asked)} %` : "–");
   }
+}
+
+function counted(count, word) {
+  return `${count} ${word}${count === 1 ? "" : "s"}`;
 }
 
 function set(id, words) {

@@ -54,7 +54,7 @@ export class Live {
   _show(frame) {
     const { running, waiting, recovering, ended } = frame.stats;
     if (ended) say("down", `the engine has ended: ${ended}`);
-    else if (recovering) say("down", `recovering: ${recovering}`);
+    else if (recovering) say("recovering", "recovering");
     else say(running ? "busy" : "idle", running ? "working" : waiting ? "waiting" : "idle");
     for (const part of this._parts) part.frame(frame);
   }

@@ -119,12 +119,21 @@ export class Pipeline {
     context.fillText(`${i}`, x, y + HEAD / 2);
     context.font = `12px ${font}`;
     context.fillStyle = muted;
-    if (wide > 110) context.fillText(stage.name || layersOf(stage), x + 16, y + HEAD / 2);
+    const share = `${Math.round(100 * this._busy[i])} %`;
+    const busy = wide > 150 ? `${share} busy` : share;
+    const room = wide - 16 - context.measureText(busy).width - 10;
+    context.fillText(shortened(context, stage.name || stage.host || layersOf(stage), room), x + 16, y + HEAD / 2);
     context.textAlign = "right";
-    const busy = `${Math.round(100 * this._busy[i])} %`;
-    context.fillText(wide > 150 ? `${busy} busy` : busy, x + wide, y + HEAD / 2);
+    context.fillText(busy, x + wide, y + HEAD / 2);
     if (i + 1 < this._stages.length && this._place(i + 1).y === y) drawArrow(context, x + wide, y + HEAD + WELL / 2);
   }
+}
+
+/** As much of a name as there is room for; nothing of it where a few letters would be left. */
+function shortened(context, name, room) {
+  if (context.measureText(name).width <= room) return name;
+  const fits = Math.floor((name.length * room) / context.measureText(name).width) - 1;
+  return fits < 4 ? "" : `${name.slice(0, fits)}…`;
 }
 
 function layersOf({ first, last }) {

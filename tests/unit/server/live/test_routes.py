@@ -32,7 +32,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.setup: Any = SimpleNamespace(
-            stages=2, layers=((0, 3), (3, 5)), cluster=None, speculation=None, max_model_len=64
+            stages=2,
+            layers=((0, 3), (3, 5)),
+            hosts=("", "10.0.0.2"),
+            cluster=None,
+            speculation=None,
+            max_model_len=64,
         )
         self.observers: list[Observer] = []
         self.ended: str | None = None
@@ -64,7 +69,10 @@ async def first(count: int, engine: Engine, state: LiveState) -> list[tuple[str,
 def test_a_stream_begins_with_the_setup_and_a_frame() -> None:
     (kind, setup), (name, frame) = asyncio.run(first(2, Engine(), LiveState(2)))
     assert (kind, name) == ("setup", "frame")
-    assert setup["stages"] == [{"name": "", "first": 0, "last": 3}, {"name": "", "first": 3, "last": 5}]
+    assert setup["stages"] == [
+        {"name": "", "host": "", "first": 0, "last": 3},
+        {"name": "", "host": "10.0.0.2", "first": 3, "last": 5},
+    ]
     assert setup["strategy"] == "autoregressive"
     assert frame["tree"] is None
     assert frame["stats"]["ended"] is None
