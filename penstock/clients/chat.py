@@ -111,7 +111,7 @@ class Answer:
         return self.finish_reason == "stop" and not self.text
 
     def statistics(self) -> str:
-        """For example: ``48 tokens, 9.9 tokens/s · first after 0.40 s · 31 of 47 drafts accepted``."""
+        """For example: ``48 tokens, 9.9 tokens/s · first after 0.40 s · 31 tokens had been drafted``."""
         parts = []
         if self.usage:
             parts.append(f"{self.usage.completion_tokens} tokens")
@@ -120,8 +120,7 @@ class Answer:
                 parts[0] += f", {(self.usage.completion_tokens - 1) / (self.last - self.first):.1f} tokens/s"
             parts.append(f"first after {self.first - self.asked:.2f} s")
         if self.usage and self.usage.accepted is not None:
-            drafted = self.usage.accepted + (self.usage.rejected or 0)
-            parts.append(f"{self.usage.accepted} of {drafted} drafts accepted")
+            parts.append(f"{self.usage.accepted} tokens had been drafted")
         return " · ".join(parts)
 
 

@@ -78,7 +78,7 @@ def test_a_terminal_shows_markdown_and_what_it_cost() -> None:
         chat.until("scripted · type a message · /help shows the commands")
         chat.until("> ")
         chat.type("hello\r")
-        shown = chat.until("3 of 4 drafts accepted")
+        shown = chat.until("3 tokens had been drafted")
         assert "bold [b]" in shown
         assert "**bold" not in shown
         assert "9 tokens" in shown
