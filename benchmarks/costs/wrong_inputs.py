@@ -82,6 +82,7 @@ def of_models(folder: Path) -> list[WrongInput]:
     }
     found = [WrongInput(("generate", "x", "--model", str(folder / name)), words) for name, words in said.items()]
     found += [WrongInput(("serve", str(folder / name)), said[name]) for name in ("nowhere", "adapter")]
+    found += [WrongInput(("run", str(folder / name)), said[name]) for name in ("nowhere", "encoder")]
     found += [WrongInput(("bench", "--model", str(folder / name)), said[name]) for name in ("nowhere", "cut.gguf")]
     train = ("train", "eagle", "--data", str(folder / "notes.txt"), "--output", str(folder / "out"), "--model")
     return [*found, *(WrongInput((*train, str(folder / name)), said[name]) for name in ("nowhere", "encoder"))]

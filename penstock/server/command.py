@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import typer
 
@@ -16,11 +17,13 @@ import penstock
 from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.options import EngineOptions
+from penstock.engine.places.starting import watched
 from penstock.engine.resolve import check_options
 from penstock.server.app import make_app
 from penstock.server.http.listen import Listening
 from penstock.server.http.logs import configure_logs
 from penstock.server.http.server import BACKLOG, Server
+from penstock.server.loading_log import LoadingLog
 from penstock.server.settings import ServerSettings
 from penstock.text.conversation_files import read_template
 
@@ -52,7 +55,7 @@ async def serve(
     template: str | None,
 ) -> None:
     began = time.monotonic()
-    llm = AsyncLLM(**vars(options), max_queue=settings.max_queue)
+    llm, _ = watched(partial(AsyncLLM, max_queue=settings.max_queue), options, LoadingLog())
     try:
         if template is not None:
             llm.get_tokenizer().use_chat_template(template)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.opening import open_host
-from penstock.pipeline.loading import LoadingBar
+from penstock.pipeline.loading import LoadingBar, LoadingCount
 
 Engine = TypeVar("Engine")
 
@@ -25,13 +25,15 @@ class Start:
     kv_bytes: int
 
 
-def watched(make: Callable[..., Engine], options: EngineOptions) -> tuple[Engine, Start]:
-    """``make``'s engine, once its stages have loaded their layers; a bar on stderr shows how far they are.
+def watched(
+    make: Callable[..., Engine], options: EngineOptions, loading: LoadingCount | None = None
+) -> tuple[Engine, Start]:
+    """``make``'s engine, once its stages have loaded their layers. ``loading`` hears how far they are.
 
-    ``make`` is ``LLM`` or ``AsyncLLM``. Raises what it raises.
+    It is a bar on stderr where it is None. ``make`` is ``LLM`` or ``AsyncLLM``. Raises what it raises.
     """
     begin = time.monotonic()
-    with LoadingBar(Console(stderr=True)) as bar:
+    with loading or LoadingBar(Console(stderr=True)) as bar:
         host = open_host(options, on_loading=bar)
         try:
             engine = make(host=host, **vars(options))

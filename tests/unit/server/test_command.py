@@ -27,7 +27,7 @@ def test_whoever_reads_the_announcement_can_connect(monkeypatch: pytest.MonkeyPa
         connected.append(url)
 
     connected: list[str] = []
-    monkeypatch.setattr(command, "AsyncLLM", lambda **_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(command, "watched", lambda *_: (SimpleNamespace(close=lambda: None), None))
     app = SimpleNamespace(state=SimpleNamespace(gate=None))
     monkeypatch.setattr(command, "make_app", lambda *_: app)
     monkeypatch.setattr(command, "Server", lambda *_, **__: SimpleNamespace(serve=ended))

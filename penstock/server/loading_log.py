@@ -1,0 +1,24 @@
+"""How far loading is, in a server's log."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from penstock.pipeline.loading import LoadingCount
+from penstock.progress import LINE_EVERY
+
+log = logging.getLogger("penstock.server")
+
+
+class LoadingLog(LoadingCount):
+    """A line every few seconds while weights are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_at = time.monotonic()
+
+    def show(self, read: int, total: int) -> None:
+        if time.monotonic() - self._logged_at >= LINE_EVERY:
+            self._logged_at = time.monotonic()
+            log.info("loading", extra={"fields": {"percent": round(100 * read / max(1, total))}})

@@ -1,0 +1,24 @@
+"""A server's log says how far loading is, now and then."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from penstock.messages import Loading
+from penstock.server import loading_log
+from penstock.server.http.logs import JsonFormatter
+from penstock.server.loading_log import LoadingLog
+
+
+def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    monkeypatch.setattr(loading_log.time, "monotonic", lambda: now[0])
+    with caplog.at_level(logging.INFO, logger="penstock.server"), LoadingLog() as loading:
+        for second in range(25):
+            now[0] = float(second)
+            loading("stage", Loading(stage=0, read=4 * second, total=100))
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    assert [(line["event"], line["percent"]) for line in lines] == [("loading", 40), ("loading", 80)]
