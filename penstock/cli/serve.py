@@ -38,7 +38,10 @@ def serve(
 ) -> None:
     config = speculation.config(model.model)
     engine = EngineOptions(**vars(sharing), **vars(model), **vars(pipeline), speculative_config=config)
-    from penstock.server.command import run_serve
+    from penstock.engine import resolve
+
+    resolve.check_options(engine)
+    from penstock.server.command import run_serve  # which takes as long to import as all that came before
 
     run_serve(engine, replace(settings, served_model_name=served_model_name or (name_of(engine.model),)), listening)
 

@@ -18,7 +18,6 @@ from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.starting import watched
-from penstock.engine.resolve import check_options
 from penstock.server.app import make_app
 from penstock.server.http.listen import Listening
 from penstock.server.http.logs import configure_logs
@@ -39,7 +38,6 @@ def run_serve(options: EngineOptions, settings: ServerSettings, listening: Liste
     if settings.api_key_file is not None:
         settings = replace(settings, api_keys=settings.api_keys + read_api_keys(settings.api_key_file))
     listening.check_certificate()
-    check_options(options)
     with listening.bind() as bound:
         configure_logs(settings.log_level)
         warn(settings, listening)

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
+from penstock.engine import resolve
 from penstock.engine.options import EngineOptions
 from penstock.server import command
 from penstock.server.http.listen import Listening
@@ -21,6 +22,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The arguments of every ``run_serve`` instead of a server."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(command, "run_serve", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(resolve, "check_options", lambda options: None)
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     return calls
 
