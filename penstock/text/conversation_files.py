@@ -29,7 +29,7 @@ def read_conversation(file: Path) -> Conversation:
     try:
         content = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"messages: {where} cannot be read: {error}") from error
+        raise ConfigError(f"messages: {where} cannot be read: {reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"messages: {where} is not JSON: {error}") from error
     table = {"messages": content} if isinstance(content, list) else content
@@ -59,4 +59,9 @@ def read_template(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FieldError("chat_template", f"is {str(file)!r}, which cannot be read: {error}") from error
+        raise FieldError("chat_template", f"is {str(file)!r}, which cannot be read: {reason(error)}") from error
+
+
+def reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read, without its name."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
