@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests import first_hour
 
 PACKAGE = Path(penstock.__file__).parent
 ROOT = PACKAGE.parent
@@ -63,6 +64,13 @@ def test_modules_that_a_page_runs_are_there(page: Path) -> None:
 def test_pages_that_the_code_names_are_there(folder: str) -> None:
     files = (ROOT / folder).rglob("*.py")
     assert [(file.name, page) for file in files for page in named(PAGE, file) if not (ROOT / page).is_file()] == []
+
+
+def test_every_command_of_readme_and_start_pages_is_in_the_first_hour_and_no_other() -> None:
+    typed = {one.command for block in first_hour.BLOCKS for one in block}
+    on_pages = {command for page in first_hour.PAGES for command in first_hour.commands_of(page.read_text("utf-8"))}
+    assert on_pages - typed - first_hour.stands_for() == set(), "a page has a command that tests/first_hour.md lacks"
+    assert first_hour.stands_for() - on_pages == set(), "no page has this command any more"
 
 
 def test_the_layout_has_every_part_of_the_package() -> None:

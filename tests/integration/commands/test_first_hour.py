@@ -1,4 +1,4 @@
-"""tests/first_hour.md does what stands there, and has every command of README.md and the start pages."""
+"""What tests/first_hour.md has typed prints what stands there; tests/unit/test_docs.py has it complete."""
 
 from __future__ import annotations
 
@@ -6,53 +6,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.first_hour import BLOCKS, PAGES, ROOT, Typed
 from tests.real_model import smollm2
 
-ROOT: Final = Path(__file__).parents[3]
-SCRIPT: Final = ROOT / "tests" / "first_hour.md"
-PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs" / "start").glob("*.md"))]
 MODEL: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
-BLOCK: Final = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FOR: Final = re.compile(r"^For: `(.+)`$", re.MULTILINE)
-COMMENT: Final = re.compile(r"\s{2,}#\s.*$")
-
-
-@dataclass(frozen=True)
-class Typed:
-    """A command and what it prints, in which ``...`` is anything."""
-
-    command: str
-    expected: str
-
-
-def read(block: str) -> list[Typed]:
-    pieces = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
-    return [Typed(command, expected) for command, _, expected in (piece.partition("\n") for piece in pieces)]
-
-
-BLOCKS: Final = [read(block) for block in BLOCK.findall(SCRIPT.read_text(encoding="utf-8"))]
-
-
-def commands_of(text: str) -> Iterator[str]:
-    """The lines of a page's indented code, without remarks, those that a backslash divides as one."""
-    outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    whole = re.sub(r"\\\n\s+", "", outside)
-    yield from (COMMENT.sub("", line).strip() for line in whole.splitlines() if line.startswith("    "))
-
-
-def test_every_command_of_the_start_pages_is_in_the_script_and_no_other() -> None:
-    typed = {one.command for block in BLOCKS for one in block}
-    stands_for = set(FOR.findall(SCRIPT.read_text(encoding="utf-8")))
-    on_pages = {command for page in PAGES for command in commands_of(page.read_text(encoding="utf-8"))}
-    assert on_pages - typed - stands_for == set(), "a page has a command that tests/first_hour.md lacks"
-    assert stands_for - on_pages == set(), "no page has this command any more"
 
 
 @pytest.fixture(scope="module")
