@@ -28,7 +28,7 @@ from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import rms_norm
 from penstock.models.loader import load_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry
-from penstock.models.quantization.pack import check_covered, pack, quantize_ends
+from penstock.models.quantization.pack import check_covered, pack, quantize_ends, share_tied
 from penstock.models.quantization.packed import weight_bytes
 from penstock.models.reading import Listener
 from penstock.models.rope import pin_rope
@@ -81,6 +81,8 @@ class StageModel:
         self._causal = module
         if quantization != "none":
             quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))
+        elif not plain:
+            share_tied(module, self._base, parts.embed)
         norm = getattr(self._base, parts.norm)
         setattr(module, parts.base, NormOnly(norm if plain else rms_norm(norm)))
         setattr(self._base, parts.norm, nn.Identity())

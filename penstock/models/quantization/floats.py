@@ -32,6 +32,23 @@ class PackedLinear(Packed):
         return torch.ops.mkldnn._linear_pointwise(hidden, self._packed, self.bias, "none", [], "")
 
 
+class TiedHead(nn.Module):
+    """A float head whose weight the embedding beside it reads, too: it is left as it is, and held once.
+
+    Measured in float32, 49152 x 576, from 1 row to 64: with two threads 1.0 to 1.4 times the time of a packed one, with
+    one thread 1.2 to 1.8 times. torch's own product takes 2 to 5 times as long.
+    """
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.weight = head.weight
+        self.bias = head.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., D] -> [.., V]"""
+        return torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "none", [], "")
+
+
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN computes packed layers of this type on this processor; bfloat16 takes AVX512."""
     if not torch.backends.mkldnn.is_available():

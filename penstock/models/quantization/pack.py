@@ -9,7 +9,7 @@ from torch import nn
 
 from penstock.core import ConfigError
 from penstock.models.quantization import int4
-from penstock.models.quantization.floats import PackedLinear, gains
+from penstock.models.quantization.floats import PackedLinear, TiedHead, gains
 from penstock.models.quantization.int4 import Int4Linear
 from penstock.models.quantization.int8 import Int8Linear, largest_value
 from penstock.models.quantization.table import Table, TableEmbedding, TableHead
@@ -47,6 +47,18 @@ def packed_floats(linear: nn.Linear) -> nn.Module:
 
 
 QUANTIZED: Final[dict[str, Callable[[nn.Linear], nn.Module]]] = {"int8": Int8Linear, "int4": int4_or_int8}
+
+
+def share_tied(causal: Any, base: Any, embed: str) -> None:
+    """Have the head compute with the embedding's own weight, in place, where a stage has both and they are tied."""
+    embedding, head = getattr(base, embed), causal.get_output_embeddings()
+    if (
+        isinstance(embedding, nn.Embedding)
+        and type(head) is nn.Linear
+        and embedding.weight is head.weight
+        and gains(head)
+    ):
+        causal.set_output_embeddings(TiedHead(head))
 
 
 def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool) -> None:
