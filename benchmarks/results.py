@@ -46,7 +46,7 @@ ORDER = (
     *("drafter_time", "pp_eagle_table"),
     *("step", "real_ids", "beside_peers", "trained"),
     *("auto_against", "parts", "always_wrong", "shared_host", "simulator", "two_processes", "centralised"),
-    *("serving", "serve_http", "interference", "soak", "attack"),
+    *("serving", "serve_http", "interference", "soak", "chaos", "attack"),
 )
 AWAITED = (
     *("step", "real_ids", "beside_peers", "trained"),

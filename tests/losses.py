@@ -110,6 +110,8 @@ class LossyHistory(History):
 class RandomParts:
     """A history's pipeline and drafter. What replaces them takes its time, and may fail to start."""
 
+    apart: frozenset[int] = frozenset()
+
     def __init__(self, history: LossyHistory) -> None:
         pipeline = history.loop.pipeline
         assert isinstance(pipeline, BreakableTarget)

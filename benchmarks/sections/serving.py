@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.load import attack, interference, serve_http, serving, soak
+from benchmarks.load import attack, chaos, interference, serve_http, serving, soak
 from benchmarks.sections.base import Section, paragraphs
 from penstock.bench.entries import PLAIN
 from penstock.bench.formats import markdown
@@ -171,6 +171,23 @@ def render_http(figures: Any) -> str:
     )
 
 
+def render_chaos(figures: Any) -> str:
+    rows = [
+        [kind, str(pause["kills"]), f"{pause['median_s']:.2f}", f"{pause['longest_s']:.2f}"]
+        for kind, pause in figures["pauses"].items()
+    ]
+    verdict = "; ".join(figures["problems"]) or "nothing"
+    return paragraphs(
+        f"{figures['kills']} processes killed at random tokens, amid {figures['requests']} requests of "
+        f"{chaos.TOKENS} tokens, {len(chaos.PROMPTS)} at a time on {chaos.STAGES} stages, greedily and at T = 0.8: "
+        f"{'; '.join(figures['by_setting'])}. Stages were replaced {figures['recoveries']} times, the drafter alone "
+        f"{figures['drafter_losses']} times. Every token is compared with what plain decoding gives without any kill, "
+        f"and after each call slots are audited and processes counted. What was wrong: {verdict}.",
+        "Seconds until the next result, which all requests wait for unless the drafter alone was killed:",
+        markdown(["killed", "times", "median, s", "longest, s"], rows),
+    )
+
+
 def late(found: dict[str, Any], row: dict[str, Any]) -> str:
     return f"{100 * found['overruns'][row['strategy']]:.1f}%"
 
@@ -178,6 +195,7 @@ def late(found: dict[str, Any], row: dict[str, Any]) -> str:
 SECTIONS = (
     Section(name=serve_http.NAME, title="Many requests over HTTP", how=serve_http.HOW, take=None, render=render_http),
     Section(name=soak.NAME, title="Ten thousand requests", how=soak.HOW, take=None, render=render_soak),
+    Section(name=chaos.NAME, title="Killed again and again", how=chaos.HOW, take=None, render=render_chaos),
     Section(name=attack.NAME, title="Under attack", how=attack.HOW, take=None, render=render_attack),
     Section(name=serving.NAME, title="Many requests at once", how=serving.HOW, take=None, render=render_serving),
     Section(

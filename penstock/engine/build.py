@@ -165,7 +165,7 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock) -> EngineLoop:
         scheduler,
         clock,
         contended=not emulated,
-        apart=apart(setup.hosts),
+        apart=parts.apart,
         recovery=recovery,
     )
 

@@ -524,7 +524,6 @@ class EngineLoop:
         self._do_deferred()
         self.inflight, self._owner, self._asked, self._cancels = InFlight(), {}, {}, []
         self.draft_due, self._asked_rows, self._wake_at = math.inf, 0, math.inf
-        self.estimates.forget_pipeline()
         for observer in self.observers:
             observer.vacated(self.clock.now())
 
@@ -533,9 +532,10 @@ class EngineLoop:
         request.error = error
         self._finish(request, FinishReason.ERROR)
 
-    def resume(self, pipeline: Pipeline, drafter: Drafter | None) -> None:
+    def resume(self, pipeline: Pipeline, drafter: Drafter | None, apart: frozenset[int]) -> None:
         """Go on with these stages, which know nothing yet."""
         self.pipeline, self.drafter = pipeline, drafter
+        self.estimates.forget_pipeline(apart)
         self.builder = BatchBuilder(self.builder.next_stream)
         self.pace = Pace(self.estimates, pipeline.stages)
         self._changed = True

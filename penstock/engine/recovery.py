@@ -46,6 +46,11 @@ class Parts(Protocol):
         """While the drafter restarts, one that stands in for it."""
         ...
 
+    @property
+    def apart(self) -> frozenset[int]:
+        """The stages behind which batches leave for another host; -1 stands for the engine."""
+        ...
+
     def drop_lost(self) -> bool:
         """End what is lost, and what cannot go on without it. Returns whether the target's stages are among that."""
         ...
@@ -73,7 +78,7 @@ class Requests(Protocol):
 
     def fail(self, request: Request, error: str) -> None: ...
 
-    def resume(self, pipeline: Pipeline, drafter: Drafter | None) -> None:
+    def resume(self, pipeline: Pipeline, drafter: Drafter | None, apart: frozenset[int]) -> None:
         """Go on with these stages, which know nothing yet."""
         ...
 
@@ -183,7 +188,7 @@ class Recovery:
             self.recoveries += 1
             self.recovery_seconds += self.seconds
             log.warning("recovered after %.1f s", self.seconds)
-            loop.resume(self.parts.pipeline, self.parts.drafter)
+            loop.resume(self.parts.pipeline, self.parts.drafter, self.parts.apart)
         self.reason = None
 
     def _give_up(self, lost: PipelineLost, problem: str) -> None:

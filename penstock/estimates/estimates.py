@@ -31,9 +31,9 @@ class Estimates:
         """Of the same engine, with nothing learned."""
         return Estimates(self.trials.needed, self.pipeline.apart)
 
-    def forget_pipeline(self) -> None:
+    def forget_pipeline(self, apart: frozenset[int]) -> None:
         """Other stages take over: their times, and when batches in flight were expected, mean nothing any more."""
-        self.pipeline = PipelineTimes(self.trials.needed, self.pipeline.apart)
+        self.pipeline = PipelineTimes(self.trials.needed, apart)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials.interrupt()
 

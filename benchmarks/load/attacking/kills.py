@@ -1,4 +1,5 @@
-"""Processes killed and stopped beside running requests: everybody gets an answer or an error, and nothing is left."""
+"""Processes killed and stopped beside running requests, without recovery: everybody gets an answer or an error, and
+nothing is left. ``benchmarks/load/chaos.py`` is with it."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ class Kills:
 
 @contextmanager
 def attacked() -> Iterator[Kills]:
-    with served(*FLAGS, "--stage-timeout", str(STAGE_TIMEOUT)) as server:
+    with served(*FLAGS, "--stage-timeout", str(STAGE_TIMEOUT), "--recovery-timeout", "0") as server:
         attack = Kills(server)
         folder = folder_of(attack._family[PROCESSES.index("fork server")])
         try:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
+from penstock.core import ConfigError, PipelineError
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import needed_bytes
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
 from penstock.hosts.keys import security_for
-from penstock.hosts.placement import check_memory, hosts_asked_for, other_hosts
+from penstock.hosts.placement import check_memory, hosts_asked_for, in_plans, named_hosts, other_hosts
 from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
 
@@ -49,3 +51,26 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     check_memory(setup.hosts, setup.devices, needed_bytes(setup), fleet.living)
     fleet.check_checkpoint(str(setup.checkpoint.source), [host for host in setup.hosts if host])
     return setup
+
+
+def resolve_again(setup: Resolved, host: Host) -> Resolved:
+    """The same stages on those of their hosts that are there now: of a host that is lost, on the others.
+
+    Raises PipelineError where that cannot be, as long as it cannot.
+    """
+    if not isinstance(host, FleetHost):
+        return setup
+    options = setup.options
+    there = ["", *host.fleet.living]
+    if options.hosts is None:  # a cluster file's stages have their places
+        if missing := [name for name in setup.hosts if name not in there]:
+            raise PipelineError(f"host {missing[0]} is not there")
+        return setup
+    names = [name for name in named_hosts(options.hosts) if in_plans(name) in there]
+    if not names:
+        raise PipelineError("none of the hosts is there")
+    moved = replace(options, hosts=",".join(names), pipeline_parallel_size=setup.stages)
+    try:
+        return resolve_on(moved, host)
+    except ConfigError as error:
+        raise PipelineError(str(error)) from error

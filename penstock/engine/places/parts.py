@@ -12,7 +12,8 @@ from penstock.drafters.base import Drafter
 from penstock.drafters.ngram import NgramOptions
 from penstock.drafters.options import Weights
 from penstock.engine.answers import PlainAnswers
-from penstock.engine.build import drafter_parts, make_drafter, share_device, stage_plans, weights_plan
+from penstock.engine.build import apart, drafter_parts, make_drafter, share_device, stage_plans, weights_plan
+from penstock.engine.places.opening import resolve_again
 from penstock.engine.resolve import Resolved
 from penstock.pipeline.base import Host, HostedPipeline
 from penstock.pipeline.plan import StagePlan
@@ -29,7 +30,9 @@ class EngineParts:
 
     def __init__(self, setup: Resolved, host: Host) -> None:
         self.drafter: Drafter | None = None
+        self._asked = setup
         self._setup = setup
+        """What was asked for, and what of it there is: the same stages, perhaps on fewer hosts."""
         self._host = host
         self._pipeline: HostedPipeline | None = None
         self._weights: HostedPipeline | None = None
@@ -43,6 +46,10 @@ class EngineParts:
     def pipeline(self) -> HostedPipeline:
         assert self._pipeline is not None, "it has not been started"
         return self._pipeline
+
+    @property
+    def apart(self) -> frozenset[int]:
+        return apart(self._setup.hosts)
 
     def start_all(self) -> None:
         """Start everything and wait for it. Raises PipelineError where a stage or the drafter cannot start."""
@@ -97,6 +104,7 @@ class EngineParts:
     def _start_stages(self) -> Generator[float | None]:
         if self._pipeline is not None:
             return
+        self._setup = resolve_again(self._asked, self._host)
         self._pipeline = yield from self._begun(stage_plans(self._setup, self.drafter), "stage")
         share_device(self._setup, self.drafter, self._pipeline)
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from penstock import LLM, ConfigError, PipelineError, SamplingParams
+from penstock.engine.loop import Observer
 from penstock.hosts.keys import make_cluster
 from tests.workers import Worker, ended, workers
 
@@ -145,3 +146,29 @@ def test_hosts_are_listed(pair: list[Worker], keys: Path) -> None:
         assert abs(offset) <= error  # it is the same clock
     assert "refused" in listed[2]["problem"]
     assert listed[2]["facts"] is None
+
+
+class KillAfter(Observer):
+    """Kills a worker once so many results have come."""
+
+    def __init__(self, worker: Worker, results: int) -> None:
+        self.worker, self.left = worker, results
+
+    def arrived(self, *told: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.worker.kill()
+
+
+def test_the_stages_of_a_killed_worker_move_to_the_others(target: Path, pair: list[Worker], keys: Path) -> None:
+    with LLM(target, max_model_len=256) as llm:
+        plain = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)]
+    with (
+        workers(1, keys) as (third,),
+        LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm,
+        llm.observing(KillAfter(third, results=7)),
+    ):
+        assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)] == plain
+        assert len(pair[0].stages()) == 2
+        llm.loop.audit()
+    assert pair[0].stages() == []

@@ -60,6 +60,8 @@ def test_any_history_with_losses(rng: random.Random) -> None:
 class Stages:
     """Two stages that can be broken. ``takes`` seconds to start each time, then as many failures as are left."""
 
+    apart: frozenset[int] = frozenset()
+
     def __init__(self, takes: float = 2.0, failures: int = 0) -> None:
         self.clock = VirtualClock()
         self.pool = SlotPool(60, 0)

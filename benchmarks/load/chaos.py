@@ -1,0 +1,184 @@
+"""Processes killed at random tokens, again and again: every token is compared with plain decoding's.
+
+    python -m benchmarks.load.chaos [KILLS] [SEED]
+
+Four requests at once on two stages of the demo target, greedy and at T = 0.8, by each strategy and with each kind of
+drafter. A process is killed at a random result: a stage, the drafter or, seldom, the fork server. Afterwards slots are
+audited, and what is left of the processes is counted. KILLS is the least number of them (100).
+
+What was seen is written to benchmarks/measured/load/chaos.json. The exit code is 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.shared.measured import store
+from penstock import LLM, SamplingParams
+from penstock.engine.loop import Observer
+from penstock.pipeline.forkserver import shared_fork_server
+
+NAME, HOW = "chaos", "Measured, with the demo pair"
+KILLS: Final = 100
+STAGES: Final = 2
+PROMPTS: Final = ("def fibonacci(n):", "class Stack:\n", "import os\n", "for line in open(path):\n")
+TOKENS: Final = 120
+TEMPERATURES: Final = (0.0, 0.8)
+KILLS_EACH: Final = 2
+"""Of one call: a drafter that is lost more often within a minute is not started again."""
+RESULTS: Final = range(5, 60)
+"""At one of these, counted from the call's beginning or from the kill before, a process is killed."""
+SETTINGS: Final = (
+    ("none", "autoregressive"),
+    ("ngram", "auto"),
+    ("draft_model", "auto"),
+    ("draft_model", "continuous"),
+    ("draft_model", "pipedec"),
+    ("draft_model", "static_tree"),
+    ("draft_model", "flowspec"),
+    ("eagle3", "continuous"),
+    ("spd", "continuous"),
+)
+FORK_SERVER: Final = 0.08
+"""Chance that it is the fork server's turn: another one takes seconds to start."""
+
+
+class Killer(Observer):
+    """Kills ``left`` processes, and measures how long no result comes after each."""
+
+    def __init__(self, rng: random.Random, drafts: bool) -> None:
+        self.killed: list[tuple[str, float]] = []
+        """What, and the seconds until the next result."""
+        self._rng = rng
+        self._drafts = drafts
+        self._left = KILLS_EACH
+        self._in = rng.choice(RESULTS)
+        self._struck: tuple[str, float] | None = None
+
+    def arrived(self, result: Any, at: float) -> None:
+        if self._struck is not None:
+            self.killed.append((self._struck[0], at - self._struck[1]))
+            self._struck = None
+        self._in -= 1
+        if self._in == 0 and self._left:
+            self._left -= 1
+            self._in = self._rng.choice(RESULTS)
+            self._struck = self._kill(), at
+
+    def _kill(self) -> str:
+        server = psutil.Process(shared_fork_server()._process.pid)
+        if self._rng.random() < FORK_SERVER:
+            server.kill()
+            return "fork server"
+        victims = living(server)  # the drafter has been started first, or, once it was lost, last
+        place = self._rng.randrange(len(victims))
+        victims[place].kill()
+        return "stage or drafter" if self._drafts else "stage"
+
+
+def living(server: psutil.Process) -> list[psutil.Process]:
+    return [one for one in server.children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextmanager
+def engine(method: str, strategy: str) -> Iterator[LLM]:
+    config = None if method == "none" else {"method": method, "strategy": strategy}
+    with LLM("demo", pipeline_parallel_size=STAGES, speculative_config=config) as llm:
+        yield llm
+
+
+def params(temperature: float) -> list[SamplingParams]:
+    return [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=TOKENS, ignore_eos=True)
+        for seed in range(len(PROMPTS))
+    ]
+
+
+def tokens(llm: LLM, temperature: float) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params(temperature))]
+
+
+def attacked(setting: tuple[str, str], rng: random.Random, expected: dict[float, list[list[int]]]) -> dict[str, Any]:
+    """One engine, with kills amid a call at each temperature."""
+    method, strategy = setting
+    killed: list[tuple[str, float]] = []
+    problems: list[str] = []
+    with engine(method, strategy) as llm:
+        for temperature in TEMPERATURES:
+            killer = Killer(rng, drafts=method not in ("none", "ngram"))
+            with llm.observing(killer):
+                if tokens(llm, temperature) != expected[temperature]:
+                    problems.append(f"{method}, {strategy}, T = {temperature}: other tokens")
+            killed += killer.killed
+            llm.loop.audit()
+        recovery = llm.loop.recovery
+        assert recovery is not None
+        counts = recovery.recoveries, recovery.drafter_losses
+    left = living(psutil.Process(shared_fork_server()._process.pid))
+    problems += [f"{method}, {strategy}: left behind {one}" for one in left]
+    return {"killed": killed, "recoveries": counts[0], "drafter_losses": counts[1], "problems": problems}
+
+
+def figures_of(found: Sequence[tuple[tuple[str, str], dict[str, Any]]], seconds: float) -> dict[str, Any]:
+    pauses: dict[str, list[float]] = {}
+    for _, one in found:
+        for kind, pause in one["killed"]:
+            pauses.setdefault(kind, []).append(pause)
+    by_setting: Counter[str] = Counter()
+    for (method, strategy), one in found:
+        by_setting[f"{strategy}, {method}" if method != "none" else strategy] += len(one["killed"])
+    return {
+        "seconds": seconds,
+        "requests": len(found) * len(TEMPERATURES) * len(PROMPTS),
+        "tokens": len(found) * len(TEMPERATURES) * len(PROMPTS) * TOKENS,
+        "kills": sum(by_setting.values()),
+        "by_setting": dict(by_setting),
+        "recoveries": sum(one["recoveries"] for _, one in found),
+        "drafter_losses": sum(one["drafter_losses"] for _, one in found),
+        "pauses": {
+            kind: {"kills": len(some), "median_s": statistics.median(some), "longest_s": max(some)}
+            for kind, some in sorted(pauses.items())
+        },
+        "problems": [problem for _, one in found for problem in one["problems"]],
+    }
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+    return [
+        f"{figures['kills']} kills, {figures['requests']} requests, {figures['tokens']} tokens, "
+        f"{figures['seconds']:.0f} s: {figures['recoveries']} recoveries, {figures['drafter_losses']} of a drafter",
+        *(f"{name:28} {count} kills" for name, count in figures["by_setting"].items()),
+        *(f"{kind}: {pause}" for kind, pause in figures["pauses"].items()),
+        *(figures["problems"] or ["every token the same, every slot accounted for, nothing left behind"]),
+    ]
+
+
+def main(kills: int = KILLS, seed: int = 0) -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.disable()
+    rng, begun = random.Random(seed), time.monotonic()
+    with engine("none", "autoregressive") as llm:
+        expected = {temperature: tokens(llm, temperature) for temperature in TEMPERATURES}
+    found: list[tuple[tuple[str, str], dict[str, Any]]] = []
+    while sum(len(one["killed"]) for _, one in found) < kills:
+        setting = SETTINGS[len(found) % len(SETTINGS)]
+        found.append((setting, attacked(setting, rng, expected)))
+    figures = figures_of(found, time.monotonic() - begun)
+    print(*lines(figures), sep="\n")
+    store(NAME, HOW, ([f"python -m benchmarks.load.chaos {kills} {seed}"], figures))
+    return 1 if figures["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

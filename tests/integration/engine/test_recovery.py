@@ -1,0 +1,177 @@
+"""Processes killed, stopped and cut off amid requests, which go on with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+
+from penstock import LLM, AsyncLLM, SamplingParams
+from penstock.engine.loop import Observer
+from penstock.models.checkpoint import open_checkpoint
+from penstock.pipeline.forkserver import shared_fork_server
+from penstock.pipeline.plan import StagePlan
+from penstock.pipeline.processes import ProcessHost, ProcessPipeline
+from tests import speculators
+from tests.processes import descendants
+from tests.proxies import Proxy
+
+pytestmark = pytest.mark.processes
+
+STAGES: Final = 2
+PROMPTS: Final = [{"prompt_token_ids": [40 + i, 50, 60, 70]} for i in range(4)]
+GREEDY: Final = [SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)] * 4
+SAMPLED: Final = [SamplingParams(temperature=0.8, seed=i, max_tokens=60, ignore_eos=True) for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def expected(target: Path) -> dict[float, list[list[int]]]:
+    """What one stage gives, by temperature."""
+    with LLM(str(target), skip_tokenizer_init=True, speculative_config=None) as llm:
+        return {params[0].temperature: tokens(llm, params) for params in (GREEDY, SAMPLED)}
+
+
+def tokens(llm: LLM, params: Sequence[SamplingParams]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+
+
+def start(target: Path, **options: Any) -> LLM:
+    return LLM(str(target), pipeline_parallel_size=STAGES, skip_tokenizer_init=True, **options)
+
+
+def processes() -> list[psutil.Process]:
+    """The fork server and what it has forked: a drafter with weights before the stages."""
+    server = psutil.Process(shared_fork_server()._process.pid)
+    return [server, *(one for one in descendants(server.pid) if one.status() != psutil.STATUS_ZOMBIE)]
+
+
+class Attack(Observer):
+    """Does something to the process at ``place`` once so many results have come, and once more."""
+
+    def __init__(self, place: int, results: Sequence[int], hit: Callable[[psutil.Process], None]) -> None:
+        self.place, self.results, self.hit = place, set(results), hit
+        self.seen = 0
+
+    def arrived(self, *told: Any) -> None:
+        self.seen += 1
+        if self.seen in self.results:
+            self.hit(processes()[self.place])
+
+
+def speculation(target: Path, draft: Path, folder: Path, method: str, strategy: str) -> dict[str, Any] | None:
+    if method == "none":
+        return None
+    if method == "ngram":
+        return {"method": method, "strategy": strategy}
+    if method != "draft_model":
+        options = {"anchors": [0, 2, 4]} if method == "spd" else {}
+        draft = getattr(speculators, method)(open_checkpoint(str(target)), **options).save(folder / method)
+    return {"method": method, "model": str(draft), "strategy": strategy}
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy", "place", "params"),
+    [
+        ("none", "", 2, SAMPLED),
+        ("ngram", "auto", 1, GREEDY),
+        ("draft_model", "pipedec", 1, SAMPLED),
+        ("draft_model", "static_tree", 2, SAMPLED),
+        ("draft_model", "flowspec", 0, GREEDY),
+        ("eagle3", "continuous", 1, SAMPLED),
+        ("spd", "continuous", 3, SAMPLED),
+    ],
+    ids=["stage", "stage-ngram", "drafter", "stage-drafter", "fork-server", "eagle3", "stage-spd"],
+)
+def test_tokens_are_the_same_whatever_is_killed(
+    target: Path,
+    draft: Path,
+    tmp_path: Path,
+    expected: dict[float, list[list[int]]],
+    method: str,
+    strategy: str,
+    place: int,
+    params: Sequence[SamplingParams],
+) -> None:
+    config = speculation(target, draft, tmp_path, method, strategy)
+    rng = random.Random(f"{method} {place}")
+    results = sorted(rng.sample(range(5, 40), 2 if place else 1))
+    with start(target, speculative_config=config) as llm:
+        recovery = llm.loop.recovery
+        assert recovery is not None
+        with llm.observing(Attack(place, results, psutil.Process.kill)):
+            assert tokens(llm, params) == expected[params[0].temperature]
+        assert recovery.recoveries + recovery.drafter_losses >= 1
+        llm.loop.audit()
+        assert tokens(llm, params) == expected[params[0].temperature]
+    assert len(processes()) == 1
+
+
+def test_a_stopped_stage_is_noticed_and_replaced(
+    target: Path, expected: dict[float, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.silence.LEAST_PATIENCE", 2.5)
+    with start(target, speculative_config=None) as llm:
+        assert tokens(llm, SAMPLED) == expected[0.8], "now it is known how long a batch takes"
+        with llm.observing(Attack(1, [5], psutil.Process.suspend)):
+            assert tokens(llm, SAMPLED) == expected[0.8]
+        assert llm.loop.recovery is not None
+        assert llm.loop.recovery.recoveries == 1
+
+
+class CutHost(ProcessHost):
+    """Between the stages of its first pipeline stands a proxy."""
+
+    def __init__(self) -> None:
+        super().__init__("tcp")
+        self.proxies: list[Proxy] = []
+
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
+        return CutPipeline(plans, self, name)
+
+
+class CutPipeline(ProcessPipeline):
+    _host: CutHost
+
+    def _neighbours(self, index: int) -> tuple[str, str]:
+        upstream, downstream = super()._neighbours(index)
+        if index == 0 and not self._host.proxies:
+            self._host.proxies.append(Proxy(downstream))
+            downstream = self._host.proxies[0].address
+        return upstream, downstream
+
+
+def test_a_connection_that_breaks_between_living_stages_is_reported(
+    target: Path, expected: dict[float, list[list[int]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    host = CutHost()
+    attack = Attack(1, [9], lambda _: host.proxies[0].cut())
+    with start(target, host=host, speculative_config=None) as llm, llm.observing(attack):
+        assert tokens(llm, SAMPLED) == expected[0.8]
+    assert "stage 1 (layers 3-4) was lost: a connection to it has ended" in caplog.text
+
+
+def test_streams_pause_while_a_stage_is_replaced(target: Path, expected: dict[float, list[list[int]]]) -> None:
+    async def read(llm: AsyncLLM, i: int) -> list[int]:
+        """By deltas: a token that came twice would be here twice."""
+        got: list[int] = []
+        async for new in llm.submit(PROMPTS[i], SAMPLED[i]):
+            got += [token for delta in new.deltas for token in delta.token_ids]
+        return got
+
+    async def run() -> None:
+        options: Any = {"pipeline_parallel_size": STAGES, "skip_tokenizer_init": True, "max_num_seqs": 4}
+        async with AsyncLLM(str(target), speculative_config={"method": "ngram"}, **options) as llm:
+            attack = Attack(1, [7, 25], psutil.Process.kill)
+            llm.observe(attack)
+            assert await asyncio.gather(*(read(llm, i) for i in range(4))) == expected[0.8]
+            await llm.check_health()
+            stats = llm.stats()
+            assert (stats.recoveries, stats.recovering, stats.ended) == (2, None, None)
+            assert stats.recovery_seconds > 0
+
+    asyncio.run(run())
