@@ -104,7 +104,7 @@ class LLM:
         A prompt is a text, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``. ``sampling_params`` is one for all
         prompts or a list with one for each; None takes the checkpoint's generation_config. Raises RequestError before
         anything starts if a prompt or its parameters cannot work, or in the end if a structured output could not go on,
-        and PipelineError if a stage is lost.
+        and PipelineError if a stage is lost and not replaced within ``recovery_timeout``.
         """
         many = prompts_of(prompts)
         params = self._params(sampling_params, len(many))
@@ -276,7 +276,7 @@ class LLM:
     def complete(self, jobs: Sequence[Job]) -> list[RequestOutput]:
         """Queue jobs together and step until the last one has ended.
 
-        Raises RequestError if one could not go on, once all have ended, and PipelineError if a stage is lost.
+        Raises RequestError if one could not go on, once all have ended, and PipelineError if the engine is lost.
         """
         try:
             for job in jobs:

@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock import LLM, PipelineError, SamplingParams
+from penstock.engine.loop import Observer
 from penstock.hosts.keys import make_cluster
 from tests.namespaces import Namespace, network
 from tests.workers import Worker, ended
@@ -48,9 +50,10 @@ def workers(hosts: list[Namespace], keys: Path) -> Iterator[list[Worker]]:
             worker.close()
 
 
-def over(workers: list[Worker], target: Path, keys: Path) -> LLM:
+def over(workers: list[Worker], target: Path, keys: Path, **options: Any) -> LLM:
     names = ",".join(worker.host for worker in workers)
-    return LLM(target, max_model_len=256, hosts=names, keys=str(keys), speculative_config={"method": "ngram"})
+    speculation = {"method": "ngram"}
+    return LLM(target, max_model_len=256, hosts=names, keys=str(keys), speculative_config=speculation, **options)
 
 
 def test_clocks_that_differ_change_nothing(target: Path, workers: list[Worker], keys: Path) -> None:
@@ -68,7 +71,7 @@ def test_clocks_that_differ_change_nothing(target: Path, workers: list[Worker], 
 def test_a_cut_link_leaves_nothing_and_the_host_comes_back(
     target: Path, hosts: list[Namespace], workers: list[Worker], keys: Path
 ) -> None:
-    with closing(over(workers, target, keys)) as llm:
+    with closing(over(workers, target, keys, recovery_timeout=0.0)) as llm:
         (stage,) = workers[1].stages()
         fleet = llm.host.fleet
         before = fleet.living[workers[1].host]
@@ -88,3 +91,31 @@ def test_a_cut_link_leaves_nothing_and_the_host_comes_back(
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert fleet.living[workers[1].host].incarnation == before.incarnation
+
+
+class CutAfter(Observer):
+    """Cuts a host off once so many results have come."""
+
+    def __init__(self, host: Namespace, results: int) -> None:
+        self.host, self.left = host, results
+
+    def arrived(self, *told: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.host.link("down")
+
+
+def test_a_cut_link_changes_no_token(target: Path, hosts: list[Namespace], workers: list[Worker], keys: Path) -> None:
+    """The stages of the host that is gone move to the other one."""
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=100, ignore_eos=True)
+    with LLM(target, max_model_len=256) as llm:
+        (plain,) = llm.generate("x", params)
+    with closing(over(workers, target, keys)) as llm:
+        try:
+            with llm.observing(CutAfter(hosts[1], results=7)):
+                (same,) = llm.generate("x", params)
+            assert len(workers[0].stages()) == 2
+        finally:
+            hosts[1].link("up")
+        assert same.outputs[0].token_ids == plain.outputs[0].token_ids
+        llm.loop.audit()
