@@ -27,6 +27,7 @@ import psutil
 from benchmarks.shared.measured import store
 from penstock import LLM, SamplingParams
 from penstock.engine.loop import Observer
+from penstock.messages import Batch, Result
 from penstock.pipeline.forkserver import shared_fork_server
 
 NAME, HOW = "chaos", "Measured, with the demo pair"
@@ -50,30 +51,36 @@ SETTINGS: Final = (
     ("eagle3", "continuous"),
     ("spd", "continuous"),
 )
-FORK_SERVER: Final = 0.08
+FORK_SERVER: Final = 0.15
 """Chance that it is the fork server's turn: another one takes seconds to start."""
 
 
 class Killer(Observer):
-    """Kills ``left`` processes, and measures how long no result comes after each."""
+    """Kills some processes, and measures how long it takes after each until a batch comes out that enters later."""
 
     def __init__(self, rng: random.Random, drafts: bool) -> None:
         self.killed: list[tuple[str, float]] = []
-        """What, and the seconds until the next result."""
+        """What, and those seconds."""
         self._rng = rng
         self._drafts = drafts
         self._left = KILLS_EACH
         self._in = rng.choice(RESULTS)
         self._struck: tuple[str, float] | None = None
+        self._entered = self._entered_then = -1
+        """The number of the batch that entered last, and of the one that had when something was killed."""
 
-    def arrived(self, result: Any, at: float) -> None:
-        if self._struck is not None:
+    def submitted(self, batch: Batch, at: float) -> None:
+        self._entered = batch.stream
+
+    def arrived(self, result: Result, at: float) -> None:
+        if self._struck is not None and result.stream > self._entered_then:
             self.killed.append((self._struck[0], at - self._struck[1]))
             self._struck = None
         self._in -= 1
-        if self._in == 0 and self._left:
+        if self._in <= 0 and self._left and self._struck is None:
             self._left -= 1
             self._in = self._rng.choice(RESULTS)
+            self._entered_then = self._entered
             self._struck = self._kill(), at
 
     def _kill(self) -> str:

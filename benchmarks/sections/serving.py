@@ -183,7 +183,8 @@ def render_chaos(figures: Any) -> str:
         f"{'; '.join(figures['by_setting'])}. Stages were replaced {figures['recoveries']} times, the drafter alone "
         f"{figures['drafter_losses']} times. Every token is compared with what plain decoding gives without any kill, "
         f"and after each call slots are audited and processes counted. What was wrong: {verdict}.",
-        "Seconds until the next result, which all requests wait for unless the drafter alone was killed:",
+        "Seconds until a batch comes out that has entered since. Unless a draft model was killed all requests wait for "
+        "it:",
         markdown(["killed", "times", "median, s", "longest, s"], rows),
     )
 
