@@ -357,7 +357,7 @@ def test_the_panels_keep_their_height_and_say_when_their_figures_are_from(visit:
     expect(page.locator("#running")).to_have_text("0")
     before = places(page)
     expect(page.locator("#tree-panel")).not_to_have_attribute("open", "")
-    visitor.complete(max_tokens=60)
+    visitor.complete(max_tokens=30)
     expect(page.locator("#running")).to_have_text("1")
     expect(page.locator("#as-of")).to_have_text("Figures of the last three seconds")
     expect(page.locator("#tree-panel")).to_have_attribute("open", "")
