@@ -74,6 +74,8 @@ class Inbox:
 
     def broken(self) -> list[str]:
         """The admitted sessions of which a connection has ended since the last call."""
+        if not self._broken:  # as after nearly every message
+            return []
         broken, self._broken = list(self._broken), set()
         return broken
 

@@ -100,6 +100,29 @@ def test_half_a_message_of_somebody_who_left_is_dropped(door: Door) -> None:
         assert take(door.inbox) == []
 
 
+def test_a_connection_that_ends_is_told_once_and_one_without_a_session_never(door: Door) -> None:
+    stranger, member = door.connected(b"x"), door.connected()
+    member.sendall(wire_of([b"one"]))
+    assert found_soon(door.inbox, 1) == [[b"one"]]
+    assert door.inbox.broken() == []
+    for client in (stranger, member):
+        client.close()
+    while door.inbox._streams or door.inbox._unauthenticated:
+        assert take(door.inbox) == []
+    assert door.inbox.broken() == [SESSION]
+    assert door.inbox.broken() == []
+
+
+def test_a_session_that_is_let_in_no_more_loses_no_connection(door: Door) -> None:
+    with door.connected() as member:
+        member.sendall(wire_of([b"one"]))
+        assert found_soon(door.inbox, 1) == [[b"one"]]
+        door.inbox.dismiss(SESSION)
+    while door.inbox._streams:
+        assert take(door.inbox) == []
+    assert door.inbox.broken() == []
+
+
 def test_the_path_is_gone_with_its_inbox(tmp_path: Path) -> None:
     place = place_of(f"ipc://{tmp_path}/inbox")
     with Inbox(place):
