@@ -147,8 +147,7 @@ class EngineLoop:
             for request in list(self.requests.values()):
                 self.abort(request)
             self.ended = "it was closed"
-            if self.recovery is not None:
-                self.recovery.stop()
+            self._stop_recovery()
 
     def step(self) -> None:
         """Wait for what is next, take it in, and keep stages and drafter fed.
@@ -509,6 +508,7 @@ class EngineLoop:
             for told in tell:
                 with contextlib.suppress(BaseException):  # it may be the cause; the others are told all the same
                     told(FinishReason.ERROR, self.clock.now())
+        self._stop_recovery()
 
     # --------------------------------------------------------------------------------------------- for the recovery
 
@@ -551,6 +551,10 @@ class EngineLoop:
             if request.sampling.grammar and drafter is not None:
                 drafter.prepare_grammar(request)
         self._changed = True
+
+    def _stop_recovery(self) -> None:
+        if self.recovery is not None:
+            self.recovery.stop()
 
     def audit(self) -> None:
         """Raise PenstockError unless every slot is accounted for. Cheap; called when idle and by the tests."""

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 MOST_LOSSES: Final = 3
 """Losses of stages in a row without a token between them: a request that lived through so many ends, since it may be
 their cause; where none has, the engine does."""
+IN_A_ROW_S: Final = 600.0
+"""Seconds after which a loss is no more in a row with the one before."""
 FIRST_DELAY: Final = 1.0
 """Seconds before the second attempt in a row; each further one waits twice as long."""
 LONGEST_DELAY: Final = 15.0
@@ -192,11 +194,13 @@ class Recovery:
         self.reason = None
 
     def _give_up(self, lost: PipelineLost, problem: str) -> None:
+        self.stop()
         raise PipelineError(f"{lost}; no recovery within {self._timeout:.0f} s: {problem}") from lost
 
     def _count(self, loop: Requests, lost: PipelineLost) -> None:
         """Count the loss against the requests that ran, and against the stages. Raises it where it is one too many."""
-        self._losses = 1 if loop.tokens > self._tokens else self._losses + 1
+        in_a_row = loop.tokens == self._tokens and self.seconds <= IN_A_ROW_S
+        self._losses = self._losses + 1 if in_a_row else 1
         self._tokens = loop.tokens
         for request in loop.running:
             request.losses += 1

@@ -374,7 +374,7 @@ class ProcessPipeline:
         self._wait_until_gone(CLOSE_TIMEOUT)
         self._host.unregister(self._session)
         for inbox in self._inboxes:
-            inbox.close()
+            self._host.sockets.disconnect(inbox)
 
     def _wait_until_gone(self, seconds: float) -> None:
         """Until all stages have ended, for so long at most, also where a stopped fork server reports none of them."""

@@ -45,7 +45,8 @@ class Sockets:
 
     def disconnect(self, outbox: Outbox) -> None:
         """Close one of its outboxes before the others."""
-        self._outboxes.remove(outbox)
+        if outbox in self._outboxes:
+            self._outboxes.remove(outbox)
         outbox.close()
 
     def _allowed(self, address: str) -> Place:

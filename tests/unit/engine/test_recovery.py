@@ -15,7 +15,7 @@ from penstock.core import FinishReason, PipelineError, PipelineLost
 from penstock.drafters.base import Drafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.engine.loop import EngineLoop, Observer
-from penstock.engine.recovery import FIRST_DELAY, LONGEST_DELAY, MOST_LOSSES, Recovery, delay
+from penstock.engine.recovery import FIRST_DELAY, IN_A_ROW_S, LONGEST_DELAY, MOST_LOSSES, Recovery, delay
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.stats import Counters
 from penstock.messages import Sampling
@@ -69,7 +69,7 @@ class Stages:
         self.takes = takes
         self.failures = failures
         self.started: list[float] = []
-        self.abandoned = 0
+        self.starting = False
         self.pipeline = self._new()
         self.loop = EngineLoop(self.pipeline, None, Scheduler(self.pool, 8, 2, 60), self.clock)
         self.loop.recovery = self.recovery = Recovery(self, self.clock, TIMEOUT)
@@ -85,12 +85,12 @@ class Stages:
     def start(self) -> Generator[float | None]:
         self.started.append(self.clock.now())
         until = self.clock.now() + self.takes
+        self.starting = True
         try:
             while self.clock.now() < until:
                 yield until
-        except GeneratorExit:
-            self.abandoned += 1
-            raise
+        finally:
+            self.starting = False
         if self.failures:
             self.failures -= 1
             raise PipelineError("no memory")
@@ -173,6 +173,7 @@ def test_a_recovery_that_takes_too_long_ends_with_the_loss(takes: float, failure
     assert request.finished is FinishReason.ERROR
     assert tokens_of(request) == expected()[:3]
     assert stages.clock.now() - at <= TIMEOUT
+    assert not stages.starting
     with pytest.raises(PipelineError, match="takes no more requests"):
         stages.add(1)
 
@@ -193,8 +194,9 @@ def test_an_engine_that_ends_starts_nothing_any_more() -> None:
     stages.break_after(3)
     stages.loop.step()
     stages.loop.step()
+    assert stages.starting
     stages.loop.end()
-    assert stages.abandoned == 1
+    assert not stages.starting
 
 
 class Fatal(Observer):
@@ -227,6 +229,15 @@ def test_stages_that_are_lost_without_any_request_end_the_engine_at_last() -> No
     with pytest.raises(PipelineError, match=f"{MOST_LOSSES} losses in a row without a token"):
         stages.run_broken()
     assert len(stages.started) == MOST_LOSSES - 1
+
+
+def test_losses_that_are_far_apart_are_not_in_a_row() -> None:
+    stages = Stages()
+    for recovered in range(1, 2 * MOST_LOSSES):
+        stages.pipeline.broken = True
+        while stages.recovery.recoveries < recovered:
+            stages.loop.step()
+        stages.clock.wait(stages.clock.now() + 2 * IN_A_ROW_S)
 
 
 def test_counters_say_what_is_lost_and_how_long_requests_waited() -> None:
