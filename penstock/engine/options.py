@@ -40,7 +40,7 @@ Quantization = Annotated[
     str,
     Option(
         "none, int8 or int4: whole numbers that weights are held as on a CPU, a draft model's too; auto keeps floats, "
-        "and takes int4 or int8 for a GGUF file that holds whole numbers.",
+        "and takes int4 or int8 where the file holds whole numbers (GGUF, GPTQ, AWQ and others).",
         MODEL,
     ),
 ]
