@@ -126,8 +126,12 @@ def test_formats_that_can_be_used() -> None:
 def test_the_reference_path_has_the_same_weights(tmp_path: Path) -> None:
     folder = str(make_checkpoint(tmp_path, "qwen3"))
     fast, plain = (load_stage(folder, 0, LAYERS, capacity=8, quantization="int8", plain=way) for way in (False, True))
-    hidden = torch.randn(1, fast.hidden_size)
-    torch.testing.assert_close(fast.logits(hidden, [0]), plain.logits(hidden, [0]))
+    rows, tokens = torch.randn(3, fast.hidden_size), torch.arange(3, VOCAB)
+    joined, attention = fast._base.layers[0].qkv, plain._base.layers[0].self_attn
+    apart = [linear(rows) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    assert torch.equal(joined(rows), torch.cat(apart, dim=-1))
+    assert torch.equal(fast._causal.lm_head(rows), plain._causal.lm_head(rows))
+    assert torch.equal(fast._base.embed_tokens(tokens), plain._base.embed_tokens(tokens))
 
 
 @int4
