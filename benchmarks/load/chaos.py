@@ -51,6 +51,7 @@ SETTINGS: Final = (
     ("eagle3", "continuous"),
     ("spd", "continuous"),
 )
+SERVER: Final = "fork server"
 FORK_SERVER: Final = 0.15
 """Chance that it is the fork server's turn: another one takes seconds to start."""
 
@@ -87,7 +88,7 @@ class Killer(Observer):
         server = psutil.Process(shared_fork_server()._process.pid)
         if self._rng.random() < FORK_SERVER:
             server.kill()
-            return "fork server"
+            return SERVER
         victims = living(server)  # the drafter has been started first, or, once it was lost, last
         place = self._rng.randrange(len(victims))
         victims[place].kill()

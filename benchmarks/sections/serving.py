@@ -175,13 +175,16 @@ def render_chaos(figures: Any) -> str:
     rows = [
         [kind, str(pause["kills"]), f"{pause['median_s']:.2f}", f"{pause['longest_s']:.2f}"]
         for kind, pause in figures["pauses"].items()
+        if kind != chaos.SERVER  # whose stages go on until the engine has noticed
     ]
+    servers = figures["pauses"].get(chaos.SERVER, {"kills": 0})["kills"]
     verdict = "; ".join(figures["problems"]) or "nothing"
     return paragraphs(
         f"{figures['kills']} processes killed at random tokens, amid {figures['requests']} requests of "
         f"{chaos.TOKENS} tokens, {len(chaos.PROMPTS)} at a time on {chaos.STAGES} stages, greedily and at T = 0.8: "
-        f"{'; '.join(figures['by_setting'])}. Stages were replaced {figures['recoveries']} times, the drafter alone "
-        f"{figures['drafter_losses']} times. Every token is compared with what plain decoding gives without any kill, "
+        f"{'; '.join(figures['by_setting'])}. {servers} of them were the fork server, which takes all others along. "
+        f"Stages were replaced {figures['recoveries']} times, the drafter alone {figures['drafter_losses']} times. "
+        "Every token is compared with what plain decoding gives without any kill, "
         f"and after each call slots are audited and processes counted. What was wrong: {verdict}.",
         "Seconds until a batch comes out that has entered since. Unless a draft model was killed all requests wait for "
         "it:",
