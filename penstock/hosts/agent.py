@@ -12,12 +12,14 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
 
 from penstock.core import ConfigError
+from penstock.hosts.cache import WeightCache
 from penstock.hosts.control import (
     BEAT,
     DOOR,
@@ -31,6 +33,7 @@ from penstock.hosts.control import (
     Detach,
     FindCheckpoint,
     KillSession,
+    Piece,
     StageEnded,
     StartStage,
     decode,
@@ -40,6 +43,7 @@ from penstock.hosts.control import (
 )
 from penstock.hosts.digest import digest_of
 from penstock.hosts.facts import own_facts
+from penstock.hosts.fetching import Fetch
 from penstock.messages import ForeignFrame, Frame, MalformedMessage
 from penstock.pipeline.forkserver import ALL_STAGES, ForkServer, shared_fork_server
 from penstock.pipeline.plan import StageSpec
@@ -65,6 +69,10 @@ class Lease:
         """Who started a session's stages, and which of them have not ended."""
         self.silent = 0.0
         """Seconds for which nothing has come of it."""
+        self.fetches: dict[str, Fetch] = {}
+        """By the head's paths, what is or was sent of checkpoints that are not here."""
+        self.copies: dict[str, Path] = {}
+        """By the head's paths, where that is."""
         self.head = head
 
     def tell(self, message: Control) -> None:
@@ -76,10 +84,17 @@ class HostAgent:
 
     With ``security`` whoever talks to it or its stages shows a certificate of the cluster's. Without, the address has
     to be this host's own, or the network private. Raises ConfigError for an address that cannot be, and OSError for
-    one that is taken.
+    one that is taken. Checkpoints that are not here are fetched into ``cache``.
     """
 
-    def __init__(self, address: str, security: LinkSecurity | None = None, private_network: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: LinkSecurity | None = None,
+        private_network: bool = False,
+        cache: WeightCache | None = None,
+    ) -> None:
+        self._cache = cache
         self._security = security
         self._private_network = private_network
         self._incarnation = secrets.token_hex(8)
@@ -151,6 +166,8 @@ class HostAgent:
         for session, (server, _) in lease.sessions.items():
             server.kill(session)
             server.forget(session)
+        for fetch in lease.fetches.values():
+            fetch.stop()
         self._sockets.disconnect(lease.head)
 
     # ------------------------------------------------------------------------------------------------- what heads say
@@ -162,7 +179,7 @@ class HostAgent:
             lease = next((one for one in self._leases.values() if same(one.secret, secret)), None)
             if lease is not None:
                 lease.silent = 0.0
-                self._obey(lease, message)
+                self._obey(lease, message, frames[1:])
             elif isinstance(message, Attach):
                 self._attach(secret, message)
             else:
@@ -170,12 +187,15 @@ class HostAgent:
         except (ConfigError, ForeignFrame, MalformedMessage) as error:
             log.warning("refused a message: %s", error)
 
-    def _obey(self, lease: Lease, message: Control) -> None:
+    def _obey(self, lease: Lease, message: Control, contents: Sequence[Frame]) -> None:
         now = time.monotonic()
         if isinstance(message, Beat):
             lease.tell(BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
         elif isinstance(message, FindCheckpoint):
-            lease.tell(CheckpointFound(path=message.path, problem=problem_of(message)))
+            self._find(lease, message)
+        elif isinstance(message, Piece):
+            if message.path in lease.fetches and len(contents) == 1:
+                lease.fetches[message.path].take(message, bytes(contents[0]))
         elif isinstance(message, StartStage):
             self._start(lease, message.spec)
         elif isinstance(message, KillSession):
@@ -187,6 +207,21 @@ class HostAgent:
         else:
             raise MalformedMessage(f"{type(message).__name__} is not for an agent")
 
+    def _find(self, lease: Lease, asked: FindCheckpoint) -> None:
+        """Say whether a checkpoint is here, or have the head send what is needed of it."""
+        if (before := lease.fetches.pop(asked.path, None)) is not None:
+            before.stop()
+        lease.copies.pop(asked.path, None)
+        problem = problem_of(asked)
+        if not problem or self._cache is None:
+            lease.tell(CheckpointFound(path=asked.path, problem=problem))
+            return
+        log.info("%s; its layers come from the head", problem)
+        lease.tell(CheckpointFound(path=asked.path, fetched=True))
+        in_use = {fetch.asked.digest for one in self._leases.values() for fetch in one.fetches.values()}
+        kept = partial(lease.copies.__setitem__, asked.path)
+        lease.fetches[asked.path] = Fetch(asked, self._cache, in_use, lease.tell, kept)
+
     # -------------------------------------------------------------------------------------------------------- stages
 
     def _start(self, lease: Lease, spec: StageSpec) -> None:
@@ -197,9 +232,16 @@ class HostAgent:
             lease.sessions[spec.session] = server, set()
         server, running = lease.sessions[spec.session]
         running.add(spec.index)
+        plan = spec.plan
+        if (fetch := lease.fetches.get(plan.model)) is not None:
+            if plan.model not in lease.copies or (plan.first, plan.last) not in fetch.asked.layers:
+                self._tell_ended(lease, spec.session, spec.index, f"{plan.label} have not been sent to its host")
+                return
+            plan = replace(plan, model=str(lease.copies[plan.model]))
         server.start(
             replace(
                 spec,
+                plan=plan,
                 bind=f"tcp://{lease.host}:*",
                 security=self._security,
                 private_network=self._private_network,

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from penstock.hosts.facts import HostFacts
+from penstock.hosts.ranges import FilePart, Layers
 from penstock.messages import MAX_HEADER_BYTES, UNDECODABLE, ForeignFrame, Frame, MalformedMessage
 from penstock.pipeline.plan import StageSpec
 
@@ -55,17 +56,42 @@ class BeatAnswer(msgspec.Struct, tag="beat_answer", kw_only=True, frozen=True):
 
 
 class FindCheckpoint(msgspec.Struct, tag="find_checkpoint", kw_only=True, frozen=True):
-    """Is the checkpoint of this digest, which the head has at ``path``, there?"""
+    """Is the checkpoint of this digest there, which the head has at ``path``, a folder or a file?
+
+    If it is not, ``files`` is what stages of these ``layers`` need of it, and the head sends what is wanted.
+    """
 
     path: str
     digest: str
+    is_folder: bool
+    layers: list[Layers]
+    files: list[FilePart]
 
 
 class CheckpointFound(msgspec.Struct, tag="checkpoint_found", kw_only=True, frozen=True):
-    """``problem`` says why stages cannot load it; empty if they can."""
+    """``problem`` says why stages cannot load it; empty if they can. While it is ``fetched``, neither is known."""
 
     path: str
     problem: str = ""
+    fetched: bool = False
+
+
+class WantPiece(msgspec.Struct, tag="want_piece", kw_only=True, frozen=True):
+    """Some bytes of a file of the checkpoint that the head has at ``path``."""
+
+    path: str
+    file: str
+    start: Annotated[int, msgspec.Meta(ge=0)]
+    end: int
+
+
+class Piece(msgspec.Struct, tag="piece", kw_only=True, frozen=True):
+    """What was wanted: the bytes are the message's second frame."""
+
+    path: str
+    file: str
+    start: int
+    end: int
 
 
 class StartStage(msgspec.Struct, tag="start_stage", kw_only=True, frozen=True):
@@ -93,6 +119,8 @@ Control = (
     | BeatAnswer
     | FindCheckpoint
     | CheckpointFound
+    | WantPiece
+    | Piece
     | StartStage
     | KillSession
     | StageEnded
@@ -110,8 +138,8 @@ def encode(message: Control, lease: str) -> bytes:
 
 def lease_of(frames: Sequence[Frame]) -> tuple[str, msgspec.Raw]:
     """The lease that a message names, and the message undecoded. Raises ForeignFrame for what is none."""
-    if len(frames) != 1 or len(frames[0]) > MAX_HEADER_BYTES:
-        raise ForeignFrame("no header alone, or one too large")
+    if not frames or len(frames[0]) > MAX_HEADER_BYTES:
+        raise ForeignFrame("header missing or too large")
     try:
         return _envelope.decode(frames[0])
     except UNDECODABLE as error:

@@ -7,15 +7,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.hosts.control import BEAT, Attached, decode, lease_of, same
-from penstock.hosts.digest import digest_of
+from penstock.hosts.control import BEAT, Attached, Piece, WantPiece, decode, lease_of, same
 from penstock.hosts.facts import HostFacts, Versions, own_versions
+from penstock.hosts.offering import Offer
+from penstock.hosts.ranges import Layers
 from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, places_of
 from penstock.messages import ForeignFrame, Frame, MalformedMessage
 from penstock.pipeline.silence import Listening
@@ -52,6 +52,8 @@ class Fleet:
         self._sockets = Sockets(security, private_network)
         self.hosts: Mapping[str, RemoteHost] = {name: RemoteHost(name, self._sockets) for name in names}
         self._inbox = self._sockets.inbox(f"tcp://{self.reached_at}:*")
+        self._offer: Offer | None = None
+        """The checkpoint that every host has to have, or is sent."""
         self._news = threading.Condition()
         """Told whenever a host has said something."""
         self._closing = False
@@ -69,17 +71,24 @@ class Fleet:
 
     @property
     def living(self) -> dict[str, HostFacts]:
-        """By name, those that are attached now."""
-        return {name: host.facts for name, host in self.hosts.items() if host.alive and host.facts is not None}
+        """By name, those that are attached now, but for those that cannot have the checkpoint."""
+        return {name: host.facts for name, host in self.hosts.items() if self._usable(host) and host.facts is not None}
 
-    def check_checkpoint(self, path: str, names: Sequence[str]) -> None:
-        """Raise ConfigError, naming every host of ``names`` that does not hold the checkpoint that is here."""
-        asked = [self.hosts[name] for name in dict.fromkeys(names)]
-        digest = digest_of(Path(path))
-        for host in asked:
-            host.ask_for(path, digest)
-        self._wait(lambda: all(path in host.checkpoints or not host.attached for host in asked))
-        problems = [f"host {one.name}: {answer_of(one, path)}" for one in asked if answer_of(one, path)]
+    def _usable(self, host: RemoteHost) -> bool:
+        return host.alive and (self._offer is None or not host.checkpoints.get(self._offer.path))
+
+    def provide(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> None:
+        """Have every host that is named hold these layers of the checkpoint: what it lacks, it is sent.
+
+        Returns when all do. A host that comes back is asked again. Raises ConfigError, naming every host that cannot.
+        """
+        self._offer, path = offer, offer.path
+        for host in self.hosts.values():
+            if host.attached and not host.has(path, layers.get(host.name, ())):
+                host.ask_for(offer.request(layers.get(host.name, ())))
+        named = [self.hosts[name] for name in layers]
+        self._wait(lambda: all(path in host.checkpoints or not host.attached for host in named))
+        problems = [f"host {one.name}: {answer_of(one, path)}" for one in named if answer_of(one, path)]
         if problems:
             raise ConfigError("; ".join(problems))
 
@@ -110,11 +119,13 @@ class Fleet:
         check_different(self.living)
 
     def _wait(self, settled: Callable[[], bool]) -> None:
-        """Until that is so, or hosts have had time enough to answer."""
+        """Until that is so, or hosts have had time enough to answer; one that is sent its layers takes as long."""
         deadline = time.monotonic() + ANSWER_S
         with self._news:
             while not settled() and time.monotonic() < deadline:
                 self._news.wait(BEAT / 3)  # a connection that is refused makes no news
+                if any(host.fetching and host.attached for host in self.hosts.values()):
+                    deadline = time.monotonic() + ANSWER_S
 
     def _read_wakes(self) -> None:
         os.read(self._woken, 4096)
@@ -138,6 +149,16 @@ class Fleet:
             elif host.wants_back:
                 self._attach(host)
 
+    def _send(self, host: RemoteHost, wanted: WantPiece) -> None:
+        try:
+            if self._offer is None:
+                raise MalformedMessage("nothing is offered")
+            content = self._offer.read(wanted)
+        except (MalformedMessage, OSError) as error:
+            host.lose(f"host {host.name} was lost: {error}")
+            return
+        host.send(Piece(path=wanted.path, file=wanted.file, start=wanted.start, end=wanted.end), content)
+
     def _attach(self, host: RemoteHost) -> None:
         self._inbox.dismiss(host.lease)
         self._inbox.admit(host.attach(self._inbox.address))
@@ -155,6 +176,11 @@ class Fleet:
         host.take(message)
         if isinstance(message, Attached) and (problem := difference(host.name, own_versions(), message.facts.versions)):
             host.lose(problem)
+        elif isinstance(message, Attached):
+            for asked in list(host.asked.values()):
+                host.ask_for(asked)
+        elif isinstance(message, WantPiece):
+            self._send(host, message)
         with self._news:
             self._news.notify_all()
 

@@ -39,13 +39,16 @@ def stage_hosts_of(cluster: Cluster) -> list[str]:
 
 
 def hosts_of_stages(hosts: str | None, cluster: Cluster | None, stages: int) -> tuple[str, ...]:
-    """The host of each stage, as plans name it: neighbours share one. Raises FieldError if one would have no stage."""
+    """The host of each stage, as plans name it."""
     if hosts is None and cluster is not None and not cluster.emulated:
         return tuple(in_plans(name) for name in stage_hosts_of(cluster))
-    names = hosts_asked_for(hosts, cluster)
-    if stages < len(names):
-        raise FieldError("hosts", f"names {len(names)} hosts for {stages} stages; name fewer, or ask for more stages")
-    return tuple(in_plans(names[stage * len(names) // stages]) for stage in range(stages))
+    return spread(hosts_asked_for(hosts, cluster), stages)
+
+
+def spread(names: Sequence[str], stages: int) -> tuple[str, ...]:
+    """The host of each stage, as plans name it: neighbours share one. Hosts beyond the number of stages are spares."""
+    used = names[:stages]
+    return tuple(in_plans(used[stage * len(used) // stages]) for stage in range(stages))
 
 
 def in_plans(name: str) -> str:

@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Collection
 from typing import Final
 
 from penstock.config import FieldError
@@ -23,12 +24,14 @@ from penstock.hosts.control import (
     Detach,
     FindCheckpoint,
     KillSession,
+    Piece,
     StageEnded,
     StartStage,
     encode,
 )
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.offsets import Offsets
+from penstock.hosts.ranges import Layers
 from penstock.pipeline.forking import exit_report
 from penstock.pipeline.plan import StageSpec
 from penstock.transport.addresses import place_of
@@ -56,6 +59,10 @@ class RemoteHost:
         self.offsets = Offsets()
         self.checkpoints: dict[str, str] = {}
         """What the agent has said of checkpoints, by path: a problem, or nothing."""
+        self.fetching: set[str] = set()
+        """Paths of those that it is being sent."""
+        self.asked: dict[str, FindCheckpoint] = {}
+        """By path, what it has been asked for."""
         self.lease = ""
         """Its latest one's secret."""
         self.attached = False
@@ -113,6 +120,8 @@ class RemoteHost:
     def attach(self, head: str) -> str:
         """Ask the agent to serve ``head``, an inbox's address. Returns the lease's secret."""
         self.facts, self._silent = None, 0.0
+        self.checkpoints.clear()
+        self.fetching.clear()
         self._outbox = self._sockets.connect(self._address, DOOR)
         self.lease, self.attached = secrets.token_hex(16), True
         self._tell(Attach(head=head, host=self._host))
@@ -131,9 +140,18 @@ class RemoteHost:
     def beat(self) -> None:
         self._tell(Beat(sent=time.monotonic()))
 
-    def ask_for(self, path: str, digest: str) -> None:
-        self.checkpoints.pop(path, None)
-        self._tell(FindCheckpoint(path=path, digest=digest))
+    def ask_for(self, checkpoint: FindCheckpoint) -> None:
+        self.asked[checkpoint.path] = checkpoint
+        self.checkpoints.pop(checkpoint.path, None)
+        self._tell(checkpoint)
+
+    def has(self, path: str, layers: Collection[Layers]) -> bool:
+        """Whether stages of these layers can load the checkpoint there."""
+        return self.checkpoints.get(path) == "" and set(layers) <= set(self.asked[path].layers)
+
+    def send(self, piece: Piece, content: bytes) -> None:
+        if (outbox := self._outbox) is not None:
+            outbox.send(encode(piece, self.lease), content)
 
     def take(self, message: Control) -> None:
         """What the agent says under the lease."""
@@ -143,7 +161,10 @@ class RemoteHost:
             self.beat()
         elif isinstance(message, BeatAnswer):
             self.offsets.add(message.sent, message.received, message.answered, time.monotonic())
+        elif isinstance(message, CheckpointFound) and message.fetched:
+            self.fetching.add(message.path)
         elif isinstance(message, CheckpointFound):
+            self.fetching.discard(message.path)
             self.checkpoints[message.path] = message.problem
         elif isinstance(message, StageEnded):
             with self._lock:

@@ -28,6 +28,16 @@ class WorkerOptions:
         str | None,
         Option("Get the keys first, with what `penstock keys add` has printed.", SERVER, default="none"),
     ] = None
+    cache: Annotated[
+        str | None,
+        Option(
+            "Where layers are kept that engines send, because this host has no such checkpoint.",
+            SERVER,
+            metavar="FOLDER",
+            default="~/.cache/penstock/weights",
+        ),
+    ] = None
+    cache_gb: Annotated[float, Option("Most that is kept of checkpoints that are not in use.", SERVER)] = 50.0
     insecure: Annotated[
         bool,
         Option("Serve anybody who reaches the address, without encryption: for a network that is private.", SERVER),
@@ -39,4 +49,4 @@ class WorkerOptions:
 def worker(*, options: WorkerOptions) -> None:
     from penstock.hosts.workers import run_worker
 
-    run_worker(options.listen, options.keys, options.token, options.insecure)
+    run_worker(options.listen, options.keys, options.token, options.insecure, options.cache, options.cache_gb)

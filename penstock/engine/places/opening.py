@@ -12,6 +12,7 @@ from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
 from penstock.hosts.keys import security_for
+from penstock.hosts.offering import Offer
 from penstock.hosts.placement import check_memory, hosts_asked_for, in_plans, named_hosts, other_hosts
 from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
@@ -49,7 +50,7 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     fleet = host.fleet
     setup = resolve_options(options, fleet.living)
     check_memory(setup.hosts, setup.devices, needed_bytes(setup), fleet.living)
-    fleet.check_checkpoint(str(setup.checkpoint.source), [host for host in setup.hosts if host])
+    fleet.provide(Offer(setup.checkpoint.source, setup.checkpoint.num_layers), layers_by_host(setup))
     return setup
 
 
@@ -74,3 +75,12 @@ def resolve_again(setup: Resolved, host: Host) -> Resolved:
         return resolve_on(moved, host)
     except ConfigError as error:
         raise PipelineError(str(error)) from error
+
+
+def layers_by_host(setup: Resolved) -> dict[str, list[tuple[int, int]]]:
+    """What each of the other hosts is to hold."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name, layers in zip(setup.hosts, setup.layers, strict=True):
+        if name:
+            found.setdefault(name, []).append(layers)
+    return found

@@ -12,6 +12,7 @@ import pytest
 
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
+from penstock.hosts.cache import held_bytes
 from penstock.hosts.keys import make_cluster
 from tests.namespaces import Namespace, network
 from tests.workers import Worker, ended
@@ -66,6 +67,24 @@ def test_clocks_that_differ_change_nothing(target: Path, workers: list[Worker], 
         llm.generate("def g(x):", SAMPLED)
         trips = llm.loop.estimates.round_trips
         assert 0 < trips.round_trip_s(1) < time.monotonic() - begin  # no days in it
+
+
+def test_a_host_without_the_checkpoint_is_sent_its_layers(
+    target: Path, hosts: list[Namespace], keys: Path, tmp_path: Path
+) -> None:
+    """An empty file system lies over the checkpoint there."""
+    cache = tmp_path / "cache"
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(target)]
+    options = ("--keys", str(keys), "--cache", str(cache))
+    with LLM(target, max_model_len=256) as llm:
+        (plain,) = llm.generate("def f(x):", SAMPLED)
+    with closing(Worker(f"{hosts[0].address}:7701", *options, before=[*hosts[0].before, *hidden])) as worker:
+        names = f"localhost,{worker.host}"
+        with LLM(target, max_model_len=256, hosts=names, keys=str(keys)) as llm:
+            (same,) = llm.generate("def f(x):", SAMPLED)
+    assert same.outputs[0].token_ids == plain.outputs[0].token_ids
+    (copy,) = cache.iterdir()
+    assert held_bytes(copy) < sum(file.stat().st_size for file in target.iterdir())
 
 
 def test_a_cut_link_leaves_nothing_and_the_host_comes_back(

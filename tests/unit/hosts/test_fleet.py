@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,95 +13,18 @@ import trustme
 from penstock.core import ConfigError
 from penstock.hosts import agent as agents
 from penstock.hosts.agent import HostAgent
-from penstock.hosts.control import DOOR, Beat, FindCheckpoint, StartStage, encode
-from penstock.hosts.digest import digest_of
+from penstock.hosts.control import DOOR, Beat, StartStage, encode
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import Fleet
+from penstock.hosts.offering import Offer
 from penstock.pipeline.forking import exit_report
 from penstock.pipeline.forkserver import ALL_STAGES
-from penstock.pipeline.plan import StagePlan, StageSpec
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
+from tests.agents import PLAN, NotingServer, agent, fleet, name_of, reports, soon, spec
 from tests.links import member
 
-SOON = 20.0
-PLAN = StagePlan(model="m", first=0, last=1, capacity=1, dtype="float32", device="cpu", max_model_len=1, vocab_size=2)
-
-
-class NotingServer:
-    """Starts nothing."""
-
-    def __init__(self) -> None:
-        self.started: list[StageSpec] = []
-        self.killed: list[str] = []
-        self.pipes: dict[str, int] = {}
-
-    def listen(self, session: str, pipe: int) -> None:
-        self.pipes[session] = pipe
-
-    def forget(self, session: str) -> None:
-        del self.pipes[session]
-
-    def start(self, spec: StageSpec) -> None:
-        self.started.append(spec)
-
-    def kill(self, session: str) -> None:
-        self.killed.append(session)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> NotingServer:
-    noting = NotingServer()
-    monkeypatch.setattr(agents, "shared_fork_server", lambda: noting)
-    return noting
-
-
-@contextmanager
-def agent(security: LinkSecurity | None, address: str = "tcp://127.0.0.2:*") -> Iterator[HostAgent]:
-    with HostAgent(address, security) as made:
-        thread = threading.Thread(target=made.serve)
-        thread.start()
-        try:
-            yield made
-        finally:
-            made.stop()
-            thread.join()
-
-
-@contextmanager
-def fleet(*members: HostAgent, security: LinkSecurity | None) -> Iterator[Fleet]:
-    made = Fleet([name_of(one) for one in members], security)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def name_of(one: HostAgent) -> str:
-    return one.address.removeprefix("tcp://")
-
-
-def soon(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def spec(session: str, index: int = 0) -> StageSpec:
-    return StageSpec(session=session, index=index, stages=2, bind="", engine="tcp://127.0.0.1:1", plan=PLAN)
-
-
-def reports(pipe: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in os.read(pipe, 65536).splitlines()]
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
+OFFER = Offer(Path(__file__).parent, 1)
 
 
 def test_hosts_tell_what_they_are(server: NotingServer, security: LinkSecurity) -> None:
@@ -189,6 +107,7 @@ def test_a_host_that_falls_silent_is_lost_and_may_come_back(
         with fleet(one, security=security) as made:
             host = made.hosts[name_of(one)]
             lease, before = host.lease, host.facts
+            made.provide(OFFER, {name_of(one): []})
             host.listen("s", pipe[1])
             host.start(spec("s"))
             soon(lambda: bool(server.started))
@@ -203,6 +122,7 @@ def test_a_host_that_falls_silent_is_lost_and_may_come_back(
             assert reports(pipe[0]) == [{**lost, "stage": 1}]
             with agent(security, address):
                 soon(lambda: host.alive)
+                soon(lambda: bool(made.living))
                 assert host.lease != lease
                 assert before is not None
                 assert host.facts is not None
@@ -230,7 +150,7 @@ def test_strangers_words_change_nothing(server: NotingServer, security: LinkSecu
     with agent(security) as one, fleet(one, security=security) as made, Sockets(security) as sockets:
         stranger = sockets.connect(one.address, DOOR)
         stranger.send(frame)
-        made.check_checkpoint(__file__, [name_of(one)])  # it still answers
+        made.provide(OFFER, {name_of(one): []})  # it still answers
         assert len(one._leases) == 1
 
 
@@ -276,15 +196,13 @@ def test_one_host_by_two_names_is_refused(server: NotingServer, security: LinkSe
             Fleet([f"127.0.0.2:{port}", f"127.0.0.3:{port}"], security)
 
 
-def test_a_checkpoint_that_is_another_or_none_is_refused(
-    server: NotingServer, security: LinkSecurity, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_is_another_or_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    asked = FindCheckpoint(path=str(tmp_path), digest=digest_of(tmp_path))
+    asked = Offer(tmp_path, 1).request(())
     assert agents.problem_of(asked) == ""
     (tmp_path / "config.json").write_text("[]")
     assert "is another one" in agents.problem_of(asked)
-    missing = FindCheckpoint(path=str(tmp_path / "missing"), digest="")
+    missing = msgspec.structs.replace(asked, path=str(tmp_path / "missing"))
     assert "there is no checkpoint at" in agents.problem_of(missing)
 
 
@@ -295,6 +213,23 @@ def test_a_problem_of_a_checkpoint_names_its_host(
     with (
         agent(security) as one,
         fleet(one, security=security) as made,
-        pytest.raises(ConfigError, match=f"host {name_of(one)}: the checkpoint at {__file__} is another one"),
+        pytest.raises(ConfigError, match=f"host {name_of(one)}: the checkpoint at {OFFER.path} is another one"),
     ):
-        made.check_checkpoint(__file__, [name_of(one)])
+        made.provide(OFFER, {name_of(one): []})
+
+
+def test_a_host_that_comes_back_without_the_checkpoint_is_not_used(
+    server: NotingServer, security: LinkSecurity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as first:
+        one = first.enter_context(agent(security))
+        with fleet(one, security=security) as made:
+            made.provide(OFFER, {name_of(one): []})
+            address, host = one.address, made.hosts[name_of(one)]
+            first.close()
+            soon(lambda: not host.alive)
+            monkeypatch.setattr(agents, "problem_of", lambda asked: "it is another one")
+            with agent(security, address):
+                soon(lambda: host.checkpoints.get(OFFER.path) == "it is another one")
+                assert host.alive
+                assert made.living == {}

@@ -1,0 +1,85 @@
+"""Agents on threads, with a fork server that only notes what it is told, and the fleets of their heads."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from penstock.hosts.agent import HostAgent
+from penstock.hosts.cache import WeightCache
+from penstock.hosts.fleet import Fleet
+from penstock.pipeline.plan import StagePlan, StageSpec
+from penstock.transport.security import LinkSecurity
+
+SOON: Final = 20.0
+PLAN: Final = StagePlan(
+    model="m", first=0, last=1, capacity=1, dtype="float32", device="cpu", max_model_len=1, vocab_size=2
+)
+
+
+class NotingServer:
+    """Starts nothing."""
+
+    def __init__(self) -> None:
+        self.started: list[StageSpec] = []
+        self.killed: list[str] = []
+        self.pipes: dict[str, int] = {}
+
+    def listen(self, session: str, pipe: int) -> None:
+        self.pipes[session] = pipe
+
+    def forget(self, session: str) -> None:
+        del self.pipes[session]
+
+    def start(self, spec: StageSpec) -> None:
+        self.started.append(spec)
+
+    def kill(self, session: str) -> None:
+        self.killed.append(session)
+
+
+@contextmanager
+def agent(
+    security: LinkSecurity | None, address: str = "tcp://127.0.0.2:*", cache: WeightCache | None = None
+) -> Iterator[HostAgent]:
+    with HostAgent(address, security, cache=cache) as made:
+        thread = threading.Thread(target=made.serve)
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+            thread.join()
+
+
+@contextmanager
+def fleet(*members: HostAgent, security: LinkSecurity | None) -> Iterator[Fleet]:
+    made = Fleet([name_of(one) for one in members], security)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def name_of(one: HostAgent) -> str:
+    return one.address.removeprefix("tcp://")
+
+
+def soon(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def spec(session: str, index: int = 0) -> StageSpec:
+    return StageSpec(session=session, index=index, stages=2, bind="", engine="tcp://127.0.0.1:1", plan=PLAN)
+
+
+def reports(pipe: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in os.read(pipe, 65536).splitlines()]
