@@ -66,6 +66,8 @@ class Trial:
         self._requests = requests
         self._stake = 0.0
         """Seconds that speculation may lose; below 0 where it has lost more than it had."""
+        self._highest = 0.0
+        """The stake with which speculation began, or the most that a stake can be if it has gained that since."""
         self._needed = CAUTIOUS_STAKE
         """The stake, in plain tokens, from which on speculation begins again."""
         self._charged = 0
@@ -110,7 +112,7 @@ class Trial:
         self._stake += tokens * plain - seconds
         if self._stake >= most:
             self._gained += self._stake - most
-            self._stake, self._charged, self._failures = most, 0, 0
+            self._stake, self._highest, self._charged, self._failures = most, most, 0, 0
             if self._gained >= self._of_plain(self._bold):
                 self._bold = self._bold if self.cautious else BOLD / 2
                 self.cautious, self._gained = False, 0.0
@@ -150,12 +152,13 @@ class Trial:
             self._begin_speculating()
 
     def _correct(self) -> None:
-        """Plain decoding has been measured anew: charge speculation by that."""
+        """Plain decoding has been measured anew: charge speculation by that. It gets back what it had at most."""
         plain, charged = self.plain.seconds_per_token, self._charged
         if not self.speculating.weight:
             self._stake = self._of_plain(STAKE)
             return
-        self._stake = max(self._stake + charged * (plain - self._charged_at), min(self._stake, 0.0))
+        corrected = min(self._stake + charged * (plain - self._charged_at), max(self._stake, self._highest))
+        self._stake = max(corrected, min(self._stake, 0.0))
         if self._stake <= self._of_plain(self._needed):
             self._needed = CAUTIOUS_STAKE
 
@@ -166,7 +169,7 @@ class Trial:
     def _begin_speculating(self) -> None:
         self.speculating.age(KEPT)
         self.speculates = True
-        self._stake = min(self._stake, self._of_plain(MOST))
+        self._stake = self._highest = min(self._stake, self._of_plain(MOST))
 
     def _begin_plain(self, needed: float) -> None:
         self._charged_at = self.plain.seconds_per_token

@@ -152,6 +152,20 @@ def test_bold_speculation_that_gains_is_given_the_first_chance_again_when_it_end
     assert not trial.cautious
 
 
+def test_a_load_that_has_come_gives_back_no_more_than_speculation_had() -> None:
+    trial = Trial()
+    run(trial, PLAIN_TOKENS, steadily(1.0))
+    while trial.speculates:
+        run(trial, 1, steadily(0.5))
+    slow = 10 * PLAIN
+    run(trial, PLAIN_TOKENS, steadily(1.0), slow)
+    more = 0
+    while trial.speculates:
+        run(trial, 1, steadily(0.5, slow), slow)
+        more += 1
+    assert more <= 1, "a token loses more than the whole stake was"
+
+
 class Decoding(RuleBasedStateMachine):
     """Whatever speculation does, and however tokens come, plain decoding would have been little faster."""
 
