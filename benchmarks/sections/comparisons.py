@@ -14,7 +14,6 @@ from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
 from benchmarks.strategies import always_wrong, auto_against, parts, same_texts, shared_host
 from penstock.bench.formats import markdown
-from penstock.bench.intervals import paired_ratio
 from penstock.bench.recordings.rules import LABELS as RULES
 from penstock.cluster import load_cluster
 
@@ -272,10 +271,7 @@ SHARED = {
 
 
 def over_plain(figures: Any, entry: str) -> str:
-    seconds = figures["seconds"].values()
-    pairs = [(p, s) for one in seconds for p, s in zip(one["autoregressive"], one[entry], strict=True)]
-    ratio = paired_ratio([plain / own for plain, own in pairs])
-    assert ratio is not None
+    ratio = shared_host.ratio_over(figures["seconds"].values(), shared_host.ENTRIES[0], entry)
     return f"{ratio.mean:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 

@@ -21,7 +21,9 @@ from penstock.bench.measure.command import run_bench
 from penstock.bench.measure.options import BenchOptions
 
 NAME, HOW = "beside_peers", "Measured, one stage, nothing emulated"
-COMMAND = "python -m benchmarks.strategies.beside_peers MODEL.gguf PROMPTS --per-set {} --tokens {}"
+COMMAND = (
+    "python -m benchmarks.strategies.beside_peers MODEL.gguf PROMPTS --threads {} --formats {} --per-set {} --tokens {}"
+)
 FORMATS = ("int4", "int8")
 ENTRIES = ("autoregressive", "auto")
 PEERS = ("hf", "llama.cpp")
@@ -95,7 +97,11 @@ def main() -> None:
                 "tokens": options.tokens,
                 **condensed(bench_figures(options, threads, quantization)),
             }
-            store(NAME, HOW, ([COMMAND.format(options.per_set, options.tokens)], figures))
+            commands = [
+                COMMAND.format(one["threads"], one["quantization"], one["per_set"], one["tokens"])
+                for one in figures.values()
+            ]
+            store(NAME, HOW, (commands, figures))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
 from penstock.bench.entries import parse_entries
 from penstock.bench.grid import Question, Setting
-from penstock.bench.intervals import paired_ratio
+from penstock.bench.intervals import Ratio, paired_ratio
 from penstock.bench.measure.comparison import measure_all
 from penstock.bench.prompts import read_prompt_sets
 
@@ -115,6 +115,14 @@ def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
     return {"per_set": options.per_set, "tokens": options.tokens, "identical": identical, "seconds": seconds}
 
 
+def ratio_over(sets: Iterable[Mapping[str, Sequence[float]]], base: str, entry: str) -> Ratio:
+    """How many times as fast as ``base`` ``entry`` is, over all prompts of all sets in pairs. A set has each one's
+    seconds by prompt."""
+    ratio = paired_ratio([b / e for by in sets for b, e in zip(by[base], by[entry], strict=True)])
+    assert ratio is not None
+    return ratio
+
+
 def lines(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
     for name, by_entry in figures["seconds"].items():
         plain = by_entry["autoregressive"]
@@ -122,9 +130,7 @@ def lines(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
         speed = (figures["tokens"] - 1) * len(plain) / sum(plain)
         yield f"{case:12} {name:10} plain {speed:5.1f} tokens/s, " + ", ".join(ratios)
     for entry in ENTRIES[1:]:
-        every = [(one["autoregressive"], one[entry]) for one in figures["seconds"].values()]
-        ratio = paired_ratio([p / s for plain, own in every for p, s in zip(plain, own, strict=True)])
-        assert ratio is not None
+        ratio = ratio_over(figures["seconds"].values(), ENTRIES[0], entry)
         yield f"{case:12} all: {entry} {ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 

@@ -3,9 +3,8 @@
     python -m benchmarks.strategies.trained MODEL PROMPTS [--drafter METHOD=FOLDER ...] [--per-set N] [--tokens N]
 
 MODEL is a chat model's folder or GGUF file, PROMPTS a folder of question files. Two stage processes of one thread each
-answer every prompt at T = 0 and T = 1: plainly, with `auto` and, as it is told, with `continuous`, in turn. One stage
-of two threads answers it plainly, too. Each strategy learns from its own runs. Prompt lookup comes first, as the
-drafter that needs no training.
+answer every prompt at T = 0 and T = 1: plainly, with `auto` and, as it is told, with `continuous`, in turn. Each
+strategy learns from its own runs. Prompt lookup comes first, as the drafter that needs no training.
 
 A drafter's figures are written to benchmarks/measured/strategies/trained.json as it ends, and it is not run again while
 they are there with as many prompts and tokens. Stop whatever else runs on the host, or the figures mean little.
@@ -16,15 +15,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from benchmarks.shared.measured import kept_figures, store
-from benchmarks.strategies.shared_host import ENTRIES, questions
-from penstock import LLM, RequestOutput, SamplingParams
+from benchmarks.strategies.shared_host import ENTRIES, questions, ratio_over
+from penstock import LLM, SamplingParams
 from penstock.bench.entries import parse_entries
-from penstock.bench.grid import Question
-from penstock.bench.intervals import paired_ratio
 from penstock.bench.measure.comparison import measure_all
 from penstock.bench.measure.summary import StrategyRun
 
@@ -36,60 +32,26 @@ DEPTHS = 4
 """How deep acceptance is told."""
 
 
-class OneStage:
-    """Plain decoding by one stage with all cores, of every question right after the others have answered it."""
-
-    def __init__(self, llm: LLM) -> None:
-        self.seconds: dict[tuple[str, float], list[float]] = {}
-        self._llm = llm
-
-    def answer(self, question: Question) -> float:
-        """Seconds that the answer took."""
-        began = perf_counter()
-        self._llm.generate([question.prompt], [question.params])
-        return perf_counter() - began
-
-    def __call__(self, question: Question, _: RequestOutput) -> None:
-        key = question.setting.prompt_set, question.setting.temperature
-        self.seconds.setdefault(key, []).append(round(self.answer(question), 4))
-
-
 def measured(options: argparse.Namespace, method: str, folder: str | None) -> dict[str, Any]:
     """By temperature and set: seconds of every prompt by entry, and how many drafts of each depth were right."""
     drafter = {"method": method} | ({"model": folder} if folder else {})
     named = parse_entries(ENTRIES, drafter)
-    with (
-        LLM(options.model, pipeline_parallel_size=2, speculative_config=named[1][1]) as llm,
-        LLM(options.model, speculative_config=None) as alone,
-    ):
-        asked = [
-            question
-            for temperature in TEMPERATURES
-            for question in questions(
-                llm,
-                options.prompts,
-                options.per_set,
-                SamplingParams(temperature=temperature, max_tokens=options.tokens),
-            )
-        ]
-        one_stage = OneStage(alone)
-        one_stage(asked[0], RequestOutput.__new__(RequestOutput))
-        one_stage.seconds.clear()
-        runs = measure_all(llm, asked, named, on_answered=one_stage)
+    with LLM(options.model, pipeline_parallel_size=2, speculative_config=named[1][1]) as llm:
+        sampling = [SamplingParams(temperature=one, max_tokens=options.tokens) for one in TEMPERATURES]
+        asked = [one for params in sampling for one in questions(llm, options.prompts, options.per_set, params)]
+        runs = measure_all(llm, asked, named)
     return {
         "per_set": options.per_set,
         "tokens": options.tokens,
         "identical": all(run.identical_to_autoregressive for run in runs),
-        "temperatures": {str(temperature): by_set(runs, temperature, one_stage) for temperature in TEMPERATURES},
+        "temperatures": {str(temperature): by_set(runs, temperature) for temperature in TEMPERATURES},
     }
 
 
-def by_set(runs: list[StrategyRun], temperature: float, one_stage: OneStage) -> dict[str, Any]:
+def by_set(runs: list[StrategyRun], temperature: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for run in (run for run in runs if run.temperature == temperature):
-        one = found.setdefault(
-            run.prompt_set, {"seconds": {"one stage": one_stage.seconds[run.prompt_set, temperature]}, "tokens": []}
-        )
+        one = found.setdefault(run.prompt_set, {"seconds": {}, "tokens": []})
         one["seconds"][run.strategy] = [round(request["seconds"], 4) for request in run.requests]
         one["tokens"] = [len(output.outputs[0].token_ids) for output in run.outputs]
         if run.strategy == ENTRIES[-1]:
@@ -101,13 +63,7 @@ def by_set(runs: list[StrategyRun], temperature: float, one_stage: OneStage) -> 
 def lines(drafter: str, figures: Mapping[str, Any]) -> Iterator[str]:
     for temperature, sets in figures["temperatures"].items():
         for entry in ENTRIES[1:]:
-            pairs = [
-                (plain, own)
-                for one in sets.values()
-                for plain, own in zip(one["seconds"][ENTRIES[0]], one["seconds"][entry], strict=True)
-            ]
-            ratio = paired_ratio([plain / own for plain, own in pairs])
-            assert ratio is not None
+            ratio = ratio_over([one["seconds"] for one in sets.values()], ENTRIES[0], entry)
             least = min(sum(one["seconds"][ENTRIES[0]]) / sum(one["seconds"][entry]) for one in sets.values())
             yield (
                 f"{drafter:12} T = {temperature}: {entry:10} {ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), "

@@ -13,7 +13,6 @@ import pytest
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
 from penstock.hosts.cache import held_bytes
-from penstock.hosts.keys import make_cluster
 from tests.namespaces import Namespace, network
 from tests.workers import Worker, ended
 
@@ -24,13 +23,6 @@ SAMPLED = SamplingParams(temperature=0.8, seed=1, max_tokens=32, ignore_eos=True
 NOTICED_S = 5.0
 """Seconds within which a lost host is noticed on a host that has other things to do, too."""
 GONE_S = 10.0
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cluster") / "keys"
-    make_cluster(folder, "host")
-    return folder
 
 
 @pytest.fixture(scope="module")

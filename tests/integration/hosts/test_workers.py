@@ -16,7 +16,6 @@ import pytest
 
 from penstock import LLM, ConfigError, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
-from penstock.hosts.keys import make_cluster
 from tests.workers import Worker, ended, workers
 
 pytestmark = pytest.mark.processes
@@ -25,13 +24,6 @@ PROMPTS = ["def f(x):", "class A:", "import os\n", "# "]
 SAMPLED = [SamplingParams(temperature=0.8, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(4)]
 GONE_S = 10.0
 """Seconds after which nothing is left of a head that died."""
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cluster") / "keys"
-    make_cluster(folder, "host")
-    return folder
 
 
 @pytest.fixture(scope="module")
