@@ -45,7 +45,10 @@ class Terminal:
         while words not in (text := ESCAPES.sub("", self._seen)):
             ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"{words!r} did not appear in {text!r}"
-            self._seen += os.read(self._master, 4096).decode(errors="replace")
+            try:
+                self._seen += os.read(self._master, 4096).decode(errors="replace")
+            except OSError as error:  # EIO: nobody holds the other side any more
+                raise AssertionError(f"it ended before {words!r} appeared in {text!r}") from error
         head, _, self._seen = text.partition(words)
         return head + words
 

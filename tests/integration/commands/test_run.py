@@ -21,7 +21,9 @@ def test_a_person_stops_an_answer_and_leaves_nothing_behind() -> None:
         assert "type a message" in shown
         family = descendants(chat.process.pid)
         chat.type("def fibonacci(n):\r")
-        chat.until("a")
+        chat.until("def fibonacci(n):")  # what was typed comes back first, and is not the answer
+        chat.until("\n")
+        chat.until("e")
         chat.type("\x03")
         chat.until("stopped")
         chat.until("> ")
