@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.core import CompletionOutput, FinishReason, RequestOutput
+from penstock.engine.completion import CompletionDelta
 from penstock.engine.job import Prompt
 from penstock.text.tokenizer import Tokenizer
 
@@ -28,14 +29,16 @@ def warn_of_empty_answers(
         isinstance(prompt, str) and any(map(ended_at_once, output.outputs))
         for output, prompt in zip(outputs, prompts, strict=True)
     )
-    words = words_of_empty(outputs, tokenizer, plain_text=plain)
+    completions = [completion for output in outputs for completion in output.outputs]
+    words = words_of_empty(completions, tokenizer, plain_text=plain)
     if words is not None:
         log.warning(words)
 
 
-def words_of_empty(outputs: Sequence[RequestOutput], tokenizer: Tokenizer, *, plain_text: bool) -> str | None:
+def words_of_empty(
+    completions: Sequence[CompletionOutput | CompletionDelta], tokenizer: Tokenizer, *, plain_text: bool
+) -> str | None:
     """What to say of completions that ended with their first token: how many, and what to do. None if none did."""
-    completions = [completion for output in outputs for completion in output.outputs]
     empty = [completion for completion in completions if ended_at_once(completion)]
     if not empty:
         return None
@@ -43,8 +46,8 @@ def words_of_empty(outputs: Sequence[RequestOutput], tokenizer: Tokenizer, *, pl
     return f"{which}: {why_empty(empty[0].token_ids[0], tokenizer, plain_text=plain_text)}"
 
 
-def ended_at_once(completion: CompletionOutput) -> bool:
-    """Whether the first token ended it, so that there is no text."""
+def ended_at_once(completion: CompletionOutput | CompletionDelta) -> bool:
+    """Whether the first token ended it, so that there is no text. Of a delta: if nothing came before it."""
     return completion.finish_reason is FinishReason.STOP and len(completion.token_ids) == 1 and not completion.text
 
 

@@ -15,6 +15,7 @@ from penstock.server.openai.protocol import (
     Reply,
     Usage,
     WholeReply,
+    WithWarning,
 )
 
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
@@ -203,7 +204,7 @@ class ChatChunkChoice(BaseModel):
     token_ids: list[int] | None = None
 
 
-class ChatCompletionChunk(Reply):
+class ChatCompletionChunk(Reply, WithWarning):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: Usage | None = None

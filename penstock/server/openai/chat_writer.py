@@ -75,7 +75,10 @@ class ChatWriter:
             choice.stop_reason = delta.stop_reason
         if self._body.return_token_ids:
             choice.token_ids = delta.token_ids
-        yield self._chunk([choice])
+        chunk = self._chunk([choice])
+        if delta.warning is not None:
+            chunk.warning = delta.warning
+        yield chunk
 
     def last_chunks(self, summary: Summary) -> Iterator[ChatCompletionChunk]:
         if self._body.stream_options is not None and self._body.stream_options.include_usage:

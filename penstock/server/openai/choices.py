@@ -25,7 +25,8 @@ class ChoiceDelta:
     """What is new of one choice, as replies tell it.
 
     ``index`` counts over all prompts of a request; ``first``: nothing of the choice came before. ``text_offset`` is
-    how many characters the tokens had whose log-probabilities came before.
+    how many characters the tokens had whose log-probabilities came before. ``warning`` is of a stream's choice that has
+    ended without text.
     """
 
     index: int
@@ -37,6 +38,7 @@ class ChoiceDelta:
     text_offset: int
     finish_reason: FinishWord | None
     stop_reason: int | str | None
+    warning: str | None = None
 
 
 class Choice:

@@ -41,7 +41,10 @@ class CompletionWriter:
     def chunks(self, delta: ChoiceDelta) -> Iterator[Completion]:
         choice = self._choice(delta)
         if choice.text or delta.finish_reason or delta.logprobs or self._body.return_token_ids:
-            yield self._reply([choice])
+            reply = self._reply([choice])
+            if delta.warning is not None:
+                reply.warning = delta.warning
+            yield reply
 
     def last_chunks(self, summary: Summary) -> Iterator[Completion]:
         if self._body.stream_options is not None and self._body.stream_options.include_usage:

@@ -116,7 +116,7 @@ class Reply(BaseModel):
 
 
 class WithWarning(BaseModel):
-    """A reply in one piece."""
+    """A reply in one piece, or the end of a choice in a stream."""
 
     warning: str | None = None
     """What has gone otherwise than hoped: the time was up before the last token, or the first one ended the answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from fastapi import Request
@@ -68,11 +69,12 @@ async def reply_of(
     try:
         first = await anext(deltas)
         if body.stream:
-            stream = events(request, generation, pushed(first, deltas, choices), writer)
-            return EventStream(stream, generation.close, body.warning_headers())
+            news = warned(first, deltas, choices, tokenizer, plain_text=writer.continues_text)
+            return EventStream(events(request, generation, news, writer), generation.close, body.warning_headers())
         late = await rest_of(deltas)
-        warning = late or words_of_empty(generation.outputs(), tokenizer, plain_text=writer.continues_text)
-        found = [choice.push(delta) for choice, delta in zip(choices, generation.whole(), strict=True)]
+        completions = generation.whole()
+        warning = late or words_of_empty(completions, tokenizer, plain_text=writer.continues_text)
+        found = [choice.push(completion) for choice, completion in zip(choices, completions, strict=True)]
         whole = writer.whole(found, generation.summary())
         if warning is not None:
             whole.warning = warning
@@ -104,13 +106,24 @@ async def named_errors(
             yield delta
 
 
-async def pushed(
-    first: CompletionDelta, rest: AsyncIterator[CompletionDelta], choices: Sequence[Choice]
+async def warned(
+    first: CompletionDelta,
+    rest: AsyncIterator[CompletionDelta],
+    choices: Sequence[Choice],
+    tokenizer: Tokenizer,
+    *,
+    plain_text: bool,
 ) -> AsyncIterator[ChoiceDelta]:
-    """Every delta, once its choice has taken it."""
-    yield choices[first.index].push(first)
+    """Every delta, once its choice has taken it; the end of an empty answer says why it is empty."""
+    async for delta in following(first, rest):
+        new = choices[delta.index].push(delta)
+        yield replace(new, warning=words_of_empty([delta], tokenizer, plain_text=plain_text)) if new.first else new
+
+
+async def following(first: CompletionDelta, rest: AsyncIterator[CompletionDelta]) -> AsyncIterator[CompletionDelta]:
+    yield first
     async for delta in rest:
-        yield choices[delta.index].push(delta)
+        yield delta
 
 
 async def events(

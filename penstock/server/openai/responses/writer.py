@@ -40,6 +40,7 @@ class ResponseWriter:
         self._open = False
         """Whether the last item may still grow."""
         self._finish: FinishWord | None = None
+        self._warning: str | None = None
         self._events = 0
 
     def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> ResponseObject:
@@ -57,13 +58,15 @@ class ResponseWriter:
         for call in delta.tool_calls:
             yield from self._more_of_call(call)
         if delta.finish_reason is not None:
-            self._finish = delta.finish_reason
+            self._finish, self._warning = delta.finish_reason, delta.warning
             if not self._items:
                 yield from self._more_text("")
             yield from self._close()
 
     def last_chunks(self, summary: Summary) -> Iterator[Event]:
         response = self._response(summary)
+        if self._warning is not None:
+            response.warning = self._warning
         yield self._event(f"response.{response.status}", response=response)
 
     def failure(self, problem: ApiError) -> Event:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from fastapi import Request
+from fastapi.responses import Response
+from starlette.types import Message
 
 from penstock.core import CompletionOutput, FinishReason, PipelineError, QueueFull, RequestOutput, SamplingParams
 from penstock.engine.completion import CompletionDelta
@@ -48,9 +50,13 @@ class FakeStream:
             raise news
         return news
 
-    def say(self, text: str, index: int = 0, end: FinishReason | None = None) -> None:
+    def say(
+        self, text: str, index: int = 0, end: FinishReason | None = None, *, token: int = 1, last: bool = True
+    ) -> None:
+        """``end`` is the choice's; unless ``last`` says otherwise, the request ends with it."""
         self.started = True
-        self.news.put_nowait(RequestDelta([CompletionDelta(index, [1], text, None, end)], end is not None))
+        delta = CompletionDelta(index, [token], text, None, end)
+        self.news.put_nowait(RequestDelta([delta], last and end is not None))
 
     def abort(self) -> None:
         self.aborted += 1
@@ -302,15 +308,52 @@ def test_an_empty_answer_says_why() -> None:
         stream.say("", end=FinishReason.STOP)
         reply = await replied(bench, generation)
         assert reply["choices"][0]["finish_reason"] == "stop"
-        assert reply["warning"].startswith("the answer is empty: the model's first token was an end token ('</s>')")
+        assert reply["warning"].startswith(WHY_EMPTY)
 
     run(test)
 
 
+def test_the_end_of_a_stream_without_text_says_why() -> None:
+    async def test() -> None:
+        bench = Bench()
+        generation = await bench.begin(n=2)
+        (stream,) = bench.llm.streams
+        stream.say("", index=0, token=byte_level().eos_token_ids[0], end=FinishReason.STOP, last=False)
+        stream.say("a", index=1)
+        stream.say("", index=1, token=byte_level().eos_token_ids[0], end=FinishReason.STOP)
+        empty, begun, ended = await streamed(bench, generation, n=2)
+        assert empty["choices"][0]["finish_reason"] == "stop"
+        assert empty["warning"].startswith(WHY_EMPTY)
+        assert "warning" not in begun
+        assert "warning" not in ended
+
+    run(test)
+
+
+WHY_EMPTY = "the answer is empty: the model's first token was an end token ('</s>')"
+
+
 async def replied(bench: Bench, generation: Generation) -> dict[str, Any]:
-    body = CompletionRequest(prompt="a")
-    writer = CompletionWriter(body, [Prompt("a", [1])], 1, "x", "m", str)
-    choices = [Choice(str)]
-    reply = await reply_of(bench.client.request, body, generation, choices, writer, {}, byte_level())
+    reply = await answered(bench, generation, CompletionRequest(prompt="a"), n=1)
     found: dict[str, Any] = json.loads(bytes(reply.body))
     return found
+
+
+async def streamed(bench: Bench, generation: Generation, n: int) -> list[dict[str, Any]]:
+    """The events but ``[DONE]``."""
+    reply = await answered(bench, generation, CompletionRequest(prompt="a", stream=True), n)
+    sent: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+
+    await reply({"type": "http"}, bench.client.receive, send)
+    *chunks, done, rest = b"".join(sent).decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+
+
+async def answered(bench: Bench, generation: Generation, body: CompletionRequest, n: int) -> Response:
+    writer = CompletionWriter(body, [Prompt("a", [1])], n, "x", "m", str)
+    choices = [Choice(str) for _ in range(n)]
+    return await reply_of(bench.client.request, body, generation, choices, writer, {}, byte_level())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,9 +50,9 @@ class Chat:
         (choice,) = self._writer.whole([self._choice.push(ended(text, ids))], SUMMARY).choices
         return choice
 
-    def chunks(self, text: str, ids: list[int]) -> list[ChatCompletionChunk]:
+    def chunks(self, text: str, ids: list[int], warning: str | None = None) -> list[ChatCompletionChunk]:
         """A stream in which all comes at once."""
-        return list(self._writer.chunks(self._choice.push(ended(text, ids))))
+        return list(self._writer.chunks(replace(self._choice.push(ended(text, ids)), warning=warning)))
 
 
 def ended(text: str, ids: list[int]) -> CompletionDelta:
@@ -73,6 +74,12 @@ def test_special_tokens_that_are_there_for_the_marks_only(special: bool, fields:
     first, last = Chat(plan, **fields).chunks("a<|eos|>", [1, 2])
     assert first.choices[0].delta == MessagePart(role="assistant", content="")
     assert last.choices[0].delta.content == content
+
+
+def test_the_chunk_that_ends_an_empty_answer_says_why() -> None:
+    first, last = Chat(ToolPlan()).chunks("", [2], "it ended at once")
+    assert (first.warning, last.warning) == (None, "it ended at once")
+    assert "warning" not in Chat(ToolPlan()).chunks("a", [1])[-1].model_dump(exclude_unset=True)
 
 
 def test_at_most_one_call_if_so_asked() -> None:

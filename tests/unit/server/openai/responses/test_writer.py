@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from penstock.core import CompletionOutput, RequestOutput
@@ -88,6 +89,13 @@ def test_an_answer_without_a_word_is_an_empty_message() -> None:
     (item,) = writer().whole([delta(end="stop", first=True)], SUMMARY).output
     assert item.type == "message"
     assert [part.text for part in item.content] == [""]
+
+
+def test_the_last_event_says_why_an_answer_is_empty() -> None:
+    *before, last = streamed([replace(delta(end="stop", first=True), warning="it ended at once")])
+    assert last.response is not None
+    assert last.response.warning == "it ended at once"
+    assert not any(event.response.warning for event in before if event.response is not None)
 
 
 def test_a_failure_is_the_last_event() -> None:
