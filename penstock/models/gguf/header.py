@@ -25,6 +25,8 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Types of values, as ``struct`` names them."""
+LENGTH: Final = struct.Struct("<Q")
+"""Of a text in an array."""
 UINT32: Final = 4
 STRING: Final = 8
 ARRAY: Final = 9
@@ -159,13 +161,26 @@ class _Cursor:
         """Pass over an array. Returns the number of its values."""
         kind, count = self.number("I", key), self.bounded(self.number("Q", key), MOST_VALUES, key)
         if kind == STRING:
-            for _ in range(count):
-                self.take(self.bounded(self.number("Q", key), LONGEST_TEXT, key), key)
+            self.pass_texts(count, key)
         elif kind in SCALARS:
             self.take(count * struct.calcsize(f"<{SCALARS[kind]}"), key)
         else:
             raise self.problem(key, f"is an array of type {kind}, which cannot be read")
         return count
+
+    def pass_texts(self, count: int, key: str) -> None:
+        """Pass over an array's texts without a copy of each: a vocabulary has hundreds of thousands."""
+        at, last = self.at, self.size - LENGTH.size
+        for _ in range(count):
+            if at > last:
+                raise self.cut_off(key)
+            (length,) = LENGTH.unpack_from(self.data, at)
+            if length > LONGEST_TEXT:
+                raise self.too_many(length, LONGEST_TEXT, key)
+            at += LENGTH.size + length
+        if at > self.size:
+            raise self.cut_off(key)
+        self.at = at
 
     def alignment(self, entries: dict[str, Entry]) -> int:
         """What every tensor's place is a multiple of."""
@@ -213,7 +228,7 @@ class _Cursor:
 
     def take(self, length: int, what: str) -> bytes:
         if length > self.size - self.at:
-            raise self.problem(what, "is cut off by the end of the file: download it again")
+            raise self.cut_off(what)
         found = self.data[self.at : self.at + length]
         self.at += length
         return found
@@ -232,8 +247,14 @@ class _Cursor:
 
     def bounded(self, count: int, most: int, what: str) -> int:
         if count > most:
-            raise self.problem(what, f"is {count}; there may be at most {most}")
+            raise self.too_many(count, most, what)
         return int(count)
+
+    def too_many(self, count: int, most: int, what: str) -> ConfigError:
+        return self.problem(what, f"is {count}; there may be at most {most}")
+
+    def cut_off(self, what: str) -> ConfigError:
+        return self.problem(what, "is cut off by the end of the file: download it again")
 
     def problem(self, what: str, problem: str) -> ConfigError:
         return problem_in(self.path, what, problem)
