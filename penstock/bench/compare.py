@@ -7,9 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,11 +17,15 @@ from penstock.bench.formats import bounds
 from penstock.bench.intervals import CONFIDENCE, Ratio, paired_ratio
 from penstock.config import FieldError, parse
 from penstock.core import ConfigError
+from penstock.tables import FiguresTable
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     Config = TypeVar("Config", bound=DataclassInstance)
+
+
+HEADINGS: Final = ("A", "B", "B / A", f"{CONFIDENCE:.0%} bounds", "pairs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,10 @@ class ReadRun:
     def key(self) -> tuple[str, float, str]:
         return self.prompt_set, self.temperature, self.strategy
 
+    @property
+    def setting(self) -> str:
+        return f"{self.prompt_set}, T = {self.temperature:g}"
+
     def speeds(self) -> dict[tuple[str, int], float]:
         """Tokens per second by prompt and seed."""
         return {
@@ -68,12 +75,14 @@ def compare(first: Path, second: Path, console: Console | None = None) -> None:
     """Print the settings that differ and the ratios second / first. Raises ConfigError naming file and field."""
     one, other = read_bench(first), read_bench(second)
     console = console or Console(highlight=False)
-    console.print(settings_table(one.settings, other.settings))
-    table = ratio_table(one.runs, other.runs)
-    console.print(table if table.row_count else "No setting and strategy is in both.")
+    different = differences(one.settings, other.settings) or ["  none"]
+    console.print("Settings that differ:", *different, sep="\n", markup=False, soft_wrap=True)
+    for table in ratio_tables(one.runs, other.runs) or ["No setting and strategy is in both."]:
+        console.print()
+        console.print(table)
     for line in left_over(first, one, other), left_over(second, other, one):
         if line:
-            console.print(line, markup=False)
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def read_bench(path: Path) -> BenchFile:
@@ -122,18 +131,15 @@ def known(kind: type[Config], table: object) -> object:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
-def settings_table(first: Mapping[str, Any], second: Mapping[str, Any]) -> Table:
-    """One line per setting, of nested ones too, that is not the same in both."""
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """A line for each setting, of nested ones too, that is not the same in both."""
     one, other = dict(flat(first)), dict(flat(second))
-    table = Table(title="settings that differ", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("setting", "A", "B"):
-        table.add_column(heading, overflow="fold")
-    for name in dict.fromkeys([*one, *other]):
-        if one.get(name) != other.get(name):
-            table.add_row(*map(escape, (name, one.get(name, "-"), other.get(name, "-"))))
-    if not table.row_count:
-        table.add_row("none", "", "")
-    return table
+    names = dict.fromkeys([*one, *other])
+    return [
+        f"  {name}: {one.get(name, '-')} in A, {other.get(name, '-')} in B"
+        for name in names
+        if one.get(name) != other.get(name)
+    ]
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
@@ -148,33 +154,28 @@ def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]
 # ------------------------------------------------------------------------------------------------------------- ratios
 
 
-def ratio_table(first: Sequence[ReadRun], second: Sequence[ReadRun]) -> Table:
-    """B / A in tokens/s for every run that both have: over their common requests, or in all where there are none."""
+def ratio_tables(first: Sequence[ReadRun], second: Sequence[ReadRun]) -> list[Table]:
+    """B / A in tokens/s for every run that both have, a table for each setting.
+
+    Over their common requests; where there are none, there is no ratio.
+    """
     others = {run.key: run for run in second}
-    table = Table(title="tokens/s, B / A", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("setting", overflow="fold")
-    table.add_column("strategy", overflow="fold")
-    for heading in ("A", "B", "B / A", f"{CONFIDENCE:.0%} bounds", "pairs"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for run in first:
-        if run.key in others:
-            table.add_row(*map(escape, ratio_cells(run, others[run.key])))
-    return table
+    both = [run for run in first if run.key in others]
+    tables = []
+    for setting in dict.fromkeys(run.setting for run in both):
+        table = FiguresTable("strategy", *HEADINGS, title=f"{setting}: tokens/s")
+        for run in both:
+            if run.setting == setting:
+                table.add_row(*map(escape, ratio_cells(run, others[run.key])))
+        tables.append(table)
+    return tables
 
 
 def ratio_cells(one: ReadRun, other: ReadRun) -> list[str]:
     ratio = ratio_of(one, other)
-    mean = f"{ratio.mean:.3f}" if ratio else "-"
     speeds = [f"{run.tokens_per_second:.2f}" for run in (one, other)]
-    name = f"{one.prompt_set}, T = {one.temperature:g}"
-    return [
-        name,
-        one.strategy,
-        *speeds,
-        mean,
-        bounds(ratio.bounds if ratio else None),
-        str(ratio.pairs if ratio else 0),
-    ]
+    mean = f"{ratio.mean:.3f}" if ratio else "-"
+    return [one.strategy, *speeds, mean, bounds(ratio.bounds if ratio else None), str(ratio.pairs if ratio else 0)]
 
 
 def ratio_of(one: ReadRun, other: ReadRun) -> Ratio | None:
@@ -186,8 +187,5 @@ def ratio_of(one: ReadRun, other: ReadRun) -> Ratio | None:
 def left_over(path: Path, one: BenchFile, other: BenchFile) -> str:
     """Which runs of the first file the second lacks."""
     lacking = {run.key for run in other.runs}
-    names = [
-        f"{prompts}, T = {t:g}: {strategy}"
-        for prompts, t, strategy in (run.key for run in one.runs if run.key not in lacking)
-    ]
+    names = [f"{run.setting}: {run.strategy}" for run in one.runs if run.key not in lacking]
     return f"Only in {path}: {'; '.join(names)}" if names else ""

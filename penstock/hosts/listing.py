@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from penstock.core import ConfigError
 from penstock.hosts.control import BEAT
@@ -19,9 +19,11 @@ from penstock.hosts.fleet import Fleet
 from penstock.hosts.keys import security_for
 from penstock.hosts.offsets import ClockOffset
 from penstock.hosts.placement import named_hosts
+from penstock.tables import FiguresTable
 
 LISTEN_S: Final = 3 * BEAT
 """Seconds for which beats go there and back: the quickest says most."""
+HEADINGS: Final = ("device", "memory free", "cores", "round trip", "Penstock", "torch", "model")
 
 
 class ListedHost(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,28 +62,30 @@ def asked(name: str, keys: str | None, insecure: bool) -> ListedHost:
 
 
 def show(listed: Sequence[ListedHost]) -> None:
-    table = Table(
-        "host", "devices", "memory free", "cores", "Penstock", "torch", "round trip", box=None, header_style="bold"
-    )
+    table = FiguresTable("host", *HEADINGS)
     for one in listed:
-        if one.facts is None:
-            continue
-        devices = one.facts.devices
-        table.add_row(
-            one.host,
-            "\n".join(f"{device.device} ({device.model})" for device in devices),
-            "\n".join(memory_of(device) for device in devices),
-            str(one.facts.cores),
-            one.facts.versions.penstock,
-            one.facts.versions.torch,
-            "" if one.clock is None else f"{2e3 * one.clock.error:.2f} ms",
-        )
-    console = Console(soft_wrap=True)
+        if one.facts is not None:
+            table.add_row(*map(escape, cells_of(one, one.facts)))
+    console = Console(highlight=False)
     if table.row_count:
         console.print(table)
     for one in listed:
         if one.problem:
-            console.print(one.problem, highlight=False, markup=False)
+            console.print(one.problem, markup=False, soft_wrap=True)
+
+
+def cells_of(host: ListedHost, facts: HostFacts) -> list[str]:
+    """A line within the row for each device."""
+    return [
+        host.host,
+        "\n".join(device.device for device in facts.devices),
+        "\n".join(map(memory_of, facts.devices)),
+        str(facts.cores),
+        "" if host.clock is None else f"{2e3 * host.clock.error:.2f} ms",
+        facts.versions.penstock,
+        facts.versions.torch,
+        "\n".join(device.model for device in facts.devices),
+    ]
 
 
 def memory_of(device: DeviceFacts) -> str:

@@ -27,9 +27,9 @@ def write(path: Path, settings: dict[str, Any], **runs: list[float]) -> Path:
     return path
 
 
-def shown(first: Path, second: Path) -> str:
+def shown(first: Path, second: Path, width: int = 120) -> str:
     out = io.StringIO()
-    compare(first, second, Console(file=out, width=120))
+    compare(first, second, Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -47,12 +47,23 @@ def test_settings_that_differ_and_runs_without_a_partner_are_named(tmp_path: Pat
     other = write(tmp_path / "b.json", changed, autoregressive=[2.0, 2.0], pipedec=[5.0, 5.0])
     text = shown(one, other)
     assert "versions.torch" in text
-    assert '"pipedec-7"' in text
-    assert "temperature" not in text.split("tokens/s, B / A")[0]
+    assert '  cluster: "demo" in A, "pipedec-7" in B\n' in text
+    assert "temperature" not in text
     assert "2.000" in text
     assert "2.00-2.00" in text
-    assert f"Only in {one}: chat, T = 0: static_tree" in text.replace("\n", " ")
+    assert f"Only in {one}: chat, T = 0: static_tree" in text
     assert "chat, T = 0: pipedec" in text
+
+
+def test_names_are_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
+    settings = {"model": "/a/long/path/to/a/folder/of/checkpoints/SmolLM2-135M-Instruct.Q4_1.gguf"}
+    name = "static_tree[tree_size=8]"
+    one = write(tmp_path / "a.json", settings, **{name: [1.0, 2.0]})
+    other = write(tmp_path / "b.json", {}, **{name: [2.0, 2.0]})
+    text = shown(one, other, width=60)
+    assert settings["model"] in text
+    assert name in text
+    assert "Not shown in 60 columns: pairs." in text
 
 
 def test_files_with_nothing_in_common_say_so(tmp_path: Path) -> None:
