@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from penstock.hosts.agent import HostAgent
-from penstock.hosts.cache import WeightCache
 from penstock.hosts.fleet import Fleet
+from penstock.hosts.weights.cache import WeightCache
 from penstock.pipeline.plan import StagePlan, StageSpec
 from penstock.transport.security import LinkSecurity
 

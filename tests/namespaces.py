@@ -1,32 +1,40 @@
-"""Hosts that are network namespaces on a bridge, each with a monotonic clock of its own. The tests' own is the head."""
+"""Hosts that are network namespaces on a bridge, each with a monotonic clock of its own. The tests' own is the head.
+
+Names bear the number of the process that made them, so that runs beside each other have networks of their own, and what
+a run has left that was killed is removed by the next one.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
+import psutil
 import pytest
 
-BRIDGE: Final = "penstock-br"
-NETWORK: Final = "10.213.47"
-"""Its first three bytes; the head has address 1."""
+NETWORKS: Final = "10.213"
+"""The first two bytes of every network's addresses."""
+NAMESPACE: Final = re.compile(r"penstock-(\d+)-\d+")
+BRIDGE: Final = re.compile(r"ps(\d+)-br")
 
 
 class Namespace:
-    """The host with address ``number`` of the network, its clock so many seconds ahead."""
+    """The host with address ``number`` of a network ("10.213.7"), its clock so many seconds ahead."""
 
-    def __init__(self, number: int, ahead: float = 0.0) -> None:
-        self.address = f"{NETWORK}.{number}"
-        self._name = f"penstock-{number}"
+    def __init__(self, network: str, number: int, ahead: float = 0.0) -> None:
+        self.address = f"{network}.{number}"
+        self._name = f"penstock-{os.getpid()}-{number}"
         self._ahead = ahead
-        veth = f"penstock-v{number}"
+        veth = f"ps{os.getpid()}-v{number}"
         ip("netns", "add", self._name)
         ip("link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", self._name)
-        ip("link", "set", veth, "master", BRIDGE, "up")
+        ip("link", "set", veth, "master", own_bridge(), "up")
         self.inside("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
         self.link("up")
         self.inside("ip", "link", "set", "lo", "up")
@@ -48,23 +56,56 @@ class Namespace:
         ip("netns", "del", self._name)
 
 
+def own_bridge() -> str:
+    return f"ps{os.getpid()}-br"
+
+
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
 
 
+def listed(*arguments: str) -> list[dict[str, Any]]:
+    """What ``ip`` lists."""
+    told = subprocess.run(["ip", "-json", *arguments], capture_output=True, text=True, check=True).stdout
+    return json.loads(told or "[]")  # type: ignore[no-any-return]
+
+
+def remove_leftovers() -> None:
+    """What processes have left behind that are no more."""
+    for one in listed("netns", "list"):
+        if left_behind(NAMESPACE, one["name"]):
+            ip("netns", "del", one["name"])
+    for one in listed("link", "show", "type", "bridge"):
+        if one and left_behind(BRIDGE, one["ifname"]):
+            ip("link", "del", one["ifname"])
+
+
+def left_behind(names: re.Pattern[str], name: str) -> bool:
+    made_by = names.fullmatch(name)
+    return made_by is not None and not psutil.pid_exists(int(made_by[1]))
+
+
+def free_network() -> str:
+    """One that no bridge here has."""
+    taken = {address["local"].rpartition(".")[0] for one in listed("-4", "addr") for address in one["addr_info"]}
+    return next(name for i in range(256) if (name := f"{NETWORKS}.{(os.getpid() + i) % 256}") not in taken)
+
+
 @contextmanager
 def network(*ahead: float) -> Iterator[list[Namespace]]:
-    """A host for each number of seconds by which its clock is ahead."""
+    """A host for each number of seconds by which its clock is ahead. The head has address 1."""
     if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
         pytest.skip("network namespaces need root, iproute2 and util-linux")
+    remove_leftovers()
+    addresses = free_network()
     made: list[Namespace] = []
     try:
-        ip("link", "add", BRIDGE, "type", "bridge")
-        ip("addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
-        ip("link", "set", BRIDGE, "up")
-        made += [Namespace(number, seconds) for number, seconds in enumerate(ahead, start=2)]
+        ip("link", "add", own_bridge(), "type", "bridge")
+        ip("addr", "add", f"{addresses}.1/24", "dev", own_bridge())
+        ip("link", "set", own_bridge(), "up")
+        made += [Namespace(addresses, number, seconds) for number, seconds in enumerate(ahead, start=2)]
         yield made
     finally:
         for one in made:
             one.close()
-        ip("link", "del", BRIDGE)
+        ip("link", "del", own_bridge())

@@ -19,31 +19,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock.core import ConfigError
-from penstock.hosts.cache import WeightCache
-from penstock.hosts.control import (
-    BEAT,
-    DOOR,
-    LEASE,
-    Attach,
-    Attached,
-    Beat,
-    BeatAnswer,
-    CheckpointFound,
-    Control,
-    Detach,
-    FindCheckpoint,
-    KillSession,
-    Piece,
-    StageEnded,
-    StartStage,
-    decode,
-    encode,
-    lease_of,
-    same,
-)
-from penstock.hosts.digest import digest_of
+from penstock.hosts import control
 from penstock.hosts.facts import own_facts
-from penstock.hosts.fetching import Fetch
+from penstock.hosts.weights.cache import WeightCache
+from penstock.hosts.weights.digest import digest_of
+from penstock.hosts.weights.fetching import Fetch
 from penstock.messages import ForeignFrame, Frame, MalformedMessage
 from penstock.pipeline.forkserver import ALL_STAGES, ForkServer, shared_fork_server
 from penstock.pipeline.plan import StageSpec
@@ -75,8 +55,8 @@ class Lease:
         """By the head's paths, where that is."""
         self.head = head
 
-    def tell(self, message: Control) -> None:
-        self.head.send(encode(message, self.secret))
+    def tell(self, message: control.Message) -> None:
+        self.head.send(control.encode(message, self.secret))
 
 
 class HostAgent:
@@ -100,11 +80,11 @@ class HostAgent:
         self._incarnation = secrets.token_hex(8)
         self._sockets = Sockets(security, private_network)
         self._inbox = self._sockets.inbox(address)
-        self._inbox.admit(DOOR)
+        self._inbox.admit(control.DOOR)
         self._ends, self._end_pipe = os.pipe()
         self._inbox.watch(self._ends, self._report_ends)
         self._leases: dict[str, Lease] = {}
-        self._listening = Listening(time.monotonic(), BEAT)
+        self._listening = Listening(time.monotonic(), control.BEAT)
         self._stopped = False
         shared_fork_server()  # it imports torch before anybody waits for that
 
@@ -148,16 +128,16 @@ class HostAgent:
         seconds = self._listening.look(time.monotonic())
         for lease in list(self._leases.values()):
             lease.silent += seconds
-            if lease.silent > LEASE:
-                self._end(lease, f"its head has said nothing for {LEASE:.1f} s")
+            if lease.silent > control.LEASE:
+                self._end(lease, f"its head has said nothing for {control.LEASE:.1f} s")
 
-    def _attach(self, secret: str, attach: Attach) -> None:
+    def _attach(self, secret: str, attach: control.Attach) -> None:
         if len(self._leases) == MOST_LEASES:
             log.warning("refused a head at %s: %d are attached already", attach.head, MOST_LEASES)
             return
         lease = self._leases[secret] = Lease(secret, self._sockets.connect(attach.head, secret), attach.host)
         log.info("head %s has attached", attach.head)
-        lease.tell(Attached(facts=own_facts(self._incarnation)))
+        lease.tell(control.Attached(facts=own_facts(self._incarnation)))
 
     def _end(self, lease: Lease, why: str) -> None:
         del self._leases[lease.secret]
@@ -174,50 +154,50 @@ class HostAgent:
 
     def _receive(self, frames: Sequence[Frame]) -> None:
         try:
-            secret, raw = lease_of(frames)
-            message = decode(raw)
-            lease = next((one for one in self._leases.values() if same(one.secret, secret)), None)
+            secret, raw = control.lease_of(frames)
+            message = control.decode(raw)
+            lease = next((one for one in self._leases.values() if control.same(one.secret, secret)), None)
             if lease is not None:
                 lease.silent = 0.0
                 self._obey(lease, message, frames[1:])
-            elif isinstance(message, Attach):
+            elif isinstance(message, control.Attach):
                 self._attach(secret, message)
             else:
                 raise ForeignFrame("it is of a lease that has ended, or never was")
         except (ConfigError, ForeignFrame, MalformedMessage) as error:
             log.warning("refused a message: %s", error)
 
-    def _obey(self, lease: Lease, message: Control, contents: Sequence[Frame]) -> None:
+    def _obey(self, lease: Lease, message: control.Message, contents: Sequence[Frame]) -> None:
         now = time.monotonic()
-        if isinstance(message, Beat):
-            lease.tell(BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
-        elif isinstance(message, FindCheckpoint):
+        if isinstance(message, control.Beat):
+            lease.tell(control.BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
+        elif isinstance(message, control.FindCheckpoint):
             self._find(lease, message)
-        elif isinstance(message, Piece):
+        elif isinstance(message, control.Piece):
             if message.path in lease.fetches and len(contents) == 1:
                 lease.fetches[message.path].take(message, bytes(contents[0]))
-        elif isinstance(message, StartStage):
+        elif isinstance(message, control.StartStage):
             self._start(lease, message.spec)
-        elif isinstance(message, KillSession):
+        elif isinstance(message, control.KillSession):
             if message.session in lease.sessions:
                 server, _ = lease.sessions[message.session]
                 server.kill(message.session)
-        elif isinstance(message, Detach):
+        elif isinstance(message, control.Detach):
             self._end(lease, "its head has left")
         else:
             raise MalformedMessage(f"{type(message).__name__} is not for an agent")
 
-    def _find(self, lease: Lease, asked: FindCheckpoint) -> None:
+    def _find(self, lease: Lease, asked: control.FindCheckpoint) -> None:
         """Say whether a checkpoint is here, or have the head send what is needed of it."""
         if (before := lease.fetches.pop(asked.path, None)) is not None:
             before.stop()
         lease.copies.pop(asked.path, None)
         problem = problem_of(asked)
         if not problem or self._cache is None:
-            lease.tell(CheckpointFound(path=asked.path, problem=problem))
+            lease.tell(control.CheckpointFound(path=asked.path, problem=problem))
             return
         log.info("%s; its layers come from the head", problem)
-        lease.tell(CheckpointFound(path=asked.path, fetched=True))
+        lease.tell(control.CheckpointFound(path=asked.path, fetched=True))
         in_use = {fetch.asked.digest for one in self._leases.values() for fetch in one.fetches.values()}
         kept = partial(lease.copies.__setitem__, asked.path)
         lease.fetches[asked.path] = Fetch(asked, self._cache, in_use, lease.tell, kept)
@@ -260,13 +240,13 @@ class HostAgent:
         server, running = lease.sessions[session]
         for ended in sorted(running) if stage == ALL_STAGES else [stage]:
             running.discard(ended)
-            lease.tell(StageEnded(session=session, stage=ended, cause=cause))
+            lease.tell(control.StageEnded(session=session, stage=ended, cause=cause))
         if not running:
             server.forget(session)
             del lease.sessions[session]
 
 
-def problem_of(asked: FindCheckpoint) -> str:
+def problem_of(asked: control.FindCheckpoint) -> str:
     """Why stages here cannot load a checkpoint; empty if they can."""
     path = Path(asked.path)
     try:

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from penstock.hosts.facts import HostFacts
-from penstock.hosts.ranges import FilePart, Layers
+from penstock.hosts.weights.ranges import FilePart, Layers
 from penstock.messages import MAX_HEADER_BYTES, UNDECODABLE, ForeignFrame, Frame, MalformedMessage
 from penstock.pipeline.plan import StageSpec
 
@@ -112,7 +112,7 @@ class Detach(msgspec.Struct, tag="detach", kw_only=True, frozen=True):
     """The head leaves: end all that was started under its lease."""
 
 
-Control = (
+Message = (
     Attach
     | Attached
     | Beat
@@ -129,10 +129,10 @@ Control = (
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
-_decoder = msgspec.msgpack.Decoder(Control)
+_decoder = msgspec.msgpack.Decoder(Message)
 
 
-def encode(message: Control, lease: str) -> bytes:
+def encode(message: Message, lease: str) -> bytes:
     return _encoder.encode((lease, message))
 
 
@@ -146,10 +146,10 @@ def lease_of(frames: Sequence[Frame]) -> tuple[str, msgspec.Raw]:
         raise ForeignFrame(f"header does not decode: {error}") from error
 
 
-def decode(raw: msgspec.Raw) -> Control:
+def decode(raw: msgspec.Raw) -> Message:
     """Raises MalformedMessage."""
     try:
-        message: Control = _decoder.decode(raw)
+        message: Message = _decoder.decode(raw)
     except UNDECODABLE as error:
         raise MalformedMessage(f"message does not decode: {error}") from error
     return message

@@ -14,9 +14,9 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.hosts.control import BEAT, Attached, Piece, WantPiece, decode, lease_of, same
 from penstock.hosts.facts import HostFacts, Versions, own_versions
-from penstock.hosts.offering import Offer
-from penstock.hosts.ranges import Layers
 from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, places_of
+from penstock.hosts.weights.offering import Offer
+from penstock.hosts.weights.ranges import Layers
 from penstock.messages import ForeignFrame, Frame, MalformedMessage
 from penstock.pipeline.silence import Listening
 from penstock.transport.addresses import place_of

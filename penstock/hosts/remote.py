@@ -11,27 +11,10 @@ from collections.abc import Collection
 from typing import Final
 
 from penstock.config import FieldError
-from penstock.hosts.control import (
-    DEFAULT_PORT,
-    DOOR,
-    LEASE,
-    Attach,
-    Attached,
-    Beat,
-    BeatAnswer,
-    CheckpointFound,
-    Control,
-    Detach,
-    FindCheckpoint,
-    KillSession,
-    Piece,
-    StageEnded,
-    StartStage,
-    encode,
-)
+from penstock.hosts import control
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.offsets import Offsets
-from penstock.hosts.ranges import Layers
+from penstock.hosts.weights.ranges import Layers
 from penstock.pipeline.forking import exit_report
 from penstock.pipeline.plan import StageSpec
 from penstock.transport.addresses import place_of
@@ -61,7 +44,7 @@ class RemoteHost:
         """What the agent has said of checkpoints, by path: a problem, or nothing."""
         self.fetching: set[str] = set()
         """Paths of those that it is being sent."""
-        self.asked: dict[str, FindCheckpoint] = {}
+        self.asked: dict[str, control.FindCheckpoint] = {}
         """By path, what it has been asked for."""
         self.lease = ""
         """Its latest one's secret."""
@@ -106,10 +89,10 @@ class RemoteHost:
             if not self.attached:
                 self._report(spec.session, spec.index, self.cause)
                 return
-        self._tell(StartStage(spec=spec))
+        self._tell(control.StartStage(spec=spec))
 
     def kill(self, session: str) -> None:
-        self._tell(KillSession(session=session))
+        self._tell(control.KillSession(session=session))
 
     def ended(self, session: str) -> set[int]:
         with self._lock:
@@ -122,9 +105,9 @@ class RemoteHost:
         self.facts, self._silent = None, 0.0
         self.checkpoints.clear()
         self.fetching.clear()
-        self._outbox = self._sockets.connect(self._address, DOOR)
+        self._outbox = self._sockets.connect(self._address, control.DOOR)
         self.lease, self.attached = secrets.token_hex(16), True
-        self._tell(Attach(head=head, host=self._host))
+        self._tell(control.Attach(head=head, host=self._host))
         return self.lease
 
     @property
@@ -138,9 +121,9 @@ class RemoteHost:
         return not self.attached and time.monotonic() >= self._lost_at + TRY_AGAIN_S
 
     def beat(self) -> None:
-        self._tell(Beat(sent=time.monotonic()))
+        self._tell(control.Beat(sent=time.monotonic()))
 
-    def ask_for(self, checkpoint: FindCheckpoint) -> None:
+    def ask_for(self, checkpoint: control.FindCheckpoint) -> None:
         self.asked[checkpoint.path] = checkpoint
         self.checkpoints.pop(checkpoint.path, None)
         self._tell(checkpoint)
@@ -149,32 +132,32 @@ class RemoteHost:
         """Whether stages of these layers can load the checkpoint there."""
         return self.checkpoints.get(path) == "" and set(layers) <= set(self.asked[path].layers)
 
-    def send(self, piece: Piece, content: bytes) -> None:
+    def send(self, piece: control.Piece, content: bytes) -> None:
         if (outbox := self._outbox) is not None:
-            outbox.send(encode(piece, self.lease), content)
+            outbox.send(control.encode(piece, self.lease), content)
 
-    def take(self, message: Control) -> None:
+    def take(self, message: control.Message) -> None:
         """What the agent says under the lease."""
         self._silent = 0.0
-        if isinstance(message, Attached):
+        if isinstance(message, control.Attached):
             self.facts = message.facts
             self.beat()
-        elif isinstance(message, BeatAnswer):
+        elif isinstance(message, control.BeatAnswer):
             self.offsets.add(message.sent, message.received, message.answered, time.monotonic())
-        elif isinstance(message, CheckpointFound) and message.fetched:
+        elif isinstance(message, control.CheckpointFound) and message.fetched:
             self.fetching.add(message.path)
-        elif isinstance(message, CheckpointFound):
+        elif isinstance(message, control.CheckpointFound):
             self.fetching.discard(message.path)
             self.checkpoints[message.path] = message.problem
-        elif isinstance(message, StageEnded):
+        elif isinstance(message, control.StageEnded):
             with self._lock:
                 self._report(message.session, message.stage, message.cause)
 
     def listened(self, seconds: float) -> None:
         """The head has listened for so many seconds more."""
         self._silent += seconds
-        if self.attached and self._silent > (ANSWER_S if self.facts is None else LEASE):
-            self.lose(f"host {self.name} was lost: it has said nothing for {LEASE:.1f} s")
+        if self.attached and self._silent > (ANSWER_S if self.facts is None else control.LEASE):
+            self.lose(f"host {self.name} was lost: it has said nothing for {control.LEASE:.1f} s")
 
     def lose(self, cause: str) -> None:
         """The host is not reached any more: all that it has started is lost."""
@@ -189,16 +172,16 @@ class RemoteHost:
 
     def leave(self) -> None:
         """The head ends."""
-        self._tell(Detach())
+        self._tell(control.Detach())
 
     def _close_connection(self) -> None:
         outbox, self._outbox = self._outbox, None
         if outbox is not None:
             self._sockets.disconnect(outbox)
 
-    def _tell(self, message: Control) -> None:
+    def _tell(self, message: control.Message) -> None:
         if (outbox := self._outbox) is not None:
-            outbox.send(encode(message, self.lease))
+            outbox.send(control.encode(message, self.lease))
 
     def _report(self, session: str, stage: int, cause: str) -> None:
         """That a stage has ended, once."""
@@ -212,7 +195,7 @@ def places_of(name: str) -> tuple[str, str]:
     """The host's address in numbers, and its agent's. Raises FieldError for what names none, ConfigError if unknown."""
     host, separator, port = name.rpartition(":")
     if not separator or (name.count(":") > 1 and not host.endswith("]")):  # HOST alone, or an IPv6 address
-        host, port = name, str(DEFAULT_PORT)
+        host, port = name, str(control.DEFAULT_PORT)
     if not host or not port.isdecimal():
         raise FieldError("hosts", f"names {name!r}; a host is HOST or HOST:PORT")
     bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -11,10 +11,10 @@ from pathlib import Path
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
 from penstock.hosts.agent import HostAgent
-from penstock.hosts.cache import WeightCache, default_cache
 from penstock.hosts.enrolment import join
 from penstock.hosts.keys import default_folder, security_for
 from penstock.hosts.remote import places_of
+from penstock.hosts.weights.cache import WeightCache, default_cache
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
 from penstock.hosts.keys import security_for
-from penstock.hosts.offering import Offer
 from penstock.hosts.placement import check_memory, hosts_asked_for, in_plans, named_hosts, other_hosts
+from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
 

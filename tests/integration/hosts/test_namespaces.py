@@ -12,7 +12,7 @@ import pytest
 
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
-from penstock.hosts.cache import held_bytes
+from penstock.hosts.weights.cache import held_bytes
 from tests.namespaces import Namespace, network
 from tests.workers import Worker, ended
 

@@ -16,7 +16,7 @@ from penstock.hosts.agent import HostAgent
 from penstock.hosts.control import DOOR, Beat, StartStage, encode
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import Fleet
-from penstock.hosts.offering import Offer
+from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.forking import exit_report
 from penstock.pipeline.forkserver import ALL_STAGES
 from penstock.transport.security import LinkSecurity

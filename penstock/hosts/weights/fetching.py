@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core import ConfigError
-from penstock.hosts.cache import PartialCopy, WeightCache
-from penstock.hosts.control import CheckpointFound, Control, FindCheckpoint, Piece, WantPiece
+from penstock.hosts.control import CheckpointFound, FindCheckpoint, Message, Piece, WantPiece
+from penstock.hosts.weights.cache import PartialCopy, WeightCache
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Fetch:
         asked: FindCheckpoint,
         cache: WeightCache,
         in_use: Collection[str],
-        tell: Callable[[Control], None],
+        tell: Callable[[Message], None],
         on_done: Callable[[Path], None],
     ) -> None:
         self.asked = asked

@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
 
 from penstock.core import ConfigError
-from penstock.hosts.ranges import PIECE, merged, parts_of, pieces_of
+from penstock.hosts.weights.ranges import PIECE, merged, parts_of, pieces_of
 from penstock.models.checkpoint import open_checkpoint
+from penstock.models.gguf.header import read_header
+from penstock.models.loader import load_module
 from penstock.models.shards import layer_of
+from tests.gguf_files import make_gguf
 
 LAYERS = 5
 
@@ -55,3 +60,37 @@ def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{]}")
     with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
         parts_of(tmp_path, [(0, 1)], 1)
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_gguf(tmp_path_factory.mktemp("gguf"), kind=Kind.Q8_0, num_hidden_layers=3)
+
+
+@pytest.mark.parametrize("layers", [(0, 1), (1, 2), (2, 3), (0, 3)])
+def test_a_stage_loads_from_its_part_of_a_gguf_file_alone(gguf: Path, tmp_path: Path, layers: tuple[int, int]) -> None:
+    (part,) = parts_of(gguf, [layers], 3)
+    whole = gguf.read_bytes()
+    assert (part.name, part.size) == (gguf.name, len(whole))
+    copy = bytearray(b"\xff" * len(whole))  # what is not sent is no number
+    for start, end in part.ranges:
+        copy[start:end] = whole[start:end]
+    (tmp_path / gguf.name).write_bytes(copy)
+    sent, own = (
+        load_module(open_checkpoint(str(path)), *layers, "float32", "cpu").state_dict()
+        for path in (tmp_path / gguf.name, gguf)
+    )
+    assert own.keys() == sent.keys()
+    assert all(torch.equal(own[name], sent[name]) for name in own)
+
+
+def test_of_a_gguf_file_a_middle_stage_needs_the_header_and_its_tensors(gguf: Path) -> None:
+    (part,) = parts_of(gguf, [(1, 2)], 3)
+    header = read_header(gguf)
+    tensors = sum(info.nbytes for name, info in header.tensors.items() if name.startswith("blk.1."))
+    gaps = 32 * len(header.tensors)  # each begins at a multiple of 32 bytes
+    assert (
+        header.data_start + tensors
+        <= sum(end - start for start, end in part.ranges)
+        <= header.data_start + tensors + gaps
+    )

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from penstock.core import ConfigError
-from penstock.hosts.digest import COUNTED
+from penstock.hosts.weights.digest import COUNTED
 
 SAFETENSORS: Final = ".safetensors"
 PIECE: Final = 1 << 18

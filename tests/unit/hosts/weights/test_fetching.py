@@ -12,10 +12,10 @@ import torch
 
 from penstock.core import ConfigError
 from penstock.hosts import agent as agents
-from penstock.hosts.cache import WeightCache
 from penstock.hosts.control import WantPiece
 from penstock.hosts.fleet import Fleet
-from penstock.hosts.offering import Offer
+from penstock.hosts.weights.cache import WeightCache
+from penstock.hosts.weights.offering import Offer
 from penstock.messages import MalformedMessage
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.loader import load_module

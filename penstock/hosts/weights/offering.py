@@ -6,8 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from penstock.hosts.control import FindCheckpoint, WantPiece
-from penstock.hosts.digest import digest_of
-from penstock.hosts.ranges import PIECE, Layers, parts_of
+from penstock.hosts.weights.digest import digest_of
+from penstock.hosts.weights.ranges import PIECE, Layers, parts_of
 from penstock.messages import MalformedMessage
 
 

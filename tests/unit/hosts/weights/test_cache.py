@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core import ConfigError
-from penstock.hosts.cache import PIECES, PartialCopy, WeightCache
-from penstock.hosts.ranges import PIECE, FilePart
+from penstock.hosts.weights.cache import PIECES, PartialCopy, WeightCache
+from penstock.hosts.weights.ranges import PIECE, FilePart
 
 ONE, OTHER, THIRD = ("1" * 64, "2" * 64, "3" * 64)
 FILES = [FilePart("config.json", 2, [(0, 2)]), FilePart("w", 9 * PIECE, [(0, 100), (3 * PIECE, 5 * PIECE)])]

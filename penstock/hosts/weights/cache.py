@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core import ConfigError
-from penstock.hosts.ranges import FilePart, Range, pieces_of
+from penstock.hosts.weights.ranges import FilePart, Range, pieces_of
 
 log = logging.getLogger(__name__)
 
