@@ -21,6 +21,7 @@ from benchmarks.shared.root import ROOT
 from penstock.bench.formats import markdown
 from penstock.bench.simulate.command import DEMO_ACCURACY
 from penstock.cluster.load import ClusterFile, resolve
+from penstock.cluster.memory import held_by
 from penstock.cluster.prices import ModelPrice, eagle, llama
 from penstock.cluster.spec import Cluster
 from penstock.config import parse
@@ -85,16 +86,16 @@ class Model:
 
     def kv_gb(self) -> float:
         """Keys and values of CONTEXT tokens, in 16 bits."""
-        return 2 * 2 * self.layers * self.key_value * CONTEXT / 1e9
+        return CONTEXT * self.price(16).slot_bytes(self.layers) / 1e9
 
     def devices(self, bits: int, memory_gb: float) -> int:
         """The fewest of such devices, layers split evenly: the first has the embedding, the last one the head."""
         price = self.price(bits)
         for number in count(1):
-            layers = ceil(self.layers / number)
-            ends = price.embedding_bytes / 1e9
-            held = price.weight_bytes(layers, head=False) / 1e9 + self.kv_gb() * layers / self.layers
-            if held + ends * (2 if number == 1 else 1) <= USABLE * memory_gb:
+            layers, alone = ceil(self.layers / number), number == 1
+            first = held_by(price, layers, CONTEXT, embedding=True, head=alone)
+            last = held_by(price, layers, CONTEXT, embedding=alone, head=True)
+            if max(first.total, last.total) <= USABLE * memory_gb * 1e9:
                 return number
         raise AssertionError
 

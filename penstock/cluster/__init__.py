@@ -4,6 +4,7 @@ from penstock.cluster.load import load_cluster, preset_names, random_cluster
 from penstock.cluster.prices import PRICES, ModelPrice
 from penstock.cluster.spec import Cluster, Device, Link, Links, Stage
 from penstock.cluster.timing import (
+    Attended,
     DeviceTiming,
     LinkTiming,
     StageTiming,
@@ -18,6 +19,7 @@ from penstock.cluster.timing import (
 
 __all__ = [
     "PRICES",
+    "Attended",
     "Cluster",
     "Device",
     "DeviceTiming",

@@ -3,7 +3,7 @@
 The file, with everything optional in brackets::
 
     name = "two-boxes"
-    [description, as_model, draft_as_model, draft_pass_ms, engine, drafter, time_scale]
+    [description, as_model, draft_as_model, draft_pass_ms, engine, drafter, time_scale, kv_slots]
     devices = [{ name = "a1", host = "a", kind = "rtx3090" }, ...]     # or the kind's numbers on the device itself
     stages = [{ devices = ["a1"], layers = 4 }, { devices = ["a2", "b1"], layers = [6, 6] }, ...]
 
@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.cluster.drawn import drawn_table
+from penstock.cluster.memory import check_memory
 from penstock.cluster.prices import PRICES, ModelPrice
-from penstock.cluster.spec import Cluster, Device, DeviceKind, LinkBetween, Links, Stage
+from penstock.cluster.spec import KV_SLOTS, Cluster, Device, DeviceKind, LinkBetween, Links, Stage
 from penstock.config import FieldError, check, check_positive, nearest, parse, read_toml
 from penstock.core import ConfigError
 
@@ -58,13 +59,14 @@ class ClusterFile:
     drafter: str | None = None
     draft_pass_ms: float | None = None
     time_scale: float = 1.0
+    kv_slots: int = KV_SLOTS
     kinds: dict[str, DeviceKind] = field(default_factory=dict)
     devices: tuple[Device, ...]
     stages: tuple[StageEntry, ...]
     links: Links = field(default_factory=Links)
 
     def __post_init__(self) -> None:
-        check_positive(self, "time_scale", "draft_pass_ms")
+        check_positive(self, "time_scale", "draft_pass_ms", "kv_slots")
         check(bool(self.stages), "stages", [], "a list of at least one stage")
 
 
@@ -190,6 +192,7 @@ def resolve(file: ClusterFile) -> Cluster:
         draft_as_model=price("draft_as_model", file.draft_as_model),
         draft_pass_ms=file.draft_pass_ms,
         time_scale=file.time_scale,
+        kv_slots=file.kv_slots,
     )
     if cluster.as_model is not None:
         check_emulated(cluster, cluster.as_model)
@@ -365,31 +368,6 @@ def check_drafter(cluster: Cluster) -> None:
         raise FieldError("draft_pass_ms", problem)
 
 
-def check_memory(cluster: Cluster, model: ModelPrice) -> None:
-    """Raise FieldError naming the device whose weights exceed its memory, with the numbers.
-
-    A drafter's weights, an embedding of its own included, count on the device that holds it beside a stage's.
-    """
-    draft = cluster.draft_as_model
-    drafting = draft.weight_bytes(draft.layers, head=True) + draft.embedding_bytes if draft is not None else 0.0
-    last = cluster.stages[-1].devices[-1]
-    for i, stage in enumerate(cluster.stages):
-        for j, (name, layers) in enumerate(zip(stage.devices, stage.layers, strict=True)):
-            embedding = model.embedding_bytes if i == j == 0 else 0.0
-            needed = model.weight_bytes(layers, head=name == last) + embedding
-            check_fits(f"stages[{i}].devices[{j}]", cluster.device(name), needed, f"its {layers} layers")
-            if name == cluster.drafter:
-                check_fits("drafter", cluster.device(name), needed + drafting, f"{layers} layers and the draft model")
-    if cluster.drafter is not None and cluster.drafting_stage is None:
-        check_fits("drafter", cluster.device(cluster.drafter), drafting, "the draft model")
-
-
-def check_fits(where: str, device: Device, needed: float, what: str) -> None:
-    if device.memory_gb is not None and needed > device.memory_gb * 1e9:
-        numbers = f"{needed / 1e9:.2f} GB for {what}; it has {device.memory_gb:g} GB"
-        raise FieldError(where, f"({device.name!r}) would need {numbers}")
-
-
 def refuse_emulation(cluster: Cluster) -> None:
     """Raise FieldError for a number that would be ignored where nothing is emulated."""
     for i, device in enumerate(cluster.devices):
@@ -400,3 +378,5 @@ def refuse_emulation(cluster: Cluster) -> None:
         if getattr(cluster, name) is not None:
             raise FieldError("as_model", f"is missing: {name} is set, for emulation")
     check(cluster.time_scale == 1, "time_scale", cluster.time_scale, "left at 1: no as_model, so nothing is emulated")
+    if cluster.kv_slots != KV_SLOTS:
+        raise FieldError("kv_slots", "counts in the memory of modelled devices, and as_model is missing; remove it")

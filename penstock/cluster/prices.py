@@ -1,7 +1,8 @@
-"""What a model costs a device: parameters to read, operations per row, bytes per row on a link.
+"""What a model costs a device: parameters to read, operations per row, attention by context, bytes per row on a link.
 
-A pass over a batch reads every weight once and does two operations (multiply, add) per weight and row. Attention over
-the cache is left out: at a few thousand positions it is a few percent of either.
+A pass over a batch reads every weight once and does two operations (multiply, add) per weight and row. Attention takes
+four per element of a row's queries and token that the row sees (scores, then the weighted sum of values). The keys and
+values of every token that any of its rows sees are read once.
 """
 
 from __future__ import annotations
@@ -28,10 +29,18 @@ class ModelPrice:
     bytes_per_parameter: float = 2.0
     activation_bytes: float = 2.0
     """Bytes of one element of a hidden state on a link."""
+    attention_size: int | None = None
+    """Elements of a row's queries in one layer, all heads together; None: hidden_size; 0: a model without attention."""
+    key_value_size: int | None = None
+    """Elements of a token's keys in one layer, and of its values; None: attention_size (every head has its own)."""
+    cache_bytes: float | None = None
+    """Bytes of one element of the KV cache; None: activation_bytes."""
 
     def __post_init__(self) -> None:
         check_positive(self, "layers", "hidden_size", "layer_parameters", "bytes_per_parameter", "activation_bytes")
         check_positive(self, "head_parameters", "embedding_parameters", or_zero=True)
+        check_positive(self, "attention_size", "key_value_size", or_zero=True)
+        check_positive(self, "cache_bytes")
 
     def weight_bytes(self, layers: int, *, head: bool) -> float:
         """Bytes of weights that a device with so many layers reads per pass."""
@@ -43,6 +52,19 @@ class ModelPrice:
 
     def read_parameters(self, layers: int, *, head: bool) -> int:
         return layers * self.layer_parameters + (self.head_parameters if head else 0)
+
+    def pair_operations(self, layers: int) -> float:
+        """Floating-point operations of attention per row and token that it sees."""
+        return 4.0 * layers * self._attention_size
+
+    def slot_bytes(self, layers: int) -> float:
+        """Bytes of one token's keys and values on a device with so many layers."""
+        elements = self._attention_size if self.key_value_size is None else self.key_value_size
+        return 2.0 * layers * elements * (self.activation_bytes if self.cache_bytes is None else self.cache_bytes)
+
+    @property
+    def _attention_size(self) -> int:
+        return self.hidden_size if self.attention_size is None else self.attention_size
 
     @property
     def embedding_bytes(self) -> float:
@@ -74,6 +96,7 @@ def llama(
         embedding_parameters=0 if tied else vocabulary * hidden,
         bytes_per_parameter=(4.5 if bits == 4 else bits) / 8,
         activation_bytes=max(bits, 16) / 8,
+        key_value_size=key_value,
     )
 
 
@@ -90,6 +113,8 @@ def eagle(target: ModelPrice) -> ModelPrice:
         layer_parameters=target.layer_parameters + 2 * hidden * hidden,
         head_parameters=target.head_parameters - hidden,
         embedding_parameters=target.embedding_parameters,
+        attention_size=target.attention_size,
+        key_value_size=target.key_value_size,
     )
 
 
@@ -105,6 +130,7 @@ def medusa_head(target: ModelPrice) -> ModelPrice:
         hidden_size=hidden,
         layer_parameters=hidden * hidden + hidden,
         head_parameters=target.head_parameters - hidden,
+        attention_size=0,
     )
 
 

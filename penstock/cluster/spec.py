@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import Final
 
 from penstock.cluster.prices import ModelPrice
 from penstock.config import FieldError, check, check_positive
+
+KV_SLOTS: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +125,8 @@ class Cluster:
     """Measured time of one of the drafter's passes, on whatever device it is; None: what ``draft_as_model`` gives."""
     time_scale: float = 1.0
     """Factor on every modelled time."""
+    kv_slots: int = KV_SLOTS
+    """Tokens whose keys and values every stage has to have room for."""
 
     @property
     def emulated(self) -> bool:

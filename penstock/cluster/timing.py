@@ -1,7 +1,8 @@
 """How long an emulated cluster takes: per stage and batch, per link and message. All in seconds, time_scale applied.
 
-A device's pass over a batch lasts ``fixed + max(reading its weights once, computing every row)``: the roofline. A
-message on a link lasts ``latency + bytes / rate``. Stage processes wait by these numbers, and the simulator adds them.
+A device's pass over a batch lasts ``fixed + max(reading, computing)``, the roofline: its weights, and the keys and
+values that the batch attends to, are read once; every row and its attention are computed. A message on a link lasts
+``latency + bytes / rate``. Stage processes wait by these numbers, and the simulator adds them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,16 +22,39 @@ MESSAGE_ROW_BYTES: Final = 24
 """One row to or from the engine, where no hidden state travels: six integers of 1 to 5 bytes in msgpack, rounded up."""
 
 
+class Attended(NamedTuple):
+    """What a batch's rows attend to: ``pairs`` of a row and a token that it sees, and the ``slots`` that are read."""
+
+    pairs: float = 0
+    slots: float = 0
+
+
+NOTHING: Final = Attended()
+
+
+def chunk(rows: int, cached: int = 0) -> Attended:
+    """What so many tokens of one text attend to that follow ``cached`` ones: all before them, and themselves."""
+    return Attended(rows * (cached + (rows + 1) / 2), cached + rows)
+
+
 class DeviceTiming(msgspec.Struct, frozen=True, array_like=True):
-    """One device's part of a stage: fixed time per batch, time to read its weights, time to compute one row."""
+    """One device's part of a stage: fixed time per batch, time to read its weights, time to compute one row.
+
+    ``pair_s`` is a row's attention to one token, ``slot_s`` reads one token's keys and values.
+    """
 
     fixed_s: float
     weight_s: float
     row_s: float
+    pair_s: float = 0.0
+    slot_s: float = 0.0
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
         """Time for a batch. One without surviving rows is only passed on."""
-        return self.fixed_s + max(self.weight_s, self.row_s * rows) if rows else 0.0
+        if not rows:
+            return 0.0
+        reading = self.weight_s + self.slot_s * attended.slots
+        return self.fixed_s + max(reading, self.row_s * rows + self.pair_s * attended.pairs)
 
 
 class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
@@ -54,9 +78,9 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     devices: tuple[DeviceTiming, ...]
     between: tuple[LinkTiming, ...] = ()
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
         """Time a batch occupies the stage. Without surviving rows the header alone crosses the inner links."""
-        seconds = sum([device.seconds(rows) for device in self.devices])
+        seconds = sum([device.seconds(rows, attended) for device in self.devices])
         return seconds + sum([link.seconds(rows) for link in self.between]) if self.between else seconds
 
 
@@ -139,15 +163,20 @@ def emulated_model(cluster: Cluster) -> ModelPrice:
 def device_timing(device: Device, model: ModelPrice, layers: int, time_scale: float, *, head: bool) -> DeviceTiming:
     """Price so many layers of a model on a device, or take its measured pass for the time that does not grow by row."""
     assert device.compute_tflops is not None
-    row_s = time_scale * model.row_operations(layers, head=head) / (device.compute_tflops * 1e12)
+    operation_s = time_scale / (device.compute_tflops * 1e12)
+    row_s = operation_s * model.row_operations(layers, head=head)
+    pair_s = operation_s * model.pair_operations(layers)
     if device.pass_ms is not None:
-        return DeviceTiming(fixed_s=0.0, weight_s=time_scale * device.pass_ms / 1e3, row_s=row_s)
+        return DeviceTiming(fixed_s=0.0, weight_s=time_scale * device.pass_ms / 1e3, row_s=row_s, pair_s=pair_s)
     assert device.overhead_ms is not None
     assert device.weight_bandwidth_gb_s is not None
+    byte_s = time_scale / (device.weight_bandwidth_gb_s * 1e9)
     return DeviceTiming(
         fixed_s=time_scale * device.overhead_ms / 1e3,
-        weight_s=time_scale * model.weight_bytes(layers, head=head) / (device.weight_bandwidth_gb_s * 1e9),
+        weight_s=byte_s * model.weight_bytes(layers, head=head),
         row_s=row_s,
+        pair_s=pair_s,
+        slot_s=byte_s * model.slot_bytes(layers),
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from penstock.cluster.timing import StageTiming
-from penstock.messages import DeviceReserved, Message, ReserveDevice
+from penstock.emulation.attended import attended_by
+from penstock.messages import DeviceReserved, Message, ReserveDevice, Rows
 from penstock.stage.device import Computation, Device
 
 
@@ -28,8 +29,8 @@ class ModelledDevice(Device):
         self._timing = timing
         self._passes: deque[Pass] = deque()
 
-    def computed(self, start: float, rows: int) -> Computation:
-        seconds, modelled = self._clock() - start, self._timing.seconds(rows)
+    def computed(self, start: float, rows: Rows, alive: Sequence[int]) -> Computation:
+        seconds, modelled = self._clock() - start, self._timing.seconds(len(alive), attended_by(rows, alive))
         self.free_at = start + max(seconds, modelled)
         return Computation(self.free_at, seconds, modelled)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.cluster.timing import LinkTiming, StageTiming
+from penstock.cluster.timing import Attended, LinkTiming, StageTiming
 from penstock.drafters.base import Draft, Drafter, DraftRequest
 from penstock.emulation.turns import DeviceTurns
 from penstock.estimates.draft_timing import DraftTiming
@@ -61,7 +61,7 @@ class EmulatedDrafter:
         started = self._clock.now()
         rows = self.inner.ask(asks)
         self._link_s = self._link.seconds(rows) if self._link is not None else 0.0
-        self._pass_s = self._timing.seconds(rows)
+        self._pass_s = self._timing.seconds(rows, attended_by_asks(asks, rows))
         self._asked_at = self._begins_at = started + self._link_s
         self._turn = None
         if self._turns is not None and rows:
@@ -110,3 +110,14 @@ class EmulatedDrafter:
 
     def close(self) -> None:
         self.inner.close()
+
+
+def attended_by_asks(asks: Sequence[DraftRequest], rows: int) -> Attended:
+    """What a pass over the nodes asked about attends to.
+
+    Of its ``rows`` those beyond them are tokens of the texts that the drafter lacks: on average each sees half a text.
+    """
+    positions = [node.position for ask in asks for node in ask.nodes]
+    texts = sum(max((node.position + 1 for node in ask.nodes), default=0) for ask in asks)
+    lacking = max(0, rows - len(positions)) * texts / (2 * max(1, len(asks)))
+    return Attended(sum(positions) + len(positions) + lacking, texts)

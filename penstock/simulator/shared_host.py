@@ -11,7 +11,8 @@ import msgspec
 
 from penstock.cluster.timing import StageTiming
 from penstock.config import check, check_positive
-from penstock.messages import Batch, Result
+from penstock.emulation.attended import attended_by
+from penstock.messages import Batch, Result, Rows
 from penstock.stage.device import Computation, Device, Links
 from penstock.stage.driver import Core, Outgoing, StageDriver
 
@@ -100,8 +101,8 @@ class SharedDevice(Device):
         self._timing = timing
         self._computing = computing
 
-    def computed(self, start: float, rows: int) -> Computation:
-        alone = self._timing.seconds(rows)
+    def computed(self, start: float, rows: Rows, alive: Sequence[int]) -> Computation:
+        alone = self._timing.seconds(len(alive), attended_by(rows, alive))
         self._computing.begin(self._stage, alone)
         return Computation(start, 0.0, alone)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from penstock.messages import Message
+from penstock.messages import Message, Rows
 
 
 class Computation(NamedTuple):
@@ -30,8 +30,8 @@ class Device:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
 
-    def computed(self, start: float, rows: int) -> Computation:
-        """A batch with so many surviving rows, begun at ``start``, has just been computed."""
+    def computed(self, start: float, rows: Rows, alive: Sequence[int]) -> Computation:
+        """A batch, begun at ``start``, has just been computed; ``alive`` are the indices of its surviving rows."""
         seconds = self._clock() - start
         return Computation(start + seconds, seconds)
 

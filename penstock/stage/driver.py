@@ -203,7 +203,7 @@ class StageDriver:
         self._apply_cancels(start)
         self._apply_features(start)
         processed = self.core.process(buffered.batch, buffered.hidden)
-        computation = self.device.computed(start, len(processed[0]))
+        computation = self.device.computed(start, buffered.batch.rows, processed[0])
         if (tapped := self.core.tapped()) is not None:
             features, states = tapped
             sending = self._links.to_drafter.sending(features, len(features.nodes) * len(features.layers))

@@ -223,7 +223,7 @@ def test_a_place_where_no_drafter_can_be_is_refused(name: str, place: str, words
 
 def test_a_drafter_is_not_moved_to_where_it_does_not_fit_nor_where_there_is_none() -> None:
     tight = load(edited(EMULATED, (["devices", 0, "memory_gb"], 2.6)))
-    with pytest.raises(FieldError, match=r"drafter \('a1'\) would need 2.82 GB for 2 layers and the draft model"):
+    with pytest.raises(FieldError, match=r"drafter \('a1'\) would need 3.01 GB for 2 layers and the draft model"):
         with_drafter_on(tight, "a1")
     with pytest.raises(FieldError, match="the cluster names no drafter that could be moved"):
         with_drafter_on(load(PLAIN), "engine")
@@ -236,6 +236,8 @@ LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
     ("base", "edits", "path", "words"),
     [
         # shape and numbers
+        (EMULATED, [(["kv_slots"], 0)], "kv_slots", "above 0"),
+        (EMULATED, [(["as_model", "key_value_size"], -1)], "as_model.key_value_size", "0 or above"),
         (EMULATED, [(["time_scale"], 0)], "time_scale", "above 0"),
         (EMULATED, [(["stages"], [])], "stages", "at least one stage"),
         (EMULATED, [(["stages", 1, "devices"], [])], "stages[1].devices", "at least one device"),
@@ -287,15 +289,20 @@ LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
         (EMULATED, [(["drafter"], None)], "drafter", "draft_as_model prices the device"),
         (EMULATED, [(["links"], {"network": LINK})], "links.local", "'a1' and 'a2' have to be joined"),
         (EMULATED, [(["links"], {"local": LINK})], "links.network", "'d' and 'a1' have to be joined"),
-        (EMULATED, [(["devices", 1, "memory_gb"], 1)], "stages[1].devices[0]", "2.00 GB for its 2 layers; it has 1 GB"),
-        (EMULATED, [(["devices", 0, "memory_gb"], 2.4)], "stages[0].devices[0]", "2.50 GB"),  # with the embedding
-        (EMULATED, [(["devices", 2, "memory_gb"], 2.4)], "stages[1].devices[1]", "2.50 GB"),  # with the head
-        (EMULATED, [(["devices", 3, "memory_gb"], 0.3)], "drafter", "0.32 GB for the draft model; it has 0.3 GB"),
+        (
+            EMULATED,
+            [(["devices", 1, "memory_gb"], 1)],
+            "stages[1].devices[0]",
+            "weights 2.00, 4096 tokens of KV 0.03, activations 0.00); it has 1 GB",
+        ),
+        (EMULATED, [(["devices", 0, "memory_gb"], 2.4)], "stages[0].devices[0]", "weights 2.50"),  # with the embedding
+        (EMULATED, [(["devices", 2, "memory_gb"], 2.4)], "stages[1].devices[1]", "weights 2.50"),  # with the head
+        (EMULATED, [(["devices", 3, "memory_gb"], 0.3)], "drafter", "0.48 GB for the draft model (weights 0.32"),
         (
             EMULATED,
             [(["drafter"], "b1"), (["devices", 2, "memory_gb"], 2.7)],
             "drafter",
-            "('b1') would need 2.82 GB for 2 layers and the draft model; it has 2.7 GB",
+            "('b1') would need 3.01 GB for 2 layers and the draft model (weights 2.82",
         ),
         (EMULATED, [(["draft_pass_ms"], 0)], "draft_pass_ms", "above 0"),
         (PLAIN, [(["draft_pass_ms"], 4)], "draft_pass_ms", "there is no drafter"),

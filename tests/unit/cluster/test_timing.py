@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster import (
     PRICES,
+    Attended,
     Cluster,
     DeviceTiming,
     LinkTiming,
@@ -26,6 +27,7 @@ from penstock.cluster import (
 )
 from penstock.cluster.load import ClusterFile, resolve
 from penstock.cluster.prices import llama
+from penstock.cluster.timing import chunk
 from penstock.config import FieldError, parse
 from penstock.core import ConfigError
 from tests.unit.cluster.sample import EMULATED
@@ -247,3 +249,22 @@ stages = st.builds(
 def test_stage_times_cross_the_wire_and_grow_with_rows(stage: StageTiming, some: int, more: int) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(stage), type=StageTiming) == stage
     assert stage.seconds(some) <= stage.seconds(some + more)
+
+
+def test_attention_by_hand() -> None:
+    """A layer: 4 x 1000 operations a pair, 2 x 1000 x 2 bytes a token; two layers on the first stage, 1 TFLOPS."""
+    first, second = stage_timings(cluster())
+    seen = chunk(1000, cached=5000)
+    pairs, slots = 1000 * 5000 + 1000 * 1001 / 2, 6000
+    assert first.seconds(1000, seen) == pytest.approx(0.001 + 1000 * 0.002 + pairs * 8000 / 1e12)
+    one = Attended(pairs=6000, slots=6000)
+    assert first.seconds(1, one) == pytest.approx(0.001 + 0.020 + slots * 8000 / 100e9)
+    assert second.seconds(1, one) - second.seconds(1) == pytest.approx(2 * slots * 8000 / 100e9)
+    slow = stage_timings(cluster(3.0))[0]
+    assert slow.seconds(1000, seen) == pytest.approx(3 * first.seconds(1000, seen))
+
+
+def test_half_a_chunk_no_longer_costs_half() -> None:
+    """With attention the second half of a long text takes longer than the first."""
+    (first, *_) = stage_timings(load_cluster("jupiter-homogeneous"))
+    assert first.seconds(2048, chunk(2048, 2048)) > 1.02 * first.seconds(2048, chunk(2048))

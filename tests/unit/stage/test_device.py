@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.messages import Ready, Stop
+from penstock.messages import Ready, Rows, Stop
 from penstock.pipeline.clock import VirtualClock
 from penstock.stage.device import Computation, Device, Links
 
@@ -11,7 +11,7 @@ def test_a_real_device_takes_the_time_that_has_passed() -> None:
     clock = VirtualClock()
     device = Device(clock.now)
     clock.wait(3.0)
-    assert device.computed(start=1.0, rows=5) == Computation(end=3.0, computed=2.0, modelled=0.0)
+    assert device.computed(start=1.0, rows=Rows(), alive=range(5)) == Computation(end=3.0, computed=2.0, modelled=0.0)
     assert device.free_at <= clock.now()
 
 
