@@ -19,7 +19,7 @@ class Node:
     after this node, once the last stage has said so. It is ``alive`` until it turns out to be wrong; in a tree it is
     ``open`` as long as it is the root or below it: nothing grows from what is dead or past. ``candidates`` are the
     drafter's children for it, best first, as (token, chance); None until it has answered. ``earlier`` are those of its
-    answers, the first one first, that a correction has replaced.
+    answers, the first one first, that a correction or a later answer has replaced.
     """
 
     id: int
@@ -106,6 +106,12 @@ class TokenTree:
         node.earlier = (*node.earlier, node.candidates)
         node.candidates = candidates
         self.corrected.append(node)
+
+    def redraft(self, node: Node) -> None:
+        """The drafter is to answer for ``node``, which it has answered for, anew. Its children stay as they are."""
+        if node.candidates:
+            node.earlier = (*node.earlier, node.candidates)
+        node.candidates, node.asked = None, False
 
     def rescore(self, parents: Sequence[Node]) -> set[Node]:
         """Bring the scores below ``parents``, the higher ones first, in line with their children's new chances.

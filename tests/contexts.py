@@ -10,7 +10,13 @@ from penstock.strategies.context import Context
 
 
 def context(
-    estimates: Estimates | None = None, now: float = 0.0, draft_due: float = math.inf, requests: int = 1
+    estimates: Estimates | None = None,
+    now: float = 0.0,
+    draft_due: float = math.inf,
+    requests: int = 1,
+    oldest: int | None = None,
+    redrafts: bool = False,
 ) -> Context:
-    """At ``now``, while so many requests decode; by default nothing has been learned and no draft is due."""
-    return Context(now, draft_due, Load(requests=requests), estimates or Estimates())
+    """At ``now``, while so many requests decode; by default nothing has been learned, no draft is due, nothing is in
+    flight, and the drafter reads nothing of the target's."""
+    return Context(now, draft_due, Load(requests=requests), estimates or Estimates(), oldest, redrafts)

@@ -233,7 +233,7 @@ class History:
                 Autoregressive(),
                 PipeDec(self.stages, rng.randint(1, 8), rng.randint(1, most)),
                 PipeDec(rng.randint(1, 9), rng.randint(1, 8), rng.randint(1, most)),
-                StaticTree(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, most)),
+                StaticTree(rng.randint(1, 20), rng.randint(1, 5), rng.randint(1, most), 1 + self.pool.total % 3),
                 self._flowspec(most),
                 Continuous(rng.randint(1, 12), rng.randint(1, most)),
                 Auto(rng.randint(1, 12), rng.randint(1, most)),

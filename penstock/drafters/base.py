@@ -40,6 +40,11 @@ class Drafter(Protocol):
     """Submit and poll, so that drafting never blocks the engine. One round of asks is under way at a time."""
 
     @property
+    def reads_target(self) -> bool:
+        """Whether it reads the target's states: asked again about a node it may know better than before."""
+        ...
+
+    @property
     def busy(self) -> bool:
         """Whether the last asks have not been answered."""
         ...

@@ -14,6 +14,10 @@ class InstantDrafter:
         self._answers: list[Draft] = []
 
     @property
+    def reads_target(self) -> bool:
+        return False
+
+    @property
     def busy(self) -> bool:
         return bool(self._answers)
 

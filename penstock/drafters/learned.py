@@ -31,6 +31,10 @@ class LearnedDrafter(SmallModelDrafter):
         self._final_in: dict[int, int] = {}
         """By slot, the node whose row there is final: of a block that requests share it stays that for all of them."""
 
+    @property
+    def reads_target(self) -> bool:
+        return True
+
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         self._again.clear()
         return super().ask(asks)

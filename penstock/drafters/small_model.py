@@ -53,6 +53,10 @@ class SmallModelDrafter:
         """The round's."""
 
     @property
+    def reads_target(self) -> bool:
+        return False
+
+    @property
     def busy(self) -> bool:
         return bool(self._queue or self._outstanding or self._drafts)
 

@@ -47,6 +47,10 @@ class EmulatedDrafter:
         self._begins_at = min(self._begins_at, self._clock.now())
 
     @property
+    def reads_target(self) -> bool:
+        return self.inner.reads_target
+
+    @property
     def busy(self) -> bool:
         return self._waiting
 

@@ -245,7 +245,9 @@ class EngineLoop:
     def _context(self) -> Context:
         """What strategies are told in a new round of questions."""
         decoding = sum(not request.prefilling for request in self.scheduler.running)
-        return Context(self._now, self.draft_due, Load(requests=decoding), self.estimates)
+        redrafts = self.drafter is not None and self.drafter.reads_target
+        load, oldest = Load(requests=decoding), self.inflight.oldest
+        return Context(self._now, self.draft_due, load, self.estimates, oldest, redrafts)
 
     def _due(self) -> float | None:
         if self.recovery is not None and self.recovery.reason is not None:
@@ -283,7 +285,10 @@ class EngineLoop:
             for observer in self.observers:
                 observer.arrived(result, self.clock.now())
             self._deferred += [request.output.detokenize_pending for request in touched.values()]
+            context = self._context()
             for request in touched.values():
+                if request.strategy.holds_results(context):
+                    continue
                 before = request.produced
                 while request.started and self._advance(request):
                     if not self.scheduler.grow(request):
@@ -452,7 +457,7 @@ class EngineLoop:
         for request in self.scheduler.running:
             if request.prefilling:
                 continue  # what the target has yet to compute may still turn out to be another's block
-            nodes = [*request.take_postponed(), *request.strategy.ask(request.tree, context)]
+            nodes = list(dict.fromkeys([*request.take_postponed(), *request.strategy.ask(request.tree, context)]))
             context = replace(context, load=context.load.with_asked(len(nodes)))
             if nodes:
                 strategy, stream = request.strategy, self.builder.next_stream - 1

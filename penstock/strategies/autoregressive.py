@@ -29,6 +29,9 @@ class Autoregressive:
     def corrects(self, context: Context) -> bool:
         return False
 
+    def holds_results(self, context: Context) -> bool:
+        return False
+
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         return []
 

@@ -40,7 +40,12 @@ class Strategy(Protocol):
         ...
 
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
-        """Nodes whose candidates are wanted now and have not been asked for (``node.asked``), parents first."""
+        """Nodes whose candidates are wanted now, parents first: not yet asked for (``node.asked``), or asked for anew
+        (``tree.redraft``)."""
+        ...
+
+    def holds_results(self, context: Context) -> bool:
+        """Whether what has come out is to be looked at with a later result, and not now."""
         ...
 
     def ready_at(self, tree: TokenTree, context: Context) -> float:

@@ -18,3 +18,7 @@ class Context:
     """When the drafter is expected to answer; infinite while it has not been asked."""
     load: Load
     estimates: Estimates
+    oldest: int | None
+    """The number of the batch that comes out next; None while nothing is in flight."""
+    redrafts: bool
+    """Whether the drafter may know more of a node when it is asked about it again."""

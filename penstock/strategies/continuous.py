@@ -73,6 +73,9 @@ class Continuous:
     def corrects(self, context: Context) -> bool:
         return self._corrects
 
+    def holds_results(self, context: Context) -> bool:
+        return False
+
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         self._order.look(tree, context.estimates.drafts.chances)
         nodes: list[Node] = []

@@ -13,7 +13,6 @@ from penstock.config import check_positive
 from penstock.strategies.base import now_if
 from penstock.strategies.context import Context
 from penstock.strategies.options import WholeTreeOptions
-from penstock.strategies.static_tree import best_children
 from penstock.tree import Node, TokenTree
 
 _Entry = tuple[float, int, Node, int, float]
@@ -67,6 +66,10 @@ class FlowSpec:
 
     Expansion (3.4). Context-aware: after accepted tokens a new base tree of ``expansion_depth`` layers grows from the
     new root; those of its ``tree_size`` best nodes whose path is not in the tree follow as one segment (L_exp = -1).
+    Every node of it is drafted from anew, because the drafter knows the target's states of what has been accepted. What
+    the new answers no longer name stays in the tree, as the paper's T_pr does, but is no node of the base tree. A
+    drafter that does not read the target's states would say the same again, and is not asked.
+
     Score-aware: when a step has accepted none, the kept base tree grows a layer deeper, and its best ``segment`` nodes
     that are not in the tree follow. A step is a batch that the first stage can take; in the paper's lockstep one can
     whenever a result comes out. The paper leaves depth and size of the score-aware expansion open; these are ours.
@@ -94,18 +97,28 @@ class FlowSpec:
         self._drafted: list[_Entry] = []
         self._left: list[_Entry] = []
         self._noted: set[int] = set()
+        self._asked: set[int] = set()
+        self._redrafts = False
 
     def corrects(self, context: Context) -> bool:
         return False
 
+    def holds_results(self, context: Context) -> bool:
+        return False
+
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
-        self._follow(tree)
+        self._follow(tree, context)
         if self._growth is None:
             return []
-        return [node for node in self._layers[-1] if not node.asked]
+        nodes = [node for node in self._layers[-1] if not node.asked or self._is_stale(node)]
+        for node in nodes:
+            if node.asked:
+                tree.redraft(node)
+        self._asked.update(node.id for node in nodes)
+        return nodes
 
     def ready_at(self, tree: TokenTree, context: Context) -> float:
-        self._follow(tree)
+        self._follow(tree, context)
         return now_if(bool(self._segments))
 
     def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
@@ -116,8 +129,9 @@ class FlowSpec:
         self._queued.difference_update(node.id for node in segment)
         return segment
 
-    def _follow(self, tree: TokenTree) -> None:
+    def _follow(self, tree: TokenTree, context: Context) -> None:
         """Take in what has happened: another tree or root, pruned segments, the drafter's answers."""
+        self._redrafts = context.redrafts
         begun, self._tree = tree is not self._tree, tree  # a root that enters with the prompt was in no tree before
         moved, self._root = tree.root is not self._root, tree.root
         if moved or (self._segments and self._segments[0][0].entered):
@@ -137,6 +151,10 @@ class FlowSpec:
         """Whether a node was chosen for the paper's T. The base tree's others are nodes for the drafter alone."""
         return node.entered or node.id in self._queued
 
+    def _is_stale(self, node: Node) -> bool:
+        """Whether a node's candidates were drafted for an earlier base tree, and could be better by now."""
+        return self._redrafts and node.id not in self._asked
+
     def _drop(self) -> None:
         """Forget queued nodes that have died, and a root that has entered with the prompt.
 
@@ -149,12 +167,12 @@ class FlowSpec:
     def _grow_from(self, root: Node, depth: int, growth: Growth) -> None:
         self._layers, self._missing, self._growth = [[root]], depth, growth
         self._drafted, self._left = [], []
-        self._noted = set()
+        self._noted, self._asked = set(), set()
 
     def _deepen(self, tree: TokenTree) -> bool:
         """Begin a score-aware expansion, if the base tree has a further layer."""
-        self._note(self._layers[-1])
-        layer = best_children(tree, self._layers[-1], self.candidates)
+        self._note(tree, self._layers[-1])
+        layer = self._layer_below(tree, self._layers[-1])
         if layer:
             self._layers.append(layer)
             self._missing, self._growth = 1, Growth.SCORE
@@ -162,25 +180,42 @@ class FlowSpec:
 
     def _grown(self, tree: TokenTree) -> bool:
         """Grow the base tree by every layer that the drafter has answered for. Returns whether that was all."""
-        while all(node.candidates is not None for node in self._layers[-1]):
+        while all(node.candidates is not None and not self._is_stale(node) for node in self._layers[-1]):
             self._missing -= 1
-            self._note(self._layers[-1])
-            layer = best_children(tree, self._layers[-1], self.candidates) if self._missing else []
+            self._note(tree, self._layers[-1])
+            layer = self._layer_below(tree, self._layers[-1]) if self._missing else []
             if not layer:
                 return True
             self._layers.append(layer)
         return False
 
-    def _note(self, layer: list[Node]) -> None:
+    def _layer_below(self, tree: TokenTree, layer: list[Node]) -> list[Node]:
+        """The nodes that are drafted from next: the best candidates of a layer, by cumulative score, ties in order."""
+        drafted = [
+            (node.score + chance, node, token, chance) for node in layer for token, chance in node.candidates or ()
+        ]
+        drafted.sort(key=itemgetter(0), reverse=True)
+        found: list[Node] = []
+        for _, parent, token, chance in drafted:
+            child = parent.children.get(token)
+            if child is None and tree.room > 0:
+                child = tree.extend(parent, token, chance)
+            if child is not None:
+                found.append(child)
+            if len(found) == self.candidates:
+                break
+        return found
+
+    def _note(self, tree: TokenTree, layer: list[Node]) -> None:
         """Take in a layer's candidates, in the order of creation: equal scores leave parents before their children.
 
         A node that the drafter could say nothing of when it was asked first is taken in once it can.
         """
-        for node in layer:
-            if node.id in self._noted or not node.candidates:
-                continue
-            self._noted.add(node.id)
-            for token, chance in node.candidates:
+        fresh = [node for node in layer if node.candidates and node.id not in self._noted]
+        self._noted.update(node.id for node in fresh)
+        reprice(tree, [node for node in fresh if node.earlier])
+        for node in fresh:
+            for token, chance in node.candidates or ():
                 self._drafted.append((-(node.score + chance), self._made, node, token, chance))
                 self._made += 1
 
@@ -225,3 +260,12 @@ class FlowSpec:
     def _holds(self, parent: Node, token: int) -> bool:
         child = parent.children.get(token)
         return child is not None and self._is_in_tree(child)
+
+
+def reprice(tree: TokenTree, redrafted: list[Node]) -> None:
+    """Give the children of nodes that have been drafted from anew the chances that they have by the new candidates."""
+    for node in redrafted:
+        for token, chance in node.candidates or ():
+            if (child := node.children.get(token)) is not None:
+                child.chance = chance
+    tree.rescore(redrafted)

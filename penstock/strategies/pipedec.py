@@ -54,6 +54,9 @@ class PipeDec:
     def corrects(self, context: Context) -> bool:
         return False
 
+    def holds_results(self, context: Context) -> bool:
+        return False
+
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         return [node for node in tree.frontier() if not node.asked]
 

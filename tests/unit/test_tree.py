@@ -76,6 +76,19 @@ def test_a_commit_changes_no_score() -> None:
     assert [node.score for node in tree.nodes()] == [-1.0, -2.0, -3.0]
 
 
+def test_a_node_that_is_drafted_from_anew_remembers_what_was_said_and_keeps_its_children() -> None:
+    tree = make_tree()
+    root, first = tree.root, [(1, -0.5)]
+    child = tree.extend(root, 1, -0.5)
+    root.asked, root.candidates = True, first
+    tree.redraft(root)
+    assert (root.asked, root.candidates, root.earlier) == (False, None, (first,))
+    root.asked, root.candidates = True, ()
+    tree.redraft(root)
+    assert root.earlier == (first,), "to have nothing to say is no answer"
+    assert root.children == {1: child}
+
+
 def test_a_correction_is_noted_with_what_it_replaces_and_moves_nothing_by_itself() -> None:
     tree = make_tree()
     grow(tree, (1, 2))

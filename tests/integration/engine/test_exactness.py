@@ -49,7 +49,7 @@ def strategies(stages: int) -> list[Strategy]:
     return [
         *(kind().make(stages) for name, kind in STRATEGIES.items() if name not in SMALL),
         Autoregressive(),
-        StaticTree(tree_size=12, tree_depth=4, children=4),
+        StaticTree(tree_size=12, tree_depth=4, children=4, segments=stages),
         PipeDec(stages, width=6, children=4),
         FlowSpecOptions(**flowspec, expand=True, score_order=True).make(stages),
         FlowSpecOptions(**flowspec, expand=True, score_order=False).make(stages),

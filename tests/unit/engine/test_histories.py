@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.strategies.base import Strategy
 from penstock.tree import Node, TokenTree
 from tests.histories import History
 
@@ -28,6 +29,27 @@ def test_histories_have_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
         assert seed < 300
         History(random.Random(seed)).run()
         seed += 1
+
+
+class WithFlowSpec(History):
+    """Every request under it: the strategy that has nodes drafted from anew."""
+
+    def _strategy(self) -> Strategy:
+        return self._flowspec(self.vocabulary - 1)
+
+
+def test_histories_with_nodes_that_are_drafted_from_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[Node] = []
+    redraft = TokenTree.redraft
+
+    def noted(tree: TokenTree, node: Node) -> None:
+        again.append(node)
+        redraft(tree, node)
+
+    monkeypatch.setattr(TokenTree, "redraft", noted)
+    for seed in range(12):
+        WithFlowSpec(random.Random(seed)).run()
+    assert len(again) > 10
 
 
 def noting(correct: Callable[..., None], corrected: list[Node]) -> Callable[..., None]:

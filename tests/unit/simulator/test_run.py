@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
@@ -18,7 +18,7 @@ from penstock.engine.resolve import resolve_options
 from penstock.messages import Result, Sampling
 from penstock.requests.request import Request
 from penstock.simulator.drafter import ScriptedDrafter
-from penstock.simulator.run import Timed, busy_share, make_loop, simulate
+from penstock.simulator.run import Timed, busy_share, make_loop, scripted, simulate
 from penstock.simulator.script import Script, profile_script
 from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.tree import Node
@@ -49,6 +49,23 @@ def test_plain_decoding_takes_a_trip_per_token(name: str) -> None:
     assert found.seconds / 5 == pytest.approx(plain_step_seconds(cluster), rel=0.01)
     assert found.stages_busy == pytest.approx(1 / len(cluster.stages), rel=0.05)
     assert (found.rows, found.drafter_busy) == (5, 0.0)
+
+
+def test_results_of_a_tree_in_segments_count_when_all_are_back() -> None:
+    """FlowSpec's naive PP with a drafter that is always right: tokens come by the round."""
+    cluster, script = load_cluster("spd-4"), profile_script(ALWAYS, 1, 19, seed=0)
+    tree = {"tree_size": 5, "tree_depth": 5, "children": 1}
+    naive = SpeculativeConfig(strategy="static_tree", segments=3, **tree)
+    at_once = SpeculativeConfig(strategy="static_tree", **tree)
+    loop, timed = make_loop(cluster, script, naive), Timed()
+    loop.add(scripted(script, 0, make_strategy(naive, 4), timed))
+    while loop.busy:
+        loop.step()
+    rounds = timed.moments[1:]  # the first token is the prompt's
+    assert [len(list(group)) for _, group in groupby(rounds)] == [6, 6, 6]
+    (one,), (other,) = (simulate(cluster, script, config) for config in (naive, at_once))
+    slowest = max(timing.seconds(2) for timing in stage_timings(cluster))
+    assert one.seconds - other.seconds > 3 * slowest, "a batch or more behind the first, in each of three rounds"
 
 
 @pytest.mark.parametrize("name", ["demo", "pipedec-7"])

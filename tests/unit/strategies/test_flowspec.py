@@ -40,6 +40,22 @@ class Equal(Drafts):
         return [(token, 0.0 if len(path) == 2 else -1.0) for token in range(CHILDREN)]
 
 
+class Learning(Drafts):
+    """Candidates that change with every token that has been accepted: a drafter that reads the target's states."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.known = 0
+
+    def after(self, path: Path) -> list[tuple[int, float]]:
+        rng = random.Random(repr((self.seed, path, self.known)))
+        tokens = [token for token, _ in super().after(path)]
+        mixed = [*tokens[:-1], 50 + rng.randrange(3)]  # some are named again, with another chance; one is another
+        rng.shuffle(mixed)
+        weights = sorted((rng.random() + 0.05 for _ in mixed), reverse=True)
+        return [(token, math.log(w / sum(weights) / 1.1)) for token, w in zip(mixed, weights, strict=True)]
+
+
 class Chain(Drafts):
     """One candidate each."""
 
@@ -80,6 +96,8 @@ class Round:
         self.committed: Path = (7,)
         self.tree = TokenTree(Node(0, 7, 0, 0), self.source)
         self.sent: set[Path] = set()
+        self.asked: list[Path] = []
+        self.context = context(redrafts=isinstance(drafts, Learning))
 
     def path(self, node: Node) -> Path:
         above: list[int] = []
@@ -90,15 +108,16 @@ class Round:
         return (*self.committed, *reversed(above))
 
     def draft(self) -> None:
-        while nodes := self.strategy.ask(self.tree, context()):
+        while nodes := self.strategy.ask(self.tree, self.context):
+            self.asked += [self.path(node) for node in nodes]
             for node in nodes:
                 node.asked, node.candidates = True, self.drafts.after(self.path(node))
 
     def enter(self) -> list[Path]:
         """The next batch."""
         self.draft()
-        assert self.strategy.ready_at(self.tree, context()) == NOW
-        nodes = self.strategy.enter(self.tree, context())
+        assert self.strategy.ready_at(self.tree, self.context) == NOW
+        nodes = self.strategy.enter(self.tree, self.context)
         assert nodes, "no batch is empty"
         rows = []
         for node in nodes:
@@ -116,13 +135,15 @@ class Round:
     @property
     def ready(self) -> bool:
         self.draft()
-        return self.strategy.ready_at(self.tree, context()) == NOW
+        return self.strategy.ready_at(self.tree, self.context) == NOW
 
     def commit(self, token: int) -> None:
         """The target has picked this token after the root."""
         assert self.tree.root.entered
         hit, _ = self.tree.commit(token)
         self.committed = (*self.committed, token)
+        if isinstance(self.drafts, Learning):
+            self.drafts.known += 1
         if hit is None:
             self.tree.restart(self.source.speculative(token, len(self.committed) - 1))
 
@@ -256,6 +277,64 @@ def test_the_tree_is_expanded_again_after_every_hit() -> None:
         new = [path for path in best(run.drafts, root, EXPANSION) if path not in chosen]
         assert run.enter() == new
         chosen.update(new)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_context_aware_expansion_drafts_anew_what_was_drafted_with_less_context(seed: int) -> None:
+    """Every node of the new base tree; what was sent stays in the tree, whatever the new answers say of it."""
+    run = Round(Learning(seed))
+    run.enter_round()
+    chosen, no_longer_named = set(run.sent), 0
+    for _ in range(4):
+        run.asked.clear()
+        root = next(path for path in sorted(chosen, key=len) if path[:-1] == run.committed)
+        run.commit(root[-1])
+        chosen = {path for path in chosen if within(path, root)}
+        new = [path for path in best(run.drafts, root, EXPANSION) if path not in chosen]
+        assert run.enter() == new
+        drafted = base_tree(run.drafts, root, EXPANSION)
+        first_layer = by_score([node for node in drafted if len(node[1]) == len(root) + 1])
+        assert run.asked == [root, *(path for _, path in first_layer[:CHILDREN])]
+        no_longer_named += len({path for path in chosen if len(path) == len(root) + 1} - {path for _, path in drafted})
+        assert chosen <= {run.path(node) for node in run.tree.nodes()}, "what was sent"
+        chosen.update(new)
+    assert no_longer_named > 0
+
+
+def test_score_aware_expansion_goes_on_from_what_was_drafted_anew() -> None:
+    run = Round(Learning(3))
+    run.enter_round()
+    root = best(run.drafts, (7,), DEPTH)[1]
+    run.commit(root[-1])
+    run.enter()
+    chosen = {path for path in run.sent if within(path, root)}
+    base = by_score(base_tree(run.drafts, root, EXPANSION + 1))
+    assert run.enter() == [path for _, path in base if path not in chosen][: run.strategy.segment]
+
+
+def test_an_answer_to_a_question_from_before_the_new_root_is_not_taken_for_a_new_one() -> None:
+    run = Round(Learning(4))
+    run.enter_round()
+    one = run.tree.root.children[best(run.drafts, (7,), 1)[1][-1]]
+    run.commit(one.token)
+    assert run.strategy.ask(run.tree, run.context) == [one]
+    one.asked, one.candidates = True, run.drafts.after(run.path(one))
+    late = run.strategy.ask(run.tree, run.context)
+    two = next(node for node in late if node.entered)
+    run.commit(two.token)  # while they are being drafted
+    for node in late:
+        node.asked, node.candidates = True, [(99, -0.1)]
+    assert run.strategy.ask(run.tree, run.context) == [two], "asked again"
+
+
+def test_a_drafter_that_reads_nothing_of_the_targets_is_asked_once() -> None:
+    run = Round(Drafts(6))
+    run.enter_round()
+    for _ in range(3):
+        root = next(path for path in best(run.drafts, run.committed, 1)[1:] if path in run.sent)
+        run.commit(root[-1])
+        run.enter()
+    assert len(run.asked) == len(set(run.asked))
 
 
 def test_a_new_root_ends_the_expansion_that_was_being_drafted() -> None:

@@ -126,6 +126,42 @@ def test_static_tree_drafts_in_full_then_enters_in_one_batch() -> None:
     assert not is_ready(strategy, tree), "lockstep: nothing enters until the root has moved"
 
 
+def test_static_tree_in_segments_waits_until_all_are_back() -> None:
+    """FlowSpec's naive PP: the best nodes first, nothing pruned, and no new tree while one is under way."""
+    rng = random.Random(2)
+    tree, strategy = make_tree(), StaticTree(tree_size=9, tree_depth=3, children=4, segments=3)
+    assert not strategy.holds_results(context()), "of the prompt"
+    while nodes := strategy.ask(tree, context()):
+        answer(nodes, rng, 4)
+    segments: list[list[Node]] = []
+    for stream in range(3):
+        assert is_ready(strategy, tree)
+        segments.append(enter(strategy, tree))
+        for node in segments[-1]:
+            node.stream = stream
+        assert strategy.holds_results(context(oldest=0))
+    assert [len(rows) for rows in segments] == [3, 3, 4]
+    scores = [node.score for rows in segments for node in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert not is_ready(strategy, tree)
+    assert strategy.ask(tree, context()) == []
+    assert strategy.holds_results(context(oldest=2))
+    assert not strategy.holds_results(context(oldest=3)), "another request's"
+    assert not strategy.holds_results(context())
+
+
+def test_static_tree_forgets_segments_of_a_tree_that_was_given_up() -> None:
+    tree, strategy = make_tree(), StaticTree(tree_size=4, tree_depth=1, children=4, segments=2)
+    answer(strategy.ask(tree, context()), random.Random(1), 4)
+    enter(strategy, tree)
+    tree.discard()
+    tree.root.alive = False
+    anew = make_tree()
+    assert not strategy.holds_results(context(oldest=0))
+    assert not is_ready(strategy, anew), "its root has to be drafted from"
+    assert strategy.ask(anew, context()) == [anew.root]
+
+
 def test_static_tree_begins_anew_after_a_miss() -> None:
     rng = random.Random(3)
     tree, strategy = make_tree(), StaticTree(tree_size=3, tree_depth=1, children=3)
