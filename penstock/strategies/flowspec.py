@@ -45,6 +45,9 @@ class FlowSpecOptions(WholeTreeOptions):
     """Whether the tree is expanded; without it the strategy is the paper's Pruned PP."""
     score_order: bool = True
     """Whether segments follow the score; without it they follow the layers."""
+    redraft: bool = True
+    """Whether an expansion drafts anew from nodes that were drafted from before, where the drafter reads the target's
+    states and may know better by now; without it each node is drafted from once."""
 
     def __post_init__(self) -> None:
         check_positive(self, "tree_size", "tree_depth", "segment", "children", "expansion_depth")
@@ -68,7 +71,7 @@ class FlowSpec:
     new root; those of its ``tree_size`` best nodes whose path is not in the tree follow as one segment (L_exp = -1).
     Every node of it is drafted from anew, because the drafter knows the target's states of what has been accepted. What
     the new answers no longer name stays in the tree, as the paper's T_pr does, but is no node of the base tree. A
-    drafter that does not read the target's states would say the same again, and is not asked.
+    drafter that does not read the target's states would say the same again, and is not asked (``redraft``).
 
     Score-aware: when a step has accepted none, the kept base tree grows a layer deeper, and its best ``segment`` nodes
     that are not in the tree follow. A step is a batch that the first stage can take; in the paper's lockstep one can
@@ -131,7 +134,7 @@ class FlowSpec:
 
     def _follow(self, tree: TokenTree, context: Context) -> None:
         """Take in what has happened: another tree or root, pruned segments, the drafter's answers."""
-        self._redrafts = context.redrafts
+        self._redrafts = context.redrafts and self.options.redraft
         begun, self._tree = tree is not self._tree, tree  # a root that enters with the prompt was in no tree before
         moved, self._root = tree.root is not self._root, tree.root
         if moved or (self._segments and self._segments[0][0].entered):

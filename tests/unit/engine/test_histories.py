@@ -47,7 +47,7 @@ def test_histories_with_nodes_that_are_drafted_from_anew(monkeypatch: pytest.Mon
         redraft(tree, node)
 
     monkeypatch.setattr(TokenTree, "redraft", noted)
-    for seed in range(12):
+    for seed in range(30):
         WithFlowSpec(random.Random(seed)).run()
     assert len(again) > 10
 

@@ -327,11 +327,11 @@ def test_an_answer_to_a_question_from_before_the_new_root_is_not_taken_for_a_new
     assert run.strategy.ask(run.tree, run.context) == [two], "asked again"
 
 
-def test_a_drafter_that_reads_nothing_of_the_targets_is_asked_once() -> None:
-    run = Round(Drafts(6))
+@pytest.mark.parametrize("run", [Round(Drafts(6)), Round(Learning(6), redraft=False)])
+def test_where_nothing_new_can_be_known_or_is_wanted_each_node_is_asked_about_once(run: Round) -> None:
     run.enter_round()
     for _ in range(3):
-        root = next(path for path in best(run.drafts, run.committed, 1)[1:] if path in run.sent)
+        root = next(path for path in sorted(run.sent, key=len) if path[:-1] == run.committed)
         run.commit(root[-1])
         run.enter()
     assert len(run.asked) == len(set(run.asked))
