@@ -52,6 +52,15 @@ class Namespace:
         """Plug the host's cable in ("up") or pull it ("down")."""
         self.inside("ip", "link", "set", "eth0", state)
 
+    def send_at(self, rate: str) -> None:
+        """Let no more leave the host in a second ("20mbit")."""
+        self.inside(
+            "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "16kb", "limit", "4mb"
+        )
+
+    def unlimited(self) -> None:
+        self.inside("tc", "qdisc", "del", "dev", "eth0", "root")
+
     def close(self) -> None:
         ip("netns", "del", self._name)
 
@@ -94,7 +103,7 @@ def free_network() -> str:
 @contextmanager
 def network(*ahead: float) -> Iterator[list[Namespace]]:
     """A host for each number of seconds by which its clock is ahead. The head has address 1."""
-    if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
+    if os.geteuid() or not all(shutil.which(program) for program in ("ip", "tc", "unshare")):
         pytest.skip("network namespaces need root, iproute2 and util-linux")
     remove_leftovers()
     addresses = free_network()

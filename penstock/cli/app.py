@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "worker": "Lend this host to engines on others, for as long as it runs.",
     "keys": "Make the keys with which the hosts of a cluster know each other: new begins one, add HOST lets one in.",
     "hosts": "List HOSTS on which workers run: devices, memory, cores, versions, and how far away they are.",
+    "doctor": "Measure this host, others and the links between them, and say what to change.",
     "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",
     "chat": "Talk to a model behind an OpenAI-compatible server; a pipe's lines are answered one after the other.",
     "simulate": (
@@ -32,7 +33,7 @@ COMMANDS: Final = {
     ),
 }
 """What each does. Its ``app`` is in the module of its name, unless PLACES has it elsewhere."""
-PLACES: Final = {"worker": "hosts.worker", "keys": "hosts.keys", "hosts": "hosts.hosts"}
+PLACES: Final = {"worker": "hosts.worker", "keys": "hosts.keys", "hosts": "hosts.hosts", "doctor": "hosts.doctor"}
 
 
 class Commands(TyperGroup):

@@ -20,6 +20,8 @@ from msgspec.structs import replace
 
 from penstock.core import ConfigError
 from penstock.hosts import control
+from penstock.hosts.doctor.probe import ProbeSpec
+from penstock.hosts.doctor.probe_process import ProbeProcess
 from penstock.hosts.facts import own_facts
 from penstock.hosts.weights.cache import WeightCache
 from penstock.hosts.weights.digest import digest_of
@@ -53,6 +55,7 @@ class Lease:
         """By the head's paths, what is or was sent of checkpoints that are not here."""
         self.copies: dict[str, Path] = {}
         """By the head's paths, where that is."""
+        self.probe: ProbeProcess | None = None
         self.head = head
 
     def tell(self, message: control.Message) -> None:
@@ -148,6 +151,8 @@ class HostAgent:
             server.forget(session)
         for fetch in lease.fetches.values():
             fetch.stop()
+        if lease.probe is not None:
+            lease.probe.end()
         self._sockets.disconnect(lease.head)
 
     # ------------------------------------------------------------------------------------------------- what heads say
@@ -182,10 +187,26 @@ class HostAgent:
             if message.session in lease.sessions:
                 server, _ = lease.sessions[message.session]
                 server.kill(message.session)
+        elif isinstance(message, control.StartProbe):
+            self._start_probe(lease, message)
         elif isinstance(message, control.Detach):
             self._end(lease, "its head has left")
         else:
             raise MalformedMessage(f"{type(message).__name__} is not for an agent")
+
+    def _start_probe(self, lease: Lease, asked: control.StartProbe) -> None:
+        if lease.probe is not None:
+            raise MalformedMessage("a probe has been started already")
+        lease.probe = ProbeProcess(
+            ProbeSpec(
+                name=asked.name,
+                session=asked.session,
+                bind=f"tcp://{lease.host}:*",
+                head=asked.head,
+                security=self._security,
+                private_network=self._private_network,
+            )
+        )
 
     def _find(self, lease: Lease, asked: control.FindCheckpoint) -> None:
         """Say whether a checkpoint is here, or have the head send what is needed of it."""

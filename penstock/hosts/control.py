@@ -108,6 +108,17 @@ class StageEnded(msgspec.Struct, tag="stage_ended", kw_only=True, frozen=True):
     cause: str
 
 
+class StartProbe(msgspec.Struct, tag="start_probe", kw_only=True, frozen=True):
+    """Start a process that measures this host and its links (``doctor/probe.py``), for as long as the lease lasts.
+
+    ``name`` is what the head calls it; it answers to ``head``, an inbox, in the name of ``session``.
+    """
+
+    name: str
+    session: str
+    head: str
+
+
 class Detach(msgspec.Struct, tag="detach", kw_only=True, frozen=True):
     """The head leaves: end all that was started under its lease."""
 
@@ -124,6 +135,7 @@ Message = (
     | StartStage
     | KillSession
     | StageEnded
+    | StartProbe
     | Detach
 )
 
@@ -132,7 +144,7 @@ _envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
-def encode(message: Message, lease: str) -> bytes:
+def encode(message: msgspec.Struct, lease: str) -> bytes:
     return _encoder.encode((lease, message))
 
 

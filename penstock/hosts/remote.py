@@ -170,6 +170,10 @@ class RemoteHost:
                     self._report(session, stage, cause)
         self._close_connection()
 
+    def start_probe(self, session: str, head: str) -> None:
+        """Have a probe started there that answers to ``head``, an inbox, by the host's name."""
+        self._tell(control.StartProbe(name=self.name, session=session, head=head))
+
     def leave(self) -> None:
         """The head ends."""
         self._tell(control.Detach())

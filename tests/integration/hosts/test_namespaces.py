@@ -12,6 +12,8 @@ import pytest
 
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
+from penstock.hosts.doctor import examine as examining
+from penstock.hosts.doctor.advice import advice_of
 from penstock.hosts.weights.cache import held_bytes
 from tests.namespaces import Namespace, network
 from tests.workers import Worker, ended
@@ -77,6 +79,25 @@ def test_a_host_without_the_checkpoint_is_sent_its_layers(
     assert same.outputs[0].token_ids == plain.outputs[0].token_ids
     (copy,) = cache.iterdir()
     assert held_bytes(copy) < sum(file.stat().st_size for file in target.iterdir())
+
+
+def test_the_doctor_names_a_slow_link(
+    hosts: list[Namespace], workers: list[Worker], keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examining, "NEEDED", 1 << 60)  # devices are not measured here
+    slow = workers[1].host
+    hosts[1].send_at("20mbit")
+    try:
+        report = examining.examine([one.host for one in workers], str(keys), False, lambda *step: None)
+    finally:
+        hosts[1].unlimited()
+    rates = {(link.source, link.to): link.bandwidth_gbit_s for link in report.links}
+    for to in ("localhost", workers[0].host):
+        assert rates[slow, to] == pytest.approx(0.02, rel=0.2)
+        assert any(said.startswith(f"{slow} to {to} carries") for said in advice_of(report))
+    clock = next(one.clock for one in report.hosts if one.host == slow)
+    assert clock is not None
+    assert clock.seconds == pytest.approx(20 * DAYS, abs=2 * clock.error + 1.0)
 
 
 def test_a_cut_link_leaves_nothing_and_the_host_comes_back(

@@ -1,0 +1,182 @@
+"""The doctor: has every host measure itself and its links to all others, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from itertools import permutations
+from typing import Final, TypeVar
+
+from penstock.core import ConfigError
+from penstock.hosts.control import encode
+from penstock.hosts.doctor.messages import (
+    DevicesMeasured,
+    LinkMeasured,
+    MeasureDevices,
+    MeasureLink,
+    ProbeMessage,
+    ProbeReady,
+    message_of,
+)
+from penstock.hosts.doctor.probe import ProbeSpec
+from penstock.hosts.doctor.probe_process import ProbeProcess
+from penstock.hosts.doctor.rates import NEEDED
+from penstock.hosts.doctor.report import ExaminedHost, LinkRates, Report
+from penstock.hosts.facts import HostFacts, own_facts
+from penstock.hosts.fleet import Fleet
+from penstock.hosts.keys import security_for
+from penstock.hosts.placement import HERE
+from penstock.messages import ForeignFrame, MalformedMessage
+from penstock.transport.outbox import Outbox
+from penstock.transport.security import LinkSecurity
+from penstock.transport.sockets import Sockets
+
+PROBE_S: Final = 60.0
+"""Seconds within which a probe has to have started."""
+MEASURE_S: Final = 240.0
+"""Seconds that one measurement may take: torch is imported before the first."""
+LOOK_EVERY: Final = 1.0
+"""Seconds between two looks at whether a host that is to answer is still there."""
+
+Kind = TypeVar("Kind", ProbeReady, DevicesMeasured, LinkMeasured)
+OnStep = Callable[[int, int], None]
+"""Told how many measurements are done, and of how many."""
+
+
+def examine(names: Sequence[str], keys: str | None, insecure: bool, on_step: OnStep) -> Report:
+    """Of this host and others, by their names: without advice. A host that cannot be used has a ``problem``."""
+    security = security_for(keys, insecure)
+    found: dict[str, ExaminedHost] = {HERE: ExaminedHost(host=HERE, facts=own_facts(""))}
+    with ExitStack() as open_fleets, ThreadPoolExecutor(len(names) or 1) as apart:
+        fleets: dict[str, Fleet] = {}
+        for name, answer in zip(names, apart.map(partial(attached, security, insecure), names), strict=True):
+            if isinstance(answer, Fleet):
+                fleets[name] = answer
+                open_fleets.callback(answer.close)
+            else:
+                found[name] = ExaminedHost(host=name, problem=answer)
+        with Examination(fleets, security, insecure) as examination:
+            steps = len(examination.present) ** 2
+            hosts = []
+            for name in (HERE, *names):
+                hosts.append(found[name] if name in found and name != HERE else examination.host(name))
+                on_step(len(hosts), steps)
+            links = []
+            for pair in permutations(examination.present, 2):
+                links.append(examination.link(*pair))
+                on_step(len(examination.present) + len(links), steps)
+            return Report(hosts=hosts, links=links)
+
+
+def attached(security: LinkSecurity | None, insecure: bool, name: str) -> Fleet | str:
+    """A fleet of this host alone, or why there is none."""
+    try:
+        return Fleet([name], security, private_network=insecure)
+    except ConfigError as error:
+        return str(error)
+
+
+class Examination:
+    """A probe on this host, and one on each of the others, which ``fleets`` hold by their names."""
+
+    def __init__(self, fleets: dict[str, Fleet], security: LinkSecurity | None, private_network: bool) -> None:
+        self._fleets = fleets
+        self._session = secrets.token_hex(16)
+        here = next((fleet.reached_at for fleet in fleets.values()), "127.0.0.1")
+        self._sockets = Sockets(security, private_network)
+        self._inbox = self._sockets.inbox(f"tcp://{here}:*")
+        self._inbox.admit(self._session)
+        spec = ProbeSpec(
+            name=HERE,
+            session=self._session,
+            bind=f"tcp://{here}:*",
+            head=self._inbox.address,
+            security=security,
+            private_network=private_network,
+        )
+        self._own_probe = ProbeProcess(spec)
+        for name, fleet in fleets.items():
+            fleet.hosts[name].start_probe(self._session, self._inbox.address)
+        self._heard: list[ProbeMessage] = []
+        """What nobody has asked for yet."""
+        self._addresses: dict[str, str] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        for name in (HERE, *fleets):
+            ready = self._answer(ProbeReady, name, PROBE_S)
+            if ready is not None:
+                self._addresses[name] = ready.address
+                self._outboxes[name] = self._sockets.connect(ready.address, self._session)
+
+    @property
+    def present(self) -> list[str]:
+        """The hosts whose probes have started."""
+        return list(self._addresses)
+
+    def host(self, name: str) -> ExaminedHost:
+        facts = own_facts("") if name == HERE else self._fleets[name].hosts[name].facts
+        clock = None if name == HERE else self._fleets[name].hosts[name].offsets.best
+        if facts is None or name not in self._addresses:
+            return ExaminedHost(host=name, problem=self._silence(name, PROBE_S), facts=facts, clock=clock)
+        devices = [one.device for one in facts.devices if not one.memory or one.free >= NEEDED]
+        self._tell(name, MeasureDevices(devices=devices))
+        answer = self._answer(DevicesMeasured, name, MEASURE_S)
+        problem = self._silence(name, MEASURE_S) if answer is None else answer.problem
+        rates = [] if answer is None else answer.rates
+        return ExaminedHost(host=name, problem=problem or too_full(name, facts), facts=facts, clock=clock, rates=rates)
+
+    def link(self, source: str, to: str) -> LinkRates:
+        self._tell(source, MeasureLink(address=self._addresses[to]))
+        answer = self._answer(LinkMeasured, source, MEASURE_S)
+        if answer is None or answer.problem:
+            problem = self._silence(source, MEASURE_S) if answer is None else answer.problem
+            return LinkRates(source=source, to=to, problem=problem)
+        return LinkRates(
+            source=source, to=to, latency_ms=1e3 * answer.round_trip_s / 2, bandwidth_gbit_s=8e-9 * answer.bytes_per_s
+        )
+
+    def _tell(self, name: str, message: ProbeMessage) -> None:
+        self._outboxes[name].send(encode(message, self._session))
+
+    def _answer(self, kind: type[Kind], name: str, seconds: float) -> Kind | None:
+        """What that host's probe says; None if it says nothing for so long, or the host is lost."""
+        deadline = time.monotonic() + seconds
+        while (now := time.monotonic()) < deadline and self._is_there(name):
+            for message in self._heard:
+                if isinstance(message, kind) and message.name == name:
+                    self._heard.remove(message)
+                    return message
+            self._inbox.wait(min(deadline, now + LOOK_EVERY))
+            self._take_in()
+        return None
+
+    def _take_in(self) -> None:
+        for frames in self._inbox.take():
+            with contextlib.suppress(ForeignFrame, MalformedMessage):
+                self._heard.append(message_of(frames, self._session))
+
+    def _is_there(self, name: str) -> bool:
+        return name == HERE or self._fleets[name].hosts[name].alive
+
+    def _silence(self, name: str, seconds: float) -> str:
+        """Why a host has not answered."""
+        if not self._is_there(name):
+            return self._fleets[name].hosts[name].cause
+        return f"host {name}: its probe has said nothing for {seconds:.0f} s"
+
+    def __enter__(self) -> Examination:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._own_probe.end()
+        self._inbox.close()
+        self._sockets.close()
+
+
+def too_full(name: str, facts: HostFacts) -> str:
+    full = [one.device for one in facts.devices if one.memory and one.free < NEEDED]
+    return f"host {name}: {', '.join(full)} has not {NEEDED / 1e9:.1f} GB free, and was not measured" if full else ""

@@ -1,0 +1,150 @@
+"""A probe: a process on a host that measures what stages would find there.
+
+    head  --MeasureLink-->  probe a  --Burden, of growing weight-->  probe b
+                                     <-Taken------------------------
+          <-LinkMeasured--
+
+Between two probes messages travel as between two stages. Only the clock of who sends is read: the rate is what twice
+the weight takes longer, so that neither latency nor a clock of the other end is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from penstock.core import ConfigError
+from penstock.hosts.control import encode
+from penstock.hosts.cores import usable_cores
+from penstock.hosts.doctor.messages import (
+    Burden,
+    DevicesMeasured,
+    LinkMeasured,
+    MeasureDevices,
+    MeasureLink,
+    ProbeMessage,
+    ProbeReady,
+    Taken,
+    message_of,
+)
+from penstock.hosts.doctor.rates import measured
+from penstock.messages import ForeignFrame, MalformedMessage
+from penstock.transport.outbox import Outbox
+from penstock.transport.security import LinkSecurity
+from penstock.transport.sockets import Sockets
+
+SMALL: Final = 200
+"""Bytes of a message that measures latency: about what a token's header has."""
+TRIPS: Final = 20
+LEAST, MOST = 1 << 14, 1 << 25
+"""Bytes of messages that measure the rate."""
+LONG_ENOUGH_S: Final = 0.2
+"""A message that takes so long to be taken need not be doubled."""
+REPEATS: Final = 4
+"""Of each large message: the quickest is the one that nothing else on the hosts has held up."""
+ANSWER_S: Final = 20.0
+"""Seconds within which the other end has to answer."""
+
+
+class ProbeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """``name`` is what the head calls the probe; ``bind`` where it listens, ``head`` the head's inbox."""
+
+    name: str
+    session: str
+    bind: str
+    head: str
+    security: LinkSecurity | None = None
+    private_network: bool = False
+
+
+class Probe:
+    """Measures what it is told to, and answers other probes, until the process ends."""
+
+    def __init__(self, spec: ProbeSpec) -> None:
+        self._spec = spec
+        self._sockets = Sockets(spec.security, spec.private_network)
+        self._inbox = self._sockets.inbox(spec.bind)
+        self._inbox.admit(spec.session)
+        self._outboxes: dict[str, Outbox] = {}
+        self._sent = 0
+
+    def run(self) -> None:
+        self._tell(self._spec.head, ProbeReady(name=self._spec.name, address=self._inbox.address))
+        for message in self._come(None):
+            if isinstance(message, MeasureDevices):
+                self._tell(self._spec.head, self._devices(message.devices))
+            elif isinstance(message, MeasureLink):
+                self._tell(self._spec.head, self._link(message.address))
+
+    def _devices(self, names: Sequence[str]) -> DevicesMeasured:
+        try:
+            rates = [measured(name, usable_cores()) for name in names]
+        except Exception as error:  # torch's, of many kinds
+            return DevicesMeasured(name=self._spec.name, rates=[], problem=f"it could not be measured: {error}")
+        return DevicesMeasured(name=self._spec.name, rates=rates)
+
+    def _link(self, address: str) -> LinkMeasured:
+        try:
+            self._trip(address, SMALL)  # connects
+            round_trip = median(self._trip(address, SMALL) for _ in range(TRIPS))
+            return LinkMeasured(name=self._spec.name, round_trip_s=round_trip, bytes_per_s=self._rate(address))
+        except (TimeoutError, ConfigError) as error:
+            return LinkMeasured(name=self._spec.name, problem=str(error))
+
+    def _rate(self, address: str) -> float:
+        """Bytes per second, of messages so large that they take a while."""
+        size = LEAST
+        while self._trip(address, size) < LONG_ENOUGH_S and size < MOST:
+            size *= 2
+        whole, half = (min(self._trip(address, one) for _ in range(REPEATS)) for one in (size, size // 2))
+        return size / 2 / (whole - half) if whole > half else size / whole
+
+    def _trip(self, address: str, size: int) -> float:
+        """Seconds until the other end has said that it has a message of that size. Raises TimeoutError."""
+        self._sent += 1
+        begin = time.monotonic()
+        self._tell(address, Burden(number=self._sent, back=self._inbox.address), bytes(size))
+        for message in self._come(begin + ANSWER_S):
+            if isinstance(message, Taken) and message.number == self._sent:
+                return time.monotonic() - begin
+        fault = self._outboxes[address].fault
+        raise TimeoutError(fault or f"no answer within {ANSWER_S:.0f} s")
+
+    def _come(self, until: float | None) -> Iterator[ProbeMessage]:
+        """What comes, until that moment; what other probes send is answered on the way."""
+        while until is None or time.monotonic() < until:
+            self._inbox.wait(until)
+            for frames in self._inbox.take():
+                try:
+                    message = message_of(frames, self._spec.session)
+                    if isinstance(message, Burden):
+                        self._tell(message.back, Taken(number=message.number))
+                        continue
+                except (ForeignFrame, MalformedMessage, ConfigError):
+                    continue
+                yield message
+
+    def _tell(self, address: str, message: ProbeMessage, content: bytes | None = None) -> None:
+        if address not in self._outboxes:
+            self._outboxes[address] = self._sockets.connect(address, self._spec.session)
+        frames = [encode(message, self._spec.session)]
+        self._outboxes[address].send(*frames, *([] if content is None else [content]))
+
+
+def main() -> None:
+    """The process's: its standard input is what it is to do, a line, and then the lifeline of who started it."""
+    spec = msgspec.json.decode(sys.stdin.readline(), type=ProbeSpec)
+    threading.Thread(target=leave_with_stdin, daemon=True).start()
+    Probe(spec).run()
+
+
+def leave_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(0)

@@ -1,0 +1,73 @@
+"""What ``penstock doctor`` finds, as its ``--json`` has it: read with ``read_report``, by the planner for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from penstock.core import ConfigError
+from penstock.hosts.facts import HostFacts
+from penstock.hosts.offsets import ClockOffset
+
+
+class DeviceRates(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device was measured at, by the names that a cluster file has for it, with ``threads`` if it is a "cpu".
+
+    The matrices of one decoder layer were multiplied (``rates.py``): ``weight_bandwidth_gb_s`` is the rate at which one
+    row reads them, in 1e9 bytes/s, ``compute_tflops`` that of many rows, in 1e12 operations/s, and ``rows_per_second``
+    is by the number of rows in a batch.
+    """
+
+    device: str
+    threads: int
+    dtype: str
+    weight_bandwidth_gb_s: float
+    compute_tflops: float
+    rows_per_second: dict[int, float]
+
+
+class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
+    """A host by its name, with what it has and does, or else the ``problem``.
+
+    ``clock``: seconds to add to a moment of this host's monotonic clock for the other's, and how wrong that may be.
+    """
+
+    host: str
+    problem: str = ""
+    facts: HostFacts | None = None
+    clock: ClockOffset | None = None
+    rates: list[DeviceRates] = []
+
+
+class LinkRates(msgspec.Struct, frozen=True, kw_only=True):
+    """From one host to another, as a stage's messages travel: with TLS, if there are keys.
+
+    ``bandwidth_gbit_s`` is in 1e9 bits/s of payload. ``latency_ms`` is half of what a small message takes there and
+    back. None where there is a ``problem``.
+    """
+
+    source: str = msgspec.field(name="from")
+    to: str
+    latency_ms: float | None = None
+    bandwidth_gbit_s: float | None = None
+    problem: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """``hosts`` begin with "localhost". Every two hosts that answer have two links, one each way."""
+
+    version: int = 1
+    hosts: list[ExaminedHost]
+    links: list[LinkRates]
+    advice: list[str] = []
+
+
+def read_report(path: Path) -> Report:
+    """What ``penstock doctor --json`` has printed into a file. Raises ConfigError for anything else."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not what `penstock doctor --json` prints: {error}") from error
