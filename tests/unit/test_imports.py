@@ -32,6 +32,7 @@ LAYERS = [
     "messages",
     "transport",
     "cluster",
+    "planner",
     "text",
     "estimates",
     "strategies",
