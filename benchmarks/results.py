@@ -1,6 +1,6 @@
-"""Writes docs/background/results.md from the figures in benchmarks/measured.
+"""Writes docs/background/results.md and the pages in docs/background/results from the figures in benchmarks/measured.
 
-    python -m benchmarks.results                        # only writes the page
+    python -m benchmarks.results                        # only writes the pages
     python -m benchmarks.results --measure NAME ...     # measures these sections anew first
     python -m benchmarks.results --list                 # their names
 
@@ -15,6 +15,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.sections import (
     comparisons,
@@ -29,25 +30,20 @@ from benchmarks.sections import (
     vllm,
     weights,
 )
-from benchmarks.sections.base import Section, block, page_part
+from benchmarks.sections.base import Section, block, page_part, prose
+from benchmarks.sections.headlines import HEADLINES
+from benchmarks.sections.pages import PAGES, Page
 from benchmarks.shared.commands import command_line
 from benchmarks.shared.measured import folder_of_script, path_of, store, stored
 from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import SAMPLINGS, recording_arguments
+from penstock.bench.formats import markdown
 from penstock.config import nearest
 from penstock.core import ConfigError
 
-PAGE = ROOT / "docs" / "background" / "results.md"
-ORDER = (
-    *("exactness", "overhead", "decisions", "quantized", "demo"),
-    *("acceptance", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "same_texts"),
-    *("pipedec_emulated", "pipedec_processes"),
-    *("flowspec", "flowspec_eagle", "spd_tables", "spd_overhead", "hop_floor", "links", "spd_correction"),
-    *("drafter_time", "pp_eagle_table"),
-    *("step", "real_ids", "beside_peers", "trained"),
-    *("auto_against", "parts", "always_wrong", "shared_host", "simulator", "two_processes", "centralised"),
-    *("serving", "serve_http", "interference", "soak", "chaos", "attack"),
-)
+FIRST = ROOT / "docs" / "background" / "results.md"
+FOLDER = FIRST.with_suffix("")
+ORDER = tuple(name for page in PAGES for name in page.sections)
 AWAITED = (
     *("step", "real_ids", "beside_peers", "trained"),
     "flowspec_eagle",
@@ -58,13 +54,13 @@ AWAITED = (
     "pp_eagle_table",
     *("shared_host", "serving", "serve_http", "attack"),
 )
-"""Left out of the page until they are measured: their drafters have to be trained first, or they take long."""
+"""Left out of the pages until they are measured: their drafters have to be trained first, or they take long."""
 MODULES = (engine, weights, real_model, comparisons, pipedec, pipedec_processes, flowspec, spd, links, vllm, serving)
 SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
 
-HEAD = """# Results
+WRITTEN = "*Written by `python -m benchmarks.results` from `benchmarks/measured/`; do not edit.*"
 
-*Written by `python -m benchmarks.results` from `benchmarks/measured/`; do not edit.*
+KINDS = """## How figures are taken
 
 No figure here comes from the GPUs or boards that it speaks of: we do not have them. Every section says what it is:
 
@@ -79,7 +75,8 @@ in 70, 80, 85 and 88% of the steps, rising linearly to 95% at 16. Figures with t
 draft model. "x" is speed over that of the plain pipeline, or of what is named, on the same requests. Accuracy is
 PipeDec's: the share of tokens that had been drafted as children of the token before, where it had any.
 
-Everything ran on two cores of a shared x86-64 machine in float32; versions and days are in the stored files."""
+Everything ran on two cores of a shared x86-64 machine in float32 unless a section says otherwise; versions and days are
+in the stored files."""
 
 RECORDINGS = """## Recordings
 
@@ -87,17 +84,51 @@ Simulations "from a recording" draw on these, made in processes without emulatio
 Off the target's path a draft is taken to be any of those on it."""
 
 
-def page() -> str:
-    """The whole page. Raises ConfigError for a section whose figures are missing."""
-    sections = [SECTIONS[name] for name in shown()]
-    titles = [*(section.title for section in sections), "Recordings"]
-    contents = "\n".join(f"- [{title}](#{anchor(title)})" for title in titles)
+def pages() -> dict[Path, str]:
+    """Every page by its file. Raises ConfigError for a section whose figures are missing."""
+    return {FIRST: first_page(), **{path_of_page(page): page_of(page) for page in PAGES}}
+
+
+def first_page() -> str:
+    """The figures to remember, the other pages, and what kinds of figures there are."""
     recordings = f"{RECORDINGS}\n\n{block([command_line(recording_arguments(name)) for name in SAMPLINGS])}"
-    return "\n\n".join([HEAD, contents, *map(page_part, sections), recordings]) + "\n"
+    contents = "\n".join(
+        prose(f"- [{page.title.removeprefix('Results: ')}]({link(page)}): {page.about}") for page in PAGES
+    )
+    return "\n\n".join(["# Results", WRITTEN, headlines(), "## The pages", contents, KINDS, recordings]) + "\n"
+
+
+def headlines() -> str:
+    """A row per section that has a figure for the first page."""
+    rows = []
+    for page in PAGES:
+        for name in page.sections:
+            if name in HEADLINES and name in shown():
+                found = stored(name)
+                question, figure = HEADLINES[name](found.figures)
+                kind = found.how.split(",")[0].split(":")[0]
+                rows.append([question, figure, f"[{kind.lower()}]({link(page)}#{anchor(SECTIONS[name].title)})"])
+    return markdown(["", "figure", "how"], rows)
+
+
+def page_of(page: Page) -> str:
+    sections = [SECTIONS[name] for name in page.sections if name in shown()]
+    contents = "\n".join(f"- [{section.title}](#{anchor(section.title)})" for section in sections)
+    back = f"What the kinds of figures are: [results](../{FIRST.name}#how-figures-are-taken)."
+    return "\n\n".join([f"# Results: {page.title}", WRITTEN, back, contents, *map(page_part, sections)]) + "\n"
+
+
+def path_of_page(page: Page) -> Path:
+    return FOLDER / f"{page.name}.md"
+
+
+def link(page: Page) -> str:
+    """From the first page."""
+    return f"{FOLDER.name}/{page.name}.md"
 
 
 def shown() -> list[str]:
-    """The sections that are in the page."""
+    """The sections that are in the pages."""
     return [name for name in ORDER if name not in AWAITED or path_of(name).exists()]
 
 
@@ -127,7 +158,7 @@ def script_of(name: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=f"Write {PAGE.name} from what is stored in benchmarks/measured.")
+    parser = argparse.ArgumentParser(description="Write the pages of results from stored figures.")
     parser.add_argument("--measure", nargs="+", metavar="NAME", default=[], help="measure these sections anew first")
     parser.add_argument("--list", action="store_true", help="print the sections' names and titles")
     options = parser.parse_args(arguments)
@@ -136,10 +167,13 @@ def main(arguments: list[str]) -> None:
         return
     try:
         measure(options.measure)
-        PAGE.write_text(page(), encoding="utf-8")
+        written = pages()
     except ConfigError as error:
         sys.exit(f"results: error: {error}")
-    print(PAGE.relative_to(ROOT))
+    FOLDER.mkdir(exist_ok=True)
+    for path, text in written.items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ MODEL is a folder or a GGUF file. For weights in each format: first one stage in
 its linear layers, attention, the head, the pick, and all the rest (norms, rotary embeddings, activations, residuals,
 and Python between them). Then whole engines over one stage and two, decoding plainly, by requests at a time: the time
 from result to result, and how much of it the stages computed. Medians. ``--store`` keeps the figures for
-docs/background/results.md. Take care that nothing else runs.
+docs/background/results/real-models.md. Take care that nothing else runs.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", required=True, help="a checkpoint's folder, or a GGUF file")
     parser.add_argument("--threads", type=int, help="of each stage; default: the host's cores, shared among them")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
-    parser.add_argument("--store", action="store_true", help="keep the figures for docs/background/results.md")
+    parser.add_argument("--store", action="store_true", help="keep the figures for the pages of results")
     asked = parser.parse_args(arguments)
     for quantization in asked.formats:
         found = measured(os.path.expanduser(asked.model), quantization, asked.threads)

@@ -1,4 +1,4 @@
-"""What a section of docs/background/results.md is, and how it becomes Markdown."""
+"""What a section of the pages in docs/background/results is, and how it becomes Markdown."""
 
 from __future__ import annotations
 

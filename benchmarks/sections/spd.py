@@ -181,7 +181,7 @@ def render_overhead(figures: Any) -> str:
         "than in virtual time, for the same tokens, with what the devices compute stretched until this host's own "
         "arithmetic fits into it, and the links as they are; beside the step as the preset has it: the "
         f"median of {spd_overhead.REPEATS} runs, and what was added in each. Measured as root, so that what keeps "
-        "time comes before what else runs on the host ([what runs where](architecture.md#what-runs-where)). SPD's "
+        "time comes before what else runs on the host ([what runs where](../architecture.md#what-runs-where)). SPD's "
         "repository is what its own code reaches of its theory.",
         markdown(["", *ADDED, "each, ms", "SPD's repository", "overruns", "identical"], rows),
     )

@@ -29,7 +29,7 @@ def render_quantized(figures: Any) -> str:
         markdown(["rows", *rows], steps),
         "Then what 4, 8 and 16 rows take, one row taking 1; what the weights take in memory, and beside the file; and "
         f"the perplexity of {figures['tokens']:,} tokens of prompts. "
-        "[quantization.md](../reference/quantization.md) says what int8 is.",
+        "[quantization.md](../../reference/quantization.md) says what int8 is.",
         markdown(["", "4", "8", "16", "weights, of the file", "perplexity"], kept),
     )
 

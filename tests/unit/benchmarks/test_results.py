@@ -1,4 +1,4 @@
-"""docs/background/results.md is what benchmarks/results.py makes of the stored figures; each has its commands."""
+"""The pages of results are what benchmarks/results.py makes of the stored figures; each has its commands."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from benchmarks import results
 from benchmarks.papers import flowspec
 from benchmarks.sections import base
 from benchmarks.sections.base import wrapped
+from benchmarks.sections.headlines import HEADLINES, wrong
 from benchmarks.shared import measured
 from benchmarks.shared.measured import store, stored
 from benchmarks.strategies import auto_against
@@ -28,17 +29,31 @@ def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_page_is_what_the_stored_figures_give() -> None:
-    behind = "docs/background/results.md is behind: run python -m benchmarks.results"
-    assert results.PAGE.read_text(encoding="utf-8") == results.page(), behind
+def test_the_pages_are_what_the_stored_figures_give() -> None:
+    pages = results.pages()
+    behind = [path.name for path, text in pages.items() if path.read_text(encoding="utf-8") != text]
+    assert behind == [], "run python -m benchmarks.results"
+    assert set(results.FOLDER.iterdir()) == pages.keys() - {results.FIRST}
 
 
-def test_every_section_is_in_the_page_once_and_every_link_leads_to_one() -> None:
-    page = results.page()
+def test_every_section_is_in_one_page_and_every_link_leads_to_one() -> None:
     assert sorted(results.ORDER) == sorted(results.SECTIONS)
-    headings = [results.anchor(title) for title in re.findall(r"^## (.+)$", page, re.MULTILINE)]
-    assert len(set(headings)) == len(headings)
-    assert sorted(set(re.findall(r"\]\(#([^)]+)\)", page))) == sorted(headings)
+    for path, text in results.pages().items():
+        headings = [results.anchor(title) for title in re.findall(r"^## (.+)$", text, re.MULTILINE)]
+        assert len(set(headings)) == len(headings)
+        if path != results.FIRST:
+            assert sorted(set(re.findall(r"\]\(#([^)]+)\)", text))) == sorted(headings)
+
+
+def test_the_first_page_has_a_figure_from_every_section_that_has_one() -> None:
+    assert HEADLINES.keys() <= results.SECTIONS.keys()
+    table = results.headlines()
+    for name in HEADLINES.keys() & set(results.shown()):
+        assert f"#{results.anchor(results.SECTIONS[name].title)})" in table
+
+
+def test_what_went_wrong_is_on_the_first_page() -> None:
+    assert wrong(["a token differed", "a hang"]) == "2 problems"
 
 
 @pytest.mark.parametrize("name", results.shown())

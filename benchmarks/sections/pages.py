@@ -1,0 +1,75 @@
+"""The pages of docs/background/results: which sections each has, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """``name`` is its file's; ``about`` what the first page says of it; ``sections`` are named as in their registry."""
+
+    name: str
+    title: str
+    about: str
+    sections: tuple[str, ...]
+
+
+PAGES = (
+    Page(
+        name="engine",
+        title="the engine itself",
+        about="exactness, overhead, decisions, links, the simulator beside the emulator",
+        sections=(
+            *("exactness", "overhead", "decisions", "links", "simulator", "demo", "two_processes", "centralised"),
+        ),
+    ),
+    Page(
+        name="real-models",
+        title="real models",
+        about="nothing emulated: formats of weights, where a step goes, other engines, trained drafters, shared hosts",
+        sections=("quantized", "step", "real_ids", "beside_peers", "trained", "shared_host"),
+    ),
+    Page(
+        name="strategies",
+        title="strategies and drafters",
+        about="`auto` beside all others, what its parts are worth, what a wrong drafter costs, what drafters take",
+        sections=("auto_against", "parts", "always_wrong", "same_texts", "acceptance", "drafter_time"),
+    ),
+    Page(
+        name="pipedec",
+        title="beside PipeDec's paper",
+        about="trees, stages, sampling; simulated and in processes",
+        sections=("pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "pipedec_emulated", "pipedec_processes"),
+    ),
+    Page(
+        name="flowspec",
+        title="beside FlowSpec's paper",
+        about="its tables, with the demo pair and with EAGLE",
+        sections=("flowspec", "flowspec_eagle"),
+    ),
+    Page(
+        name="spd",
+        title="beside SPD's paper",
+        about="its tables, its steps in processes, corrections in flight",
+        sections=("spd_tables", "spd_overhead", "hop_floor", "spd_correction"),
+    ),
+    Page(
+        name="vllm",
+        title="beside pipelines and EAGLE in vLLM",
+        about="the report's table",
+        sections=("pp_eagle_table",),
+    ),
+    Page(
+        name="serving",
+        title="many requests at once",
+        about="throughput and latency by concurrency, simulated and over HTTP; long prompts amid others",
+        sections=("serving", "serve_http", "interference"),
+    ),
+    Page(
+        name="faults",
+        title="faults and attacks",
+        about="ten thousand requests of all kinds, processes killed, hostile input",
+        sections=("soak", "chaos", "attack"),
+    ),
+)
