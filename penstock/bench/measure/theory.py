@@ -5,9 +5,12 @@ count as steps (``lockstep.Lockstep``). Plain decoding has 1, a tree verified in
 the theoretical speed-up where drafting takes place beside the stages' steps. Of a target with L layers and a drafter
 with L_s layers like its own:
 
-    S_spd   = L'                      drafts from what the tokens are when a step begins
-    S_ppsd  = L' x L / (L_s n + L)    drafts from what they are when it ends, which every step waits for
-    S_eagle = L' x L / (L_s m + L)    drafts m levels one after the other while the stages wait
+    S_spd   = L' x min(1, L / (L_s n))  drafts from what the tokens are when a step begins
+    S_ppsd  = L' x L / (L_s n + L)      drafts from what they are when it ends, which every step waits for
+    S_eagle = L' x L / (L_s m + L)      drafts m levels one after the other while the stages wait
+
+The paper prints S_spd = L', under the condition of its section 3.4: L_s is at most L / n. A drafter with more layers
+takes longer than a stage, and every step waits until it is done.
 """
 
 from __future__ import annotations
@@ -30,11 +33,12 @@ def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:
         return 1.0
     model = setup.cluster.as_model if setup.cluster is not None else None
     target = model.layers if model is not None else setup.checkpoint.num_layers
-    return target / (setup.speculator.depth * waits(setup, config) + target)
+    own, passes = setup.speculator.depth, waits(setup, config)
+    return target / (own * passes + target) if passes else min(1.0, target / (own * setup.stages))
 
 
 def waits(setup: Resolved, config: SpeculativeConfig) -> int:
-    """How many of the drafter's passes the stages wait for in the time of one trip: n, m or none."""
+    """How many of the drafter's passes begin after the stages' steps in the time of one trip: n, m or none."""
     assert setup.speculator is not None
     if isinstance(config.strategy_options, StaticTreeOptions):
         return config.strategy_options.tree_depth

@@ -36,6 +36,12 @@ class Batch:
     states_BLF: Tensor
     final_BLD: Tensor
 
+    def of(self, sequences: Sequence[int]) -> Batch:
+        """Some of the sequences."""
+        chosen = torch.tensor(sequences, device=self.tokens_BL.device)
+        parts = (self.tokens_BL, self.learned_BL, self.states_BLF, self.final_BLD)
+        return Batch(*(part.index_select(0, chosen) for part in parts))
+
     @property
     def tokens_Bn(self) -> Tensor:
         return self.tokens_BL[:, 1:-1]

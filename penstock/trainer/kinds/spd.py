@@ -70,7 +70,7 @@ class SpdTrainee(nn.Module):
     """
 
     def __init__(
-        self, module: Any, head: nn.Module, levels: Sequence[Sequence[int]], draft_ids_v: Tensor | None
+        self, module: Any, head: nn.Module, levels: Sequence[tuple[int, ...]], draft_ids_v: Tensor | None
     ) -> None:
         super().__init__()
         self.module = module
@@ -79,9 +79,19 @@ class SpdTrainee(nn.Module):
         self.draft_ids_v = None if draft_ids_v is None else nn.Buffer(draft_ids_v, persistent=False)
 
     def forward(self, batch: Batch, seed: int) -> Tensor:
-        """The divergence at every row of what has just entered, and at as many others of tokens under way."""
+        """The divergence at every row of what has just entered, and at as many others of tokens under way.
+
+        How full the pipeline is, is drawn for every sequence (appendix A.2), and so is the number of its stages.
+        """
         generator = torch.Generator().manual_seed(seed)
-        levels, fill = self.drawn(generator)
+        alike: dict[tuple[tuple[int, ...], int], list[int]] = {}
+        for sequence in range(len(batch.tokens_BL)):
+            alike.setdefault(self.drawn(generator), []).append(sequence)
+        parts = [self._divergence(batch.of(some), *drawn, generator) for drawn, some in alike.items()]
+        return torch.stack(parts).sum() + self._nothing()
+
+    def _divergence(self, batch: Batch, levels: Sequence[int], fill: int, generator: torch.Generator) -> Tensor:
+        """Of sequences in pipelines of these levels by depth that are equally full."""
         blocks = self._blocks(levels, fill)
         first, *others = self.hidden(batch, blocks)
         teaching = Teaching(self.head, batch, self.draft_ids_v)
@@ -91,7 +101,7 @@ class SpdTrainee(nn.Module):
             chosen_Bn = torch.rand(batch.learned_Bn.shape, generator=generator) < 1 / len(again)
             among_Bn = chosen_Bn.to(batch.learned_Bn.device)
             loss = loss + AGAIN_WEIGHT * teaching.divergence(hidden, self._drafted, among_Bn)
-        return loss + self._nothing()
+        return loss
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
         """In a full pipeline of the most stages, level by level."""
@@ -120,7 +130,7 @@ class SpdTrainee(nn.Module):
         hidden: Tensor = hidden_ND.unflatten(0, (len(blocks), sequences, rows))[:, :, 1:]
         return hidden
 
-    def drawn(self, generator: torch.Generator) -> tuple[Sequence[int], int]:
+    def drawn(self, generator: torch.Generator) -> tuple[tuple[int, ...], int]:
         """Levels by depth, and how many tokens are under way."""
         levels = self.levels[int(torch.randint(len(self.levels), (), generator=generator))]
         stages = len(levels) - 1

@@ -31,6 +31,7 @@ def config(method: str, strategy: str, **options: Any) -> SpeculativeConfig:
     ("method", "strategy", "options", "stages", "depth", "length", "speedup"),
     [
         ("spd", "pipedec", {}, 8, 4, 2.82, 2.82),
+        ("spd", "pipedec", {}, 16, 2, 2.83, 2.83),
         ("early_exit", "pipedec", {}, 4, 1, 1.67, 1.49),
         ("early_exit", "pipedec", {}, 16, 1, 1.93, 1.29),
         ("eagle3", "static_tree", {"tree_depth": 7}, 8, 1, 3.32, 2.72),
@@ -51,6 +52,12 @@ def test_a_module_that_reads_output_states_is_waited_for() -> None:
     by_module = drafting_factor(a_setup(16, 2, asking=1), config("spd", "pipedec"))
     assert 3.66 * by_option == pytest.approx(1.83, abs=0.011)
     assert by_module == by_option
+
+
+@pytest.mark.parametrize(("stages", "depth", "factor"), [(8, 4, 1.0), (16, 4, 0.5), (4, 12, 32 / 48), (16, 3, 32 / 48)])
+def test_every_step_waits_for_a_module_that_takes_longer_than_a_stage(stages: int, depth: int, factor: float) -> None:
+    """Section 3.4's condition, which Table 1's own rows all fulfil."""
+    assert drafting_factor(a_setup(stages, depth), config("spd", "pipedec")) == pytest.approx(factor)
 
 
 def test_the_emulated_models_layers_count() -> None:

@@ -18,6 +18,7 @@ from penstock.messages import Features
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.speculators.spd_stage import SpdStage
 from penstock.trainer.data.batches import Batch
+from penstock.trainer.kinds import spd
 from penstock.trainer.kinds.base import Start
 from penstock.trainer.kinds.depths import lay_out
 from penstock.trainer.kinds.distill import Teaching
@@ -195,26 +196,42 @@ def test_the_loss_is_the_divergence_of_what_enters(tmp_path: Path, target: Check
     torch.testing.assert_close(trainee(batch, 0), (wanted.exp() * (wanted - drafted)).sum(), atol=1e-3, rtol=1e-4)
 
 
-def test_about_as_many_that_are_under_way_are_asked_about_again(tmp_path: Path, target: Checkpoint) -> None:
+def test_about_as_many_that_are_under_way_are_asked_about_again(
+    tmp_path: Path, target: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainee = trainee_of(tmp_path, settled(target, stages=(STAGES,), **OWN_LEVELS), target, DRAFTED)
     batch = batch_of(trainee, target, 40)
     batch.learned_BL[:, 5] = False
     asked: list[Tensor] = []
     trainee.module.norm.register_forward_hook(lambda module, given, output: asked.append(given[0]))
-    seed = next(seed for seed in range(100) if fill_of(trainee, seed) == STAGES)
-    loss = trainee(batch, seed)
+    monkeypatch.setattr(trainee, "drawn", lambda generator: (trainee.levels[0], STAGES))
+    loss = trainee(batch, 0)
     first, *others = (len(rows) for rows in asked)
     taught_Bn = Teaching(trainee.head, batch, DRAFTED).taught_Bn
     assert first == int(taught_Bn.sum()) < int(batch.learned_Bn.sum())
     assert len(others) == STAGES - 1
     assert 0.8 * first < sum(others) < 1.2 * first
-    assert torch.equal(trainee(batch, seed), loss)
-    assert not torch.equal(trainee(batch, seed + 1), loss)
+    assert torch.equal(trainee(batch, 0), loss)
+    assert not torch.equal(trainee(batch, 1), loss)
 
 
-def fill_of(trainee: SpdTrainee, seed: int) -> int:
-    """How many tokens are under way in the part with this seed."""
-    return trainee.drawn(torch.Generator().manual_seed(seed))[1]
+def test_every_sequence_has_a_fill_of_its_own(
+    tmp_path: Path, target: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Appendix A.2."""
+    monkeypatch.setattr(spd, "AGAIN_WEIGHT", 0.0)  # those that are asked about again are drawn, too
+    trainee = trainee_of(tmp_path, settled(target, stages=(STAGES,), **OWN_LEVELS), target)
+    batch, (levels,) = batch_of(trainee, target, 3), trainee.levels
+
+    def loss(some: Batch, *fills: int) -> Tensor:
+        ahead = iter(fills)
+        monkeypatch.setattr(trainee, "drawn", lambda generator: (levels, next(ahead)))
+        return trainee(some, 0)
+
+    drawn = loss(batch, 1, STAGES, 1)
+    alone = [loss(batch.of([i]), fill) for i, fill in enumerate((1, STAGES, 1))]
+    torch.testing.assert_close(drawn, torch.stack(alone).sum())
+    assert abs(loss(batch, 1, 1, STAGES) - drawn) > 1e-3
 
 
 def test_every_fill_and_number_of_stages_is_drawn(tmp_path: Path, target: Checkpoint) -> None:
@@ -229,10 +246,11 @@ def test_every_fill_and_number_of_stages_is_drawn(tmp_path: Path, target: Checkp
 
 @pytest.mark.parametrize("given", [SHARED, PAPER], ids=["anchors", "paper"])
 def test_all_that_is_trained_gets_a_gradient_in_every_part(
-    tmp_path: Path, target: Checkpoint, given: dict[str, Any]
+    tmp_path: Path, target: Checkpoint, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data parallelism waits for each of them; the target's embedding and norm are not trained."""
     trainee = trainee_of(tmp_path, settled(target, stages=(STAGES,), **given), target)
-    trainee(batch_of(trainee, target), next(seed for seed in range(100) if fill_of(trainee, seed) == 1)).backward()
+    monkeypatch.setattr(trainee, "drawn", lambda generator: (trainee.levels[0], 1))
+    trainee(batch_of(trainee, target), 0).backward()
     lacking = {name for name, one in trainee.module.named_parameters() if one.grad is None}
     assert lacking <= {"embed_tokens.weight", "norm.weight"}
