@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import check
 from penstock.dtypes import DTYPES, QUANTIZATIONS
-from penstock.hosts.placement import named_hosts
+from penstock.hosts.placement import asked_hosts
 from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, parse_speculative
 
@@ -64,7 +64,8 @@ Threads = Annotated[
 Hosts = Annotated[
     str | None,
     Option(
-        "Where the stages are: hosts on which `penstock worker` runs; localhost is this one.",
+        "Where the stages are: hosts on which `penstock worker` runs; localhost is this one, and join://HOST:PORT an "
+        "address of it to which workers come.",
         PIPELINE,
         metavar="HOST[:PORT],...",
         default="as the cluster says, else this host",
@@ -183,7 +184,8 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
         if self.hosts is not None:
-            named_hosts(self.hosts)
+            come = asked_hosts(self.hosts).door and self.pipeline_parallel_size is None
+            check(not come, "pipeline_parallel_size", None, "given where hosts join: how many of them to wait for")
             check(self.cluster is None, "hosts", self.hosts, "left out: the cluster says where its stages are")
         positive = ("pipeline_parallel_size", "threads", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
         for name in positive:

@@ -21,6 +21,8 @@ from penstock.pipeline.plan import StageSpec
 DEFAULT_PORT: Final = 7700
 DOOR: Final = "penstock agent"
 """The session in whose name a head connects. It is no secret: certificates keep strangers out, or the network does."""
+HEAD_DOOR: Final = "penstock head"
+"""The session in whose name a worker comes to a head. It is as little of a secret."""
 BEAT: Final = 0.75
 """Seconds between two beats of a head."""
 LEASE: Final = 3 * BEAT
@@ -34,6 +36,12 @@ class Attach(msgspec.Struct, tag="attach", kw_only=True, frozen=True):
     """
 
     head: str
+    host: str
+
+
+class Join(msgspec.Struct, tag="join", kw_only=True, frozen=True):
+    """From a worker at a head's door: attach to ``host``, HOST:PORT, where it listens."""
+
     host: str
 
 
@@ -125,6 +133,7 @@ class Detach(msgspec.Struct, tag="detach", kw_only=True, frozen=True):
 
 Message = (
     Attach
+    | Join
     | Attached
     | Beat
     | BeatAnswer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import socket
@@ -12,7 +13,18 @@ from typing import Final
 
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.hosts.control import BEAT, Attached, Piece, WantPiece, decode, lease_of, same
+from penstock.hosts.control import (
+    BEAT,
+    HEAD_DOOR,
+    Attached,
+    Join,
+    Message,
+    Piece,
+    WantPiece,
+    decode,
+    lease_of,
+    same,
+)
 from penstock.hosts.facts import HostFacts, Versions, own_versions
 from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, places_of
 from penstock.hosts.weights.offering import Offer
@@ -20,6 +32,7 @@ from penstock.hosts.weights.ranges import Layers
 from penstock.messages import ForeignFrame, Frame, MalformedMessage
 from penstock.pipeline.silence import Listening
 from penstock.transport.addresses import place_of
+from penstock.transport.inbox import Inbox
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
 
@@ -29,6 +42,7 @@ NO_ANSWER: Final = (
     f"no answer within {ANSWER_S:.0f} s; is `penstock worker` running there, with keys of the same cluster, and can it "
     "reach this host?"
 )
+MOST_HOSTS: Final = 256
 LEAVE_S: Final = 1.0
 """Seconds for a head's last words to leave."""
 
@@ -37,21 +51,29 @@ class Fleet:
     """Attaches to hosts by their names (HOST or HOST:PORT), and keeps them until ``close``.
 
     A thread beside the engine's does that, so that hosts stay attached while nobody steps the engine. Raises
-    ConfigError for a host that does not answer, or runs other versions.
+    ConfigError for a host that does not answer, or runs other versions. Others may come to ``door``, HOST:PORT of this
+    host, until there are MOST_HOSTS.
     """
 
     def __init__(
-        self, names: Sequence[str], security: LinkSecurity | None = None, private_network: bool = False
+        self,
+        names: Sequence[str],
+        security: LinkSecurity | None = None,
+        private_network: bool = False,
+        door: str = "",
     ) -> None:
         for i, name in enumerate(names):
             if name in names[:i]:
                 raise FieldError("hosts", f"names {name!r} twice")
-        self.reached_at = address_toward(names[0])
+        self.reached_at, address = own_places(door) if door else beside(address_toward(names[0]))
         self.security = security
         self.private_network = private_network
         self._sockets = Sockets(security, private_network)
-        self.hosts: Mapping[str, RemoteHost] = {name: RemoteHost(name, self._sockets) for name in names}
-        self._inbox = self._sockets.inbox(f"tcp://{self.reached_at}:*")
+        self.hosts: dict[str, RemoteHost] = {name: RemoteHost(name, self._sockets) for name in names}
+        """By name. Those that come are added, by the fleet's thread, and none is ever taken away."""
+        self._inbox = opened(self._sockets, address)
+        if door:
+            self._inbox.admit(HEAD_DOOR)
         self._offer: Offer | None = None
         """The checkpoint that every host has to have, or is sent."""
         self._news = threading.Condition()
@@ -72,7 +94,8 @@ class Fleet:
     @property
     def living(self) -> dict[str, HostFacts]:
         """By name, those that are attached now, but for those that cannot have the checkpoint."""
-        return {name: host.facts for name, host in self.hosts.items() if self._usable(host) and host.facts is not None}
+        known = list(self.hosts.items())
+        return {name: host.facts for name, host in known if self._usable(host) and host.facts is not None}
 
     def _usable(self, host: RemoteHost) -> bool:
         return host.alive and (self._offer is None or not host.checkpoints.get(self._offer.path))
@@ -83,7 +106,7 @@ class Fleet:
         Returns when all do. A host that comes back is asked again. Raises ConfigError, naming every host that cannot.
         """
         self._offer, path = offer, offer.path
-        for host in self.hosts.values():
+        for host in list(self.hosts.values()):
             if host.attached and not host.has(path, layers.get(host.name, ())):
                 host.ask_for(offer.request(layers.get(host.name, ())))
         named = [self.hosts[name] for name in layers]
@@ -91,6 +114,18 @@ class Fleet:
         problems = [f"host {one.name}: {answer_of(one, path)}" for one in named if answer_of(one, path)]
         if problems:
             raise ConfigError("; ".join(problems))
+
+    def wait_for(self, count: int) -> None:
+        """Until so many hosts are there."""
+        told = -1
+        with self._news:
+            while (there := len(self.living)) < count:
+                if there != told:
+                    log.warning(
+                        "waiting for hosts to join at %s: %d of %d are there", self._inbox.address, there, count
+                    )
+                    told = there
+                self._news.wait(BEAT)
 
     def close(self) -> None:
         """Leave the hosts, which end what they have started. Safe to call twice."""
@@ -111,7 +146,7 @@ class Fleet:
 
     def _meet(self) -> None:
         """Wait for every host's facts, and compare versions. Raises ConfigError."""
-        hosts = self.hosts.values()
+        hosts = list(self.hosts.values())
         self._wait(lambda: all(host.alive or host.fault or not host.attached for host in hosts))
         problems = [problem for host in hosts if (problem := problem_with(host))]
         if problems:
@@ -124,7 +159,7 @@ class Fleet:
         with self._news:
             while not settled() and time.monotonic() < deadline:
                 self._news.wait(BEAT / 3)  # a connection that is refused makes no news
-                if any(host.fetching and host.attached for host in self.hosts.values()):
+                if any(host.fetching and host.attached for host in list(self.hosts.values())):
                     deadline = time.monotonic() + ANSWER_S
 
     def _read_wakes(self) -> None:
@@ -163,14 +198,28 @@ class Fleet:
         self._inbox.dismiss(host.lease)
         self._inbox.admit(host.attach(self._inbox.address))
 
+    def _welcome(self, message: Message) -> None:
+        """Attach to a host that has come. Raises MalformedMessage for what no worker says, and ConfigError."""
+        if not isinstance(message, Join) or len(self.hosts) == MOST_HOSTS:
+            raise MalformedMessage(f"{type(message).__name__} does not open a head's door, or {MOST_HOSTS} have come")
+        if not is_in_numbers(message.host):  # to look a name up may take long
+            raise MalformedMessage(f"a worker has come from {message.host!r}, which is no address in numbers")
+        if message.host not in self.hosts:
+            log.info("host %s has come", message.host)
+            host = self.hosts[message.host] = RemoteHost(message.host, self._sockets)
+            self._attach(host)
+
     def _receive(self, frames: Sequence[Frame]) -> None:
         try:
             lease, raw = lease_of(frames)
+            if same(lease, HEAD_DOOR):
+                self._welcome(decode(raw))
+                return
             host = next((one for one in self.hosts.values() if one.attached and same(one.lease, lease)), None)
             if host is None:
                 raise ForeignFrame("it is of a lease that has ended, or never was")
             message = decode(raw)
-        except (ForeignFrame, MalformedMessage) as error:
+        except (ForeignFrame, MalformedMessage, ConfigError) as error:
             log.warning("refused a message: %s", error)
             return
         host.take(message)
@@ -213,6 +262,35 @@ def answer_of(host: RemoteHost, path: str) -> str:
     if not host.attached:
         return "was lost"
     return host.checkpoints.get(path, f"has not looked for its checkpoint within {ANSWER_S:.0f} s")
+
+
+def is_in_numbers(host: str) -> bool:
+    """Whether HOST:PORT has an address for a host."""
+    try:
+        ipaddress.ip_address(host.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def beside(host: str) -> tuple[str, str]:
+    """This host's address, and a port there that the system chooses."""
+    return host, f"tcp://{host}:*"
+
+
+def own_places(door: str) -> tuple[str, str]:
+    """The same of a door. Raises FieldError for an address that tells others nothing."""
+    host, address = places_of(door)
+    if ipaddress.ip_address(host.strip("[]")).is_unspecified:
+        raise FieldError("hosts", f"has workers come to {door}; name the address of this host at which they reach it")
+    return host, address
+
+
+def opened(sockets: Sockets, address: str) -> Inbox:
+    try:
+        return sockets.inbox(address)
+    except OSError as error:
+        raise ConfigError(f"hosts: {address.removeprefix('tcp://')}: {error.strerror}") from error
 
 
 def address_toward(name: str) -> str:

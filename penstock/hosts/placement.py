@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.cluster import Cluster
@@ -14,21 +15,43 @@ from penstock.hosts.facts import DeviceFacts, HostFacts
 
 HERE: Final = "localhost"
 """The engine's own host among others. Plans name it by the empty string."""
+JOIN: Final = "join://"
+
+
+@dataclass(frozen=True)
+class AskedHosts:
+    """What ``--hosts`` says: hosts by their names, in order, and where others may come from."""
+
+    names: tuple[str, ...]
+    door: str = ""
+    """HOST:PORT of this host, to which `penstock worker --join` comes."""
+
+
+def asked_hosts(text: str) -> AskedHosts:
+    """Of "a:7700,b:7700", which may end in "join://HOST:PORT". Raises FieldError for what is neither."""
+    *before, last = text.split(",")
+    door = last.strip().removeprefix(JOIN) if last.strip().startswith(JOIN) else ""
+    if not door:
+        return AskedHosts(named_hosts(text))
+    host, _, port = door.rpartition(":")
+    if not host or not port.isdecimal():
+        raise FieldError("hosts", f"is {text!r}; behind {JOIN} belongs HOST:PORT of this host, as others reach it")
+    return AskedHosts(named_hosts(",".join(before)) if before else (), door)
 
 
 def named_hosts(text: str) -> tuple[str, ...]:
     """The hosts of "a:7700,b:7700", in order. Raises FieldError where one is missing or named twice."""
     names = tuple(part.strip() for part in text.split(","))
     for name, count in Counter(names).items():
-        if not name or count > 1:
+        if not name or count > 1 or "/" in name:
             raise FieldError("hosts", f"is {text!r}; it has to be HOST or HOST:PORT, each once, with commas between")
     return names
 
 
 def hosts_asked_for(hosts: str | None, cluster: Cluster | None) -> tuple[str, ...]:
-    """Every host that stages are to be on, in their order: as ``hosts`` says, or a cluster of real devices."""
+    """Every host by name that stages are to be on, in their order: as ``hosts`` says, or a cluster of real devices."""
     if hosts is not None:
-        return named_hosts(hosts)
+        return asked_hosts(hosts).names
     if cluster is None or cluster.emulated:
         return (HERE,)
     return tuple(dict.fromkeys(stage_hosts_of(cluster)))

@@ -6,39 +6,75 @@ import logging
 import platform
 import signal
 import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
 from penstock.hosts.agent import HostAgent
+from penstock.hosts.control import DEFAULT_PORT
 from penstock.hosts.enrolment import join
+from penstock.hosts.fleet import address_toward
+from penstock.hosts.joining import Joining
 from penstock.hosts.keys import default_folder, security_for
 from penstock.hosts.remote import places_of
+from penstock.hosts.systemd import unit_of
 from penstock.hosts.weights.cache import WeightCache, default_cache
 
 log = logging.getLogger(__name__)
 
 
 def run_worker(
-    listen: str, keys: str | None, token: str | None, insecure: bool, cache: str | None, cache_gb: float
+    listen: str | None,
+    head: str | None,
+    keys: str | None,
+    token: str | None,
+    insecure: bool,
+    cache: str | None,
+    cache_gb: float,
 ) -> None:
-    """Serve engines until Ctrl-C or SIGTERM. Raises ConfigError for an address that cannot be listened on."""
+    """Serve engines until Ctrl-C or SIGTERM, the one at ``head`` unasked.
+
+    Raises ConfigError for an address that cannot be listened on.
+    """
     check(cache_gb >= 0, "cache_gb", cache_gb, "0 or above")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     if insecure and token is not None:
         raise FieldError("insecure", "takes no keys; remove it, or the token")
     if token is not None:
         join(default_folder() if keys is None else Path(keys).expanduser(), token, platform.node())
+    listen = listen or default_address(head)
     if insecure:
         log.warning("insecure: whoever reaches %s can use this host, and the network sees what is said", listen)
     _, address = places_of(listen)
+    security = security_for(keys, insecure)
     kept = WeightCache(default_cache() if cache is None else Path(cache).expanduser(), round(1e9 * cache_gb))
     try:
-        agent = HostAgent(address, security_for(keys, insecure), insecure, kept)
+        agent = HostAgent(address, security, insecure, kept)
     except OSError as error:
         raise ConfigError(f"listen: {listen}: {error.strerror}") from error
     signal.signal(signal.SIGTERM, lambda *_: agent.stop())
     signal.signal(signal.SIGINT, lambda *_: agent.stop())
-    with agent:
-        log.info("listening at %s", agent.address.removeprefix("tcp://"))
+    with agent, ExitStack() as coming:
+        name = agent.address.removeprefix("tcp://")
+        log.info("listening at %s", name)
+        if head is not None:
+            coming.enter_context(Joining(head, name, security, insecure))
         agent.serve()
+
+
+def default_address(head: str | None) -> str:
+    """Where a worker listens unless somebody says otherwise: on loopback, or where the head it joins reaches it."""
+    return f"{'127.0.0.1' if head is None else address_toward(head)}:{DEFAULT_PORT}"
+
+
+def print_unit(options: Mapping[str, object]) -> None:
+    """Print a unit of systemd's for a worker with these options, by their fields' names. Raises FieldError."""
+    if options["token"] is not None:
+        raise FieldError("token", "works once: start the worker with it by hand, then install the unit without it")
+    words = []
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    print(unit_of(words), end="")

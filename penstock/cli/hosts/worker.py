@@ -7,7 +7,7 @@ from typing import Annotated
 
 from penstock.cli.command import command, new_app
 from penstock.engine.options import KEYS
-from penstock.options import SERVER, Option
+from penstock.options import OUTPUT, SERVER, Option
 
 app = new_app()
 
@@ -17,9 +17,23 @@ class WorkerOptions:
     """Where a worker listens, and how it knows who may use it."""
 
     listen: Annotated[
-        str,
-        Option("Address of this host, at which engines on others reach it.", SERVER, metavar="HOST:PORT"),
-    ] = "127.0.0.1:7700"
+        str | None,
+        Option(
+            "Address of this host, at which engines on others reach it.",
+            SERVER,
+            metavar="HOST:PORT",
+            default="127.0.0.1:7700, or port 7700 where --join's reaches it",
+        ),
+    ] = None
+    join: Annotated[
+        str | None,
+        Option(
+            "Come to the engine at that address, which has --hosts join://HOST:PORT, now and whenever it is back.",
+            SERVER,
+            metavar="HOST:PORT",
+            default="none: engines name this host",
+        ),
+    ] = None
     keys: Annotated[
         str | None,
         Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
@@ -44,9 +58,26 @@ class WorkerOptions:
     ] = False
 
 
+Unit = Annotated[
+    bool,
+    Option("Print a unit for systemd that runs this worker, and end.", OUTPUT),
+]
+
+
 @app.command()
 @command
-def worker(*, options: WorkerOptions) -> None:
-    from penstock.hosts.workers import run_worker
+def worker(*, options: WorkerOptions, unit: Unit = False) -> None:
+    from penstock.hosts.workers import print_unit, run_worker
 
-    run_worker(options.listen, options.keys, options.token, options.insecure, options.cache, options.cache_gb)
+    if unit:
+        print_unit(vars(options))
+        return
+    run_worker(
+        options.listen,
+        options.join,
+        options.keys,
+        options.token,
+        options.insecure,
+        options.cache,
+        options.cache_gb,
+    )

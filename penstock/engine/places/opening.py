@@ -12,7 +12,7 @@ from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
 from penstock.hosts.keys import security_for
-from penstock.hosts.placement import check_memory, hosts_asked_for, in_plans, named_hosts, other_hosts
+from penstock.hosts.placement import HERE, asked_hosts, check_memory, hosts_asked_for, in_plans, other_hosts
 from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
@@ -24,23 +24,33 @@ def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> Pr
     """What runs the stages, attached to every host that is named. Raises ConfigError for one that cannot be used."""
     assert not isinstance(options.cluster, str)
     names = other_hosts(hosts_asked_for(options.hosts, options.cluster))
-    if not names:
+    door = asked_hosts(options.hosts).door if options.hosts is not None else ""
+    if not names and not door:
         return ProcessHost(options.transport, options.stage_timeout, on_loading=on_loading)
-    fleet = open_fleet(names, options.keys, options.insecure)
+    fleet = open_fleet(names, options.keys, options.insecure, door)
     try:
+        if door:
+            fleet.wait_for(missing_hosts(options))
         return FleetHost(fleet, options.stage_timeout, on_loading)
     except BaseException:
         fleet.close()
         raise
 
 
-def open_fleet(names: list[str], keys: str | None, insecure: bool) -> Fleet:
+def missing_hosts(options: EngineOptions) -> int:
+    """How many hosts have to come beside this one, if it holds a stage: one for each stage."""
+    assert options.hosts is not None
+    assert options.pipeline_parallel_size is not None
+    return options.pipeline_parallel_size - (HERE in asked_hosts(options.hosts).names)
+
+
+def open_fleet(names: list[str], keys: str | None, insecure: bool, door: str = "") -> Fleet:
     """Raises ConfigError for a host that cannot be used, and where there are no keys."""
     if insecure:
         log.warning(
             "insecure: what is asked and answered crosses the network as plain text, and whoever is there can join"
         )
-    return Fleet(names, security_for(keys, insecure), private_network=insecure)
+    return Fleet(names, security_for(keys, insecure), private_network=insecure, door=door)
 
 
 def resolve_on(options: EngineOptions, host: Host) -> Resolved:
@@ -48,6 +58,8 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     if not isinstance(host, FleetHost):
         return resolve_options(options)
     fleet = host.fleet
+    if options.hosts is not None and asked_hosts(options.hosts).door:
+        options = replace(options, hosts=",".join(present(options.hosts, fleet)))
     setup = resolve_options(options, fleet.living)
     check_memory(setup.hosts, setup.devices, needed_bytes(setup), fleet.living)
     fleet.provide(Offer(setup.checkpoint.source, setup.checkpoint.num_layers), layers_by_host(setup))
@@ -67,7 +79,7 @@ def resolve_again(setup: Resolved, host: Host) -> Resolved:
         if missing := [name for name in setup.hosts if name not in there]:
             raise PipelineError(f"host {missing[0]} is not there")
         return setup
-    names = [name for name in named_hosts(options.hosts) if in_plans(name) in there]
+    names = [name for name in present(options.hosts, host.fleet) if in_plans(name) in there]
     if not names:
         raise PipelineError("none of the hosts is there")
     moved = replace(options, hosts=",".join(names), pipeline_parallel_size=setup.stages)
@@ -75,6 +87,12 @@ def resolve_again(setup: Resolved, host: Host) -> Resolved:
         return resolve_on(moved, host)
     except ConfigError as error:
         raise PipelineError(str(error)) from error
+
+
+def present(hosts: str, fleet: Fleet) -> list[str]:
+    """The hosts that are named, then those that have come."""
+    named = asked_hosts(hosts).names
+    return [*named, *(name for name in fleet.hosts if name not in named)]
 
 
 def layers_by_host(setup: Resolved) -> dict[str, list[tuple[int, int]]]:

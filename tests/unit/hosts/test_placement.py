@@ -11,6 +11,8 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.hosts.facts import DeviceFacts, HostFacts, Versions
 from penstock.hosts.placement import (
+    AskedHosts,
+    asked_hosts,
     check_memory,
     devices_elsewhere,
     hosts_asked_for,
@@ -37,6 +39,19 @@ def facts(cores: int = 4, gpus: int = 0, free: int = 8 << 30) -> HostFacts:
 def test_lists_of_hosts_that_are_none(text: str) -> None:
     with pytest.raises(FieldError, match="hosts is"):
         named_hosts(text)
+
+
+def test_a_list_may_end_in_a_door() -> None:
+    assert asked_hosts("a:7700,b") == AskedHosts(("a:7700", "b"))
+    assert asked_hosts("localhost, join://10.0.0.1:7701") == AskedHosts(("localhost",), "10.0.0.1:7701")
+    assert asked_hosts("join://10.0.0.1:7701") == AskedHosts((), "10.0.0.1:7701")
+    assert hosts_asked_for("localhost,join://10.0.0.1:7701", None) == ("localhost",)
+
+
+@pytest.mark.parametrize("text", ["join://", "join://a", "join://a:7701,b", "a,a,join://a:1", ",join://a:1"])
+def test_doors_that_are_none(text: str) -> None:
+    with pytest.raises(FieldError, match="hosts is"):
+        asked_hosts(text)
 
 
 @pytest.mark.parametrize(
