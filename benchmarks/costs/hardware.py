@@ -19,14 +19,13 @@ from typing import Any, Final
 from benchmarks.shared.measured import Taken, store, stored
 from benchmarks.shared.root import ROOT
 from penstock.bench.formats import markdown
-from penstock.bench.simulate.command import DEMO_ACCURACY
 from penstock.cluster.load import ClusterFile, resolve
 from penstock.cluster.memory import held_by
 from penstock.cluster.prices import ModelPrice, eagle, llama
 from penstock.cluster.spec import Cluster
 from penstock.config import parse
 from penstock.simulator.run import Simulated, simulate
-from penstock.simulator.script import profile_script
+from penstock.simulator.script import DEMO_ACCURACY, profile_script
 from penstock.speculation import SpeculativeConfig
 
 NAME: Final = "hardware"

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "simulate": (
         "Compare strategies on modelled devices in virtual time: no model needed, thousands of tokens in seconds."
     ),
+    "plan": "Choose which devices hold which layers, in which order, from a cluster file's prices and by simulation.",
     "compare": "Two benches: which settings differ, and how much faster the second one is on the same requests.",
     "acceptance": "How often Penstock's rule and the papers' accept one of k candidates, from recorded distributions.",
     "trace": "Say why a run was slow: how busy each stage was, and what it waited for.",

@@ -1,6 +1,6 @@
 """Clusters: which devices there are, what joins them, where each stage runs, and how long an emulated one takes."""
 
-from penstock.cluster.load import load_cluster, preset_names, random_cluster
+from penstock.cluster.load import load_cluster, load_devices, preset_names, random_cluster
 from penstock.cluster.prices import PRICES, ModelPrice
 from penstock.cluster.spec import Cluster, Device, Link, Links, Stage
 from penstock.cluster.timing import (
@@ -34,6 +34,7 @@ __all__ = [
     "feature_links",
     "link_timings",
     "load_cluster",
+    "load_devices",
     "plain_step_seconds",
     "preset_names",
     "random_cluster",

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.cluster.drawn import drawn_table
+from penstock.cluster.layers import StageEntry, stages_with_layers
 from penstock.cluster.memory import check_memory
 from penstock.cluster.prices import PRICES, ModelPrice
 from penstock.cluster.spec import KV_SLOTS, Cluster, Device, DeviceKind, LinkBetween, Links, Stage
@@ -33,17 +34,6 @@ from penstock.core import ConfigError
 
 DRAFTER_ON: Final = "drafter_on"
 PRESETS: Final = Path(__file__).parent / "presets"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageEntry:
-    """``layers``: for the whole stage, spread evenly over its devices, or one number per device."""
-
-    devices: tuple[str, ...]
-    layers: int | tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        check(bool(self.devices), "devices", [], "a list of at least one device")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +77,35 @@ def load_cluster(
         return cluster if drafter_on is None else with_drafter_on(cluster, drafter_on)
     except FieldError as error:
         raise ConfigError(f"cluster {name_or_path}: {error}") from None
+
+
+def load_devices(
+    name_or_path: str, *, as_model: str | None = None, bandwidth_gbit_s: float | None = None, **overrides: Any
+) -> Cluster:
+    """A cluster to plan for: as ``load_cluster``, but its stages hold no layers, and need not be there.
+
+    Without stages every device has one that is neither the drafter's nor the engine's. ``as_model``: in place of the
+    file's. Raises ConfigError, also where nothing is emulated.
+    """
+    try:
+        table = merged(read_cluster(name_or_path), overrides)
+        table.setdefault("stages", own_stages(table))
+        file = parse(ClusterFile, table | ({} if as_model is None else {"as_model": as_model}))
+        check_names(file)
+        model = price("as_model", file.as_model)
+        check(model is not None, "as_model", None, "named: the model whose layers are to be placed")
+        cluster = cluster_of(file, model, tuple(Stage(devices=entry.devices) for entry in file.stages))
+        check_numbers(cluster)
+        return cluster if bandwidth_gbit_s is None else with_network_bandwidth(cluster, bandwidth_gbit_s)
+    except FieldError as error:
+        raise ConfigError(f"cluster {name_or_path}: {error}") from None
+
+
+def own_stages(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One for each device of a file that has another task for none of them."""
+    busy, devices = {table.get("drafter"), table.get("engine")}, table.get("devices")
+    names = [one.get("name") for one in devices if isinstance(one, Mapping)] if isinstance(devices, list) else []
+    return [{"devices": [name]} for name in names if name not in busy]
 
 
 def random_cluster(seed: int, stages: int | None = None) -> Cluster:
@@ -180,12 +199,23 @@ def resolve(file: ClusterFile) -> Cluster:
     """Fill in what a file leaves to defaults and check the whole. Raises FieldError."""
     check_names(file)
     as_model = price("as_model", file.as_model)
-    cluster = Cluster(
+    cluster = cluster_of(file, as_model, ())
+    cluster = dataclasses.replace(cluster, stages=stages_with_layers(file.stages, cluster))
+    if cluster.as_model is not None:
+        check_emulated(cluster, cluster.as_model)
+    else:
+        refuse_emulation(cluster)
+    return cluster
+
+
+def cluster_of(file: ClusterFile, as_model: ModelPrice | None, stages: tuple[Stage, ...]) -> Cluster:
+    """The file with these stages; only its kinds are checked."""
+    return Cluster(
         name=file.name,
         description=file.description,
         devices=tuple(with_kind(i, device, file.kinds) for i, device in enumerate(file.devices)),
         links=file.links,
-        stages=stages_with_layers(file.stages, as_model),
+        stages=stages,
         engine=file.engine or file.drafter or file.stages[0].devices[0],
         drafter=file.drafter,
         as_model=as_model,
@@ -194,11 +224,6 @@ def resolve(file: ClusterFile) -> Cluster:
         time_scale=file.time_scale,
         kv_slots=file.kv_slots,
     )
-    if cluster.as_model is not None:
-        check_emulated(cluster, cluster.as_model)
-    else:
-        refuse_emulation(cluster)
-    return cluster
 
 
 def price(where: str, model: str | ModelPrice | None) -> ModelPrice | None:
@@ -269,60 +294,17 @@ def uses(file: ClusterFile) -> Iterator[tuple[str, str]]:
         yield "engine", file.engine
 
 
-# ----------------------------------------------------------------------------------------------------------- layers
-
-
-def stages_with_layers(entries: tuple[StageEntry, ...], model: ModelPrice | None) -> tuple[Stage, ...]:
-    """Give every device its number of layers: as stated on every stage, or an even split over all devices."""
-    stated = [i for i, entry in enumerate(entries) if entry.layers is not None]
-    if model is None:
-        if stated:
-            problem = "prices an emulated stage, and as_model is missing; to split a real model use layer_split"
-            raise FieldError(f"stages[{stated[0]}].layers", problem)
-        return tuple(Stage(devices=entry.devices) for entry in entries)
-    if not stated:
-        return evenly_split(entries, model.layers)
-    if len(stated) < len(entries):
-        missing = next(i for i in range(len(entries)) if i not in stated)
-        raise FieldError(f"stages[{missing}].layers", "is missing: state the layers of every stage or of none")
-    stages = tuple(Stage(devices=entry.devices, layers=device_layers(i, entry)) for i, entry in enumerate(entries))
-    total = sum(sum(stage.layers) for stage in stages)
-    if total != model.layers:
-        raise FieldError("stages", f"hold {total} layers together; as_model has {model.layers}")
-    return stages
-
-
-def evenly_split(entries: tuple[StageEntry, ...], layers: int) -> tuple[Stage, ...]:
-    """As even as it goes; the first devices take what is left over, since the last one holds the head."""
-    devices = sum(len(entry.devices) for entry in entries)
-    if devices > layers:
-        raise FieldError("stages", f"name {devices} devices for the {layers} layers of as_model; use fewer")
-    counts = iter(spread(layers, devices))
-    return tuple(Stage(devices=e.devices, layers=tuple(next(counts) for _ in e.devices)) for e in entries)
-
-
-def device_layers(index: int, entry: StageEntry) -> tuple[int, ...]:
-    """The layers of each device of a stage that states them."""
-    where, devices, layers = f"stages[{index}].layers", len(entry.devices), entry.layers
-    if isinstance(layers, int):
-        check(layers >= devices, where, layers, f"at least 1 for each of its {devices} devices")
-        return spread(layers, devices)
-    assert layers is not None
-    check(len(layers) == devices, where, list(layers), f"a number, or one for each of its {devices} devices")
-    check(min(layers) >= 1, where, list(layers), "at least 1 everywhere")
-    return layers
-
-
-def spread(layers: int, devices: int) -> tuple[int, ...]:
-    each, left = divmod(layers, devices)
-    return tuple(each + (i < left) for i in range(devices))
-
-
 # -------------------------------------------------------------------------------------------------------- emulation
 
 
 def check_emulated(cluster: Cluster, model: ModelPrice) -> None:
-    """Raise FieldError unless every number that emulation needs is there, and the weights fit."""
+    """Raise FieldError unless every number that emulation needs is there, and the devices hold what they are to."""
+    check_numbers(cluster)
+    check_memory(cluster, model)
+
+
+def check_numbers(cluster: Cluster) -> None:
+    """Raise FieldError unless every number that emulation needs is there."""
     check_drafter(cluster)
     staged = {name for stage in cluster.stages for name in stage.devices}
     for i, device in enumerate(cluster.devices):
@@ -333,7 +315,6 @@ def check_emulated(cluster: Cluster, model: ModelPrice) -> None:
             check_priced(f"devices[{i}]", with_pass(device, cluster.draft_pass_ms))
     for one, other in cluster.hops():
         cluster.link(one, other)
-    check_memory(cluster, model)
 
 
 def check_priced(where: str, device: Device) -> None:

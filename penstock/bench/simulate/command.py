@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,14 +29,7 @@ from penstock.progress import progress_bar
 from penstock.recording import Recording
 from penstock.simulator.clusters import check_drafter, modelled_cluster
 from penstock.simulator.run import Simulated, simulate
-from penstock.simulator.script import Script, profile_script, recording_script
-
-DEMO_ACCURACY: Final = (
-    *(0.732, 0.8721, 0.9171, 0.939, 0.956, 0.9663, 0.9731, 0.9779),
-    *(0.9814, 0.9841, 0.9861, 0.9878, 0.9892, 0.9903, 0.9912, 0.992),
-)
-"""The demo pair's at T = 1: its model card gives those of 1, 4 and 16 candidates; between them the misses are taken to
-fall as a power of the number of candidates."""
+from penstock.simulator.script import DEMO_ACCURACY, Script, profile_script, recording_script
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import PRICES, load_cluster, preset_names
-from penstock.cluster.load import ClusterFile, resolve, spread, with_drafter_on, with_network_bandwidth
+from penstock.cluster.layers import spread
+from penstock.cluster.load import ClusterFile, resolve, with_drafter_on, with_network_bandwidth
 from penstock.cluster.spec import Cluster
 from penstock.config import FieldError, parse
 from penstock.core import ConfigError
@@ -229,7 +230,18 @@ def test_a_drafter_is_not_moved_to_where_it_does_not_fit_nor_where_there_is_none
         with_drafter_on(load(PLAIN), "engine")
 
 
+def test_without_layers_devices_get_them_by_speed_and_memory() -> None:
+    twice = load(edited(EMULATED, (["devices", 0, "weight_bandwidth_gb_s"], 200)))
+    assert [stage.layers for stage in twice.stages] == [(3,), (2, 1)], "the last one has the head"
+    small = load(edited(EMULATED, (["devices", 0, "memory_gb"], 1.6)))
+    assert [stage.layers for stage in small.stages] == [(1,), (3, 2)], "an embedding and a layer are 1.5 GB"
+
+
 LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
+STATED: dict[str, Any] = {
+    **EMULATED,
+    "stages": [{"devices": ["a1"], "layers": 2}, {"devices": ["a2", "b1"], "layers": [2, 2]}],
+}
 
 
 @pytest.mark.parametrize(
@@ -295,8 +307,8 @@ LINK = {"bandwidth_gbit_s": 1, "latency_ms": 1}
             "stages[1].devices[0]",
             "weights 2.00, 4096 tokens of KV 0.03, activations 0.00); it has 1 GB",
         ),
-        (EMULATED, [(["devices", 0, "memory_gb"], 2.4)], "stages[0].devices[0]", "weights 2.50"),  # with the embedding
-        (EMULATED, [(["devices", 2, "memory_gb"], 2.4)], "stages[1].devices[1]", "weights 2.50"),  # with the head
+        (STATED, [(["devices", 0, "memory_gb"], 2.4)], "stages[0].devices[0]", "weights 2.50"),  # with the embedding
+        (STATED, [(["devices", 2, "memory_gb"], 2.4)], "stages[1].devices[1]", "weights 2.50"),  # with the head
         (EMULATED, [(["devices", 3, "memory_gb"], 0.3)], "drafter", "0.48 GB for the draft model (weights 0.32"),
         (
             EMULATED,

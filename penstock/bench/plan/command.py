@@ -1,0 +1,73 @@
+"""``penstock plan``: which devices hold which layers, in which order, and where the drafter runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import NamedTuple
+
+from rich.console import Console
+
+from penstock.bench.plan.choices import JUPITER, OURS, Choice, Planning, refusal
+from penstock.bench.plan.options import PlanOptions
+from penstock.bench.plan.report import as_table, remarks, stages_table, table_of
+from penstock.bench.plan.write import cluster_toml
+from penstock.core import ConfigError
+from penstock.progress import progress_bar
+
+
+class Outcome(NamedTuple):
+    """The plan that was chosen, and those beside it, itself among them under its own name."""
+
+    chosen: Choice
+    compared: list[Choice]
+
+
+def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> Outcome:
+    """Plan, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
+    console = console or Console(stderr=True)
+    planning = Planning(options)
+    outcome = planned(planning, console)
+    if options.output is not None:
+        options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
+    if as_json:
+        print(json.dumps(table_of(planning, *outcome)))
+        return outcome
+    console.print(stages_table(planning, outcome.chosen))
+    console.print(as_table(outcome.compared))
+    for line in remarks(planning, *outcome):
+        console.print(line, highlight=False, markup=False)
+    return outcome
+
+
+def planned(planning: Planning, console: Console) -> Outcome:
+    """Judge all that may be best and choose. Ours is never worse than what people do by hand: they are candidates."""
+    by_hand = list(planning.by_hand())
+    if planning.options.method == "jupiter":
+        paper = next((choice for choice in by_hand if choice.name == JUPITER), None)
+        if paper is None:
+            raise ConfigError(f"{refusal(planning)}; or let --method penstock leave devices out and reorder them")
+        return Outcome(planning.judged(paper), [planning.judged(choice) for choice in by_hand])
+    ours = planning.ours()
+    if not ours:
+        raise refusal(planning)
+    judged = judged_all(planning, [*by_hand, *ours], console)
+    goal = planning.options.goal
+    best = max(judged, key=lambda choice: choice.value(goal))
+    if planning.options.tokens and (elsewhere := planning.moved(best)) is not None:
+        best = max(best, planning.judged(elsewhere), key=lambda choice: choice.value(goal))
+    best = replace(best, name=OURS)
+    return Outcome(best, [best, *judged[: len(by_hand)]])
+
+
+def judged_all(planning: Planning, choices: list[Choice], console: Console) -> list[Choice]:
+    """Each simulated once, under a bar; those with the same stages are the same."""
+    known: dict[object, Choice] = {}
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=len(choices))
+        for choice in choices:
+            progress.update(task, description=f"{choice.name}, {len(choice.plan.parts)} stages")
+            if choice.plan.parts not in known:
+                known[choice.plan.parts] = planning.judged(choice)
+            progress.advance(task)
+    return [replace(known[choice.plan.parts], name=choice.name) for choice in choices]

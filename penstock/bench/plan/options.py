@@ -1,0 +1,54 @@
+"""What ``penstock plan`` is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from penstock.bench.options import Bandwidth
+from penstock.config import check, known_name
+from penstock.options import MODEL, OUTPUT, PIPELINE, Option
+
+GOALS: Final = ("latency", "throughput", "ttft")
+METHODS: Final = ("penstock", "jupiter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What is planned, for what, and how it is judged. Raises FieldError."""
+
+    cluster: Annotated[str, Option("Preset, random-SEED[:STAGES], or a file ending in .toml.", PIPELINE)]
+    model: Annotated[
+        str | None, Option("A priced model's name, in place of the cluster's as_model.", MODEL, default="the cluster's")
+    ] = None
+    goal: Annotated[
+        str,
+        Option(
+            "latency: most tokens per second of one request; throughput: of many at a time; ttft: the first token "
+            "soonest.",
+            PIPELINE,
+        ),
+    ] = "latency"
+    method: Annotated[
+        str,
+        Option("penstock: chooses devices and their order; jupiter: the paper's, all in the file's order.", PIPELINE),
+    ] = "penstock"
+    prompt_tokens: Annotated[int, Option("Tokens of the prompt that is simulated.", PIPELINE)] = 128
+    tokens: Annotated[
+        int, Option("Tokens that each plan is simulated for; 0 judges by the slowest stage alone.", PIPELINE)
+    ] = 64
+    bandwidth_gbit_s: Bandwidth = None
+    output: Annotated[
+        Path | None,
+        Option("Write the cluster file with the plan's stages.", OUTPUT, names=("--output", "-o"), metavar="FILE.toml"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        known_name(self.goal, GOALS, "goal")
+        known_name(self.method, METHODS, "method")
+        check(self.prompt_tokens >= 1, "prompt_tokens", self.prompt_tokens, "at least 1")
+        check(self.tokens == 0 or self.tokens >= 2, "tokens", self.tokens, "0, or at least 2")
+        if self.output is not None:
+            check(self.output.suffix == ".toml", "output", str(self.output), "a file that ends in .toml")
+            check(self.output.parent.is_dir(), "output", str(self.output), "in a folder that exists")

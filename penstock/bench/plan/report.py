@@ -1,0 +1,128 @@
+"""What a plan is, why, and what stands beside it: as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from penstock.bench.plan.choices import Choice, Planning
+from penstock.cluster.memory import held_by
+from penstock.tables import FiguresTable
+
+HEADINGS: Final = {
+    "slowest_stage_ms": "slowest, ms",
+    "trip_ms": "trip, ms",
+    "tokens_per_second": "tokens/s",
+    "served_tokens_per_second": "served/s",
+    "first_token_ms": "first token, ms",
+}
+
+
+def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> dict[str, Any]:
+    """The figures of a plan; None is what was not simulated, or holds for no device."""
+    stages = chosen.cluster.stages
+    more = planning.with_one_more()
+    return {
+        "stages": [{"device": stage.devices[0], "layers": sum(stage.layers)} for stage in stages],
+        "drafter": chosen.cluster.drafter,
+        "engine": chosen.cluster.engine,
+        "left_out": left_out(planning, chosen),
+        **figures(chosen),
+        "least_slowest_stage_ms": 1e3 * planning.least_slowest_s,
+        "limited_by": limit(planning, chosen),
+        "one_more": more and {"device": more[0].name, "slowest_stage_ms": 1e3 * more[1]},
+        "compared": {choice.name: {"layers": layers_by_device(choice), **figures(choice)} for choice in compared[1:]},
+    }
+
+
+def figures(choice: Choice) -> dict[str, float | None]:
+    speed = choice.speed
+    return {
+        "slowest_stage_ms": 1e3 * choice.plan.slowest_s,
+        "trip_ms": 1e3 * choice.plan.trip_s,
+        "tokens_per_second": None if speed is None else speed.tokens_per_second,
+        "served_tokens_per_second": None if speed is None else speed.served_per_second,
+        "first_token_ms": None if speed is None else 1e3 * speed.first_token_s,
+    }
+
+
+def layers_by_device(choice: Choice) -> dict[str, int]:
+    return {stage.devices[0]: sum(stage.layers) for stage in choice.cluster.stages}
+
+
+def left_out(planning: Planning, chosen: Choice) -> list[str]:
+    used = {stage.devices[0] for stage in chosen.cluster.stages}
+    return [name for name in planning.names if name not in used]
+
+
+def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, int, float]]:
+    """(device, layers, seconds of a batch) of each stage."""
+    done = 0
+    for part in chosen.plan.parts:
+        seconds = float(planning.problem.stage_s[part.device, done, done + part.layers])
+        done += part.layers
+        yield planning.names[part.device], part.layers, seconds
+
+
+def link_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, float]]:
+    """(its ends, seconds for which a batch keeps it busy) of each link on the way."""
+    problem, names, parts = planning.problem, planning.names, chosen.plan.parts
+    first, last = parts[0].device, parts[-1].device
+    yield f"engine to {names[first]}", float(problem.enter_busy_s[first])
+    for one, two in pairwise(parts):
+        yield f"{names[one.device]} to {names[two.device]}", float(problem.hop_busy_s[one.device, two.device])
+    yield f"{names[last]} to engine", float(problem.leave_busy_s[last])
+
+
+def limit(planning: Planning, chosen: Choice) -> str:
+    """The stage or link that keeps batches from following each other faster."""
+    stages = ((f"stage {i}, {name}", s) for i, (name, _, s) in enumerate(stage_seconds(planning, chosen), 1))
+    links = ((f"the link {ends}", s) for ends, s in link_seconds(planning, chosen))
+    return max([*stages, *links], key=lambda one: one[1])[0]
+
+
+def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
+    """Device by device: layers, the time of a batch, and what is held of what there is."""
+    cluster, model = chosen.cluster, chosen.cluster.as_model
+    assert model is not None
+    title = f"{cluster.name}: {planning.batch.rows} rows a batch"
+    table = FiguresTable("stage", "layers", "ms", "holds, GB", "of GB", title=title)
+    rows = list(stage_seconds(planning, chosen))
+    for i, (name, layers, seconds) in enumerate(rows):
+        held = held_by(model, layers, cluster.kv_slots, embedding=i == 0, head=i == len(rows) - 1)
+        memory = cluster.device(name).memory_gb
+        has = "?" if memory is None else f"{memory:g}"
+        table.add_row(name, str(layers), f"{1e3 * seconds:.1f}", f"{held.total / 1e9:.2f}", has)
+    return table
+
+
+def as_table(compared: Sequence[Choice]) -> FiguresTable:
+    """Plans beside each other."""
+    rows = [figures(choice) for choice in compared]
+    there = [name for name in HEADINGS if any(row[name] is not None for row in rows)]
+    table = FiguresTable("plan", "stages", *(HEADINGS[name] for name in there))
+    for choice, row in zip(compared, rows, strict=True):
+        table.add_row(choice.name, str(len(choice.plan.parts)), *(f"{row[name]:.4g}" for name in there))
+    return table
+
+
+def remarks(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> Iterator[str]:
+    """What limits the plan, what no plan passes, and what would help."""
+    slowest = 1e3 * chosen.plan.slowest_s
+    yield f"Limited by {limit(planning, chosen)}: {slowest:.1f} ms a batch."
+    yield (
+        f"No plan's slowest stage is faster than {1e3 * planning.least_slowest_s:.1f} ms: layers cut anywhere, links "
+        "free."
+    )
+    if (out := left_out(planning, chosen)) or chosen.cluster.drafter is not None:
+        drafter = f"The drafter runs on {chosen.cluster.drafter}" if chosen.cluster.drafter else "Nothing drafts"
+        yield f"{drafter}, the engine on {chosen.cluster.engine}" + (f"; left out: {', '.join(out)}." if out else ".")
+    if (more := planning.with_one_more()) is not None:
+        yield f"One more like {more[0].name}: a slowest stage of {1e3 * more[1]:.1f} ms could be had."
+    if planning.options.tokens:
+        yield (
+            "Judged by simulating the engine with a drafter like the demo pair's."
+            if chosen.cluster.drafter is not None
+            else "Judged by simulating the engine; without a drafter it decodes plainly."
+        )

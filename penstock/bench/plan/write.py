@@ -1,0 +1,31 @@
+"""A cluster as a file that ``load_cluster`` reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import tomli_w
+
+from penstock.cluster.spec import Cluster
+
+WRITTEN_ONLY_WITH_KINDS = "kind"
+"""What a device's kind states stands on the device itself."""
+
+
+def cluster_toml(cluster: Cluster) -> str:
+    """The file's text: every number on its device, prices as tables."""
+    table = without_none(dataclasses.asdict(cluster))
+    for device in table["devices"]:
+        device.pop(WRITTEN_ONLY_WITH_KINDS, None)
+    return tomli_w.dumps(table)
+
+
+def without_none(value: Any) -> Any:
+    """TOML has no null: what is not stated is left out. Tuples are written as lists."""
+    if isinstance(value, Mapping):
+        return {key: without_none(one) for key, one in value.items() if one is not None}
+    if isinstance(value, tuple | list):
+        return [without_none(one) for one in value]
+    return value

@@ -1,0 +1,117 @@
+"""``penstock plan``: what it chooses, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from penstock.bench.plan.choices import SPECULATIVE
+from penstock.bench.plan.command import Outcome, run_plan
+from penstock.bench.plan.options import PlanOptions
+from penstock.cluster import load_cluster, load_devices, stage_timings
+from penstock.core import ConfigError
+from tests.unit.cli.invoke import invoke
+
+UNEQUAL = "jupiter-heterogeneous"
+
+
+def plan(**options: Any) -> tuple[Outcome, str]:
+    """What is chosen, and what is printed."""
+    console = Console(file=io.StringIO(), width=200)
+    outcome = run_plan(PlanOptions(**{"cluster": UNEQUAL, "tokens": 0, **options}), console=console)
+    assert isinstance(console.file, io.StringIO)
+    return outcome, console.file.getvalue()
+
+
+def test_a_slow_board_is_left_out_where_that_is_faster() -> None:
+    outcome, shown = plan(tokens=24, prompt_tokens=16)
+    assert [stage.devices for stage in outcome.chosen.cluster.stages] == [("tx2-1",), ("tx2-2",), ("nx-1",)]
+    speeds = {choice.name: choice.speed.tokens_per_second for choice in outcome.compared if choice.speed is not None}
+    assert set(speeds) == {"penstock", "even split", "in proportion to speed", "jupiter"}
+    assert speeds["penstock"] == max(speeds.values()) > 1.1 * speeds["jupiter"]
+    assert "left out: nano-1" in shown
+    assert "Limited by stage 3, nx-1" in shown
+    assert "One more like nx-1" in shown
+
+
+def test_the_papers_method_keeps_every_device_in_its_place() -> None:
+    outcome, _ = plan(method="jupiter")
+    assert [sum(stage.layers) for stage in outcome.chosen.cluster.stages] == [3, 9, 9, 11]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_plan_by_hand_has_a_faster_slowest_stage(seed: int) -> None:
+    """Of random clusters; the times are those that the cluster's own stages then take."""
+    outcome, _ = plan(cluster=f"random-{seed}:{seed % 5 + 2}")
+    chosen, *others = outcome.compared
+    assert all(chosen.plan.slowest_s <= other.plan.slowest_s * (1 + 1e-9) for other in others)
+    slowest = max(stage.seconds(SPECULATIVE.rows, SPECULATIVE.attended) for stage in stage_timings(chosen.cluster))
+    assert slowest <= chosen.plan.slowest_s * (1 + 1e-9)
+
+
+def test_json_has_what_scripts_read() -> None:
+    found = invoke("plan", "--cluster", UNEQUAL, "--json", "--tokens", "0", "--goal", "throughput")
+    assert found.exit_code == 0
+    table = json.loads(found.stdout)
+    assert sum(stage["layers"] for stage in table["stages"]) == 32
+    assert table["slowest_stage_ms"] >= table["least_slowest_stage_ms"]
+    assert set(table["compared"]) == {"even split", "in proportion to speed", "jupiter"}
+    assert table["compared"]["jupiter"]["layers"] == {"nano-1": 3, "tx2-1": 9, "tx2-2": 9, "nx-1": 11}
+    assert table["one_more"]["slowest_stage_ms"] < table["slowest_stage_ms"]
+
+
+def test_a_written_plan_is_a_cluster_file(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    outcome, _ = plan(output=file, model="llama-2-13b-4bit")
+    loaded = load_cluster(str(file))
+    assert loaded.stages == outcome.chosen.cluster.stages
+    assert stage_timings(loaded) == stage_timings(outcome.chosen.cluster)
+    assert loaded.links == outcome.chosen.cluster.links
+
+
+def test_devices_without_stages_are_enough(tmp_path: Path) -> None:
+    file = tmp_path / "boards.toml"
+    file.write_text(
+        """
+name = "boards"
+as_model = "tinyllama-1.1b-fp16"
+devices = [{ name = "a", host = "x", kind = "k" }, { name = "b", host = "y", kind = "k", memory_gb = 1.2 }]
+kinds.k = { memory_gb = 3, weight_bandwidth_gb_s = 50, compute_tflops = 2, overhead_ms = 1 }
+links.network = { bandwidth_gbit_s = 1, latency_ms = 0.2 }
+"""
+    )
+    assert load_devices(str(file)).stages[1].devices == ("b",)
+    outcome, shown = plan(cluster=str(file), goal="throughput")
+    assert [stage.devices for stage in outcome.chosen.cluster.stages] in ([("a",), ("b",)], [("b",), ("a",)])
+    assert "Nothing drafts" not in shown
+    with pytest.raises(ConfigError, match=r"no plan fits: the model needs .* GB .*devices have, in GB: a 3, b 1\.2"):
+        plan(cluster=str(file), model="llama-2-7b-fp16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--cluster", "dmo"], "did you mean 'demo'?"),
+        (["--cluster", "local-2"], "as_model is None; it has to be named"),
+        (["--cluster", "spd-4"], "pass_ms holds for the layers that were measured"),
+        (["--goal", "latancy"], "did you mean 'latency'?"),
+        (["--method", "paper"], "method is 'paper'"),
+        (["--model", "llama-2-7b"], "did you mean 'llama-2-7b-fp16'?"),
+        (["--model", "llama-3.1-70b-bf16"], "no plan fits: the model needs"),
+        (["--model", "llama-3.1-70b-bf16", "--method", "jupiter"], "let --method penstock leave devices out"),
+        (["--tokens", "1"], "tokens is 1; it has to be 0, or at least 2"),
+        (["--prompt-tokens", "0"], "prompt_tokens is 0"),
+        (["--output", "plan.json"], "a file that ends in .toml"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(flags: list[str], words: str) -> None:
+    cluster = [] if "--cluster" in flags else ["--cluster", UNEQUAL]
+    result = invoke("plan", *cluster, *flags)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
