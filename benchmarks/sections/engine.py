@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.costs import decisions, overhead, two_processes
+from benchmarks.costs import decisions, lookup, overhead, two_processes
 from benchmarks.sections.base import Section, paragraphs, prose
 from benchmarks.shared.commands import command_line, penstock, with_json_output
 from benchmarks.shared.measured import Taken
@@ -77,6 +77,22 @@ def render_decisions(figures: Any) -> str:
     )
 
 
+def take_lookup() -> Taken:
+    return ["python -m benchmarks.costs.lookup"], lookup.measured()
+
+
+def render_lookup(figures: Any) -> str:
+    rows = [
+        [f"{one['length']:,}", f"{one['first_ms']:.1f}", f"{one['ms']:.3f} ({one['p95_ms']:.3f})"] for one in figures
+    ]
+    return paragraphs(
+        f"Method `ngram`, asked about {lookup.DEPTH} nodes below the root of a random text over {lookup.VOCABULARY} "
+        "tokens, one more of which is committed between two questions: milliseconds of one core, median and, in "
+        "brackets, 95th percentile. The first question takes in the whole prompt.",
+        markdown(["tokens of text", "first", "each later one"], rows),
+    )
+
+
 def take_demo() -> Taken:
     command, content = with_json_output(["demo"])
     fast = content["runs"][1]
@@ -127,6 +143,13 @@ SECTIONS = (
         how="Measured, without a model",
         take=take_decisions,
         render=render_decisions,
+    ),
+    Section(
+        name=lookup.NAME,
+        title="Looking up n-grams",
+        how=lookup.HOW,
+        take=take_lookup,
+        render=render_lookup,
     ),
     Section(name="demo", title="The demo", how="Emulated, with the demo pair", take=take_demo, render=render_demo),
     Section(

@@ -21,7 +21,17 @@ PAGES = (
         title="the engine itself",
         about="exactness, overhead, decisions, links, the simulator beside the emulator",
         sections=(
-            *("exactness", "overhead", "decisions", "links", "simulator", "demo", "two_processes", "centralised"),
+            *(
+                "exactness",
+                "overhead",
+                "decisions",
+                "lookup",
+                "links",
+                "simulator",
+                "demo",
+                "two_processes",
+                "centralised",
+            ),
         ),
     ),
     Page(

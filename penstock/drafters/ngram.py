@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from penstock.config import check, check_positive
 from penstock.drafters.base import Draft, DraftRequest
+from penstock.drafters.followers import Followers
 from penstock.drafters.instant import InstantDrafter
 from penstock.drafters.options import DrafterOptions, DrafterParts
 from penstock.requests.request import Request
@@ -45,31 +46,30 @@ class NgramDrafter(InstantDrafter):
         super().__init__()
         self._longest = longest
         self._shortest = shortest
+        self._texts: dict[int, Followers] = {}
+        """Of every request what is committed of it."""
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         for ask in asks:
-            self._answers += [self._look_up(ask.request, node, ask.count) for node in ask.nodes]
+            text = self._text(ask.request)
+            self._answers += [self._look_up(text, ask.request, node, ask.count) for node in ask.nodes]
         return len(self._answers)
 
-    def _look_up(self, request: Request, node: Node, count: int) -> Draft:
+    def forget(self, request: Request) -> None:
+        self._texts.pop(request.number, None)
+
+    def _text(self, request: Request) -> Followers:
+        """With all that has been committed by now. A request that is recomputed has the same text as before."""
+        text = self._texts.setdefault(request.number, Followers(self._longest, self._shortest))
+        text.extend(node.token for node in request.committed[text.length :])
+        return text
+
+    def _look_up(self, text: Followers, request: Request, node: Node, count: int) -> Draft:
         if not node.alive:
             return Draft(node, [])
-        tokens = request.path(node)
         found: dict[int, None] = {}
-        for length in range(min(self._longest, len(tokens) - 1), self._shortest - 1, -1):
-            for token in followers(tokens, length):
-                found.setdefault(token)
-                if len(found) == count:
-                    break
-        return Draft(node, [(token, -math.log(2) * (i + 1)) for i, token in enumerate(list(found)[:count])])
-
-
-def followers(tokens: list[int], length: int) -> list[int]:
-    """Tokens that followed earlier occurrences of the last ``length`` tokens, the most recent first."""
-    pattern = tokens[-length:]
-    last = pattern[-1]
-    return [
-        tokens[end + 1]
-        for end in range(len(tokens) - 2, length - 2, -1)
-        if tokens[end] == last and tokens[end - length + 1 : end + 1] == pattern
-    ]
+        for token in text.after(request.path_below_root(node)):
+            found[token] = None
+            if len(found) == count:
+                break
+        return Draft(node, [(token, -math.log(2) * (i + 1)) for i, token in enumerate(found)])

@@ -187,12 +187,16 @@ class Request:
 
     def path(self, node: Node) -> list[int]:
         """Token ids from the prompt's first to ``node``'s, inclusive. ``node`` is in the tree."""
+        return [committed.token for committed in self.committed] + self.path_below_root(node)
+
+    def path_below_root(self, node: Node) -> list[int]:
+        """Token ids from the root's child down to ``node``'s, inclusive; none of the root itself."""
         above: list[int] = []
         current: Node | None = node
         while current is not None and current is not self.tree.root:
             above.append(current.token)
             current = current.parent
-        return [committed.token for committed in self.committed] + above[::-1]
+        return above[::-1]
 
     def end_of(self, token: int) -> FinishReason | None:
         """Whether the request is over with this committed token, not looking at its text."""

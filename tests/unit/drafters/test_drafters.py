@@ -7,7 +7,7 @@ import math
 import pytest
 
 from penstock.drafters.base import DraftRequest
-from penstock.drafters.ngram import NgramDrafter, followers
+from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.small_model import timing_of
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.estimates.draft_timing import DraftTiming
@@ -36,13 +36,6 @@ def tokens_for(drafter: NgramDrafter | SyntheticDrafter, request: Request, node:
     return [token for token, _ in draft.candidates]
 
 
-def test_followers_are_those_of_earlier_occurrences_most_recent_first() -> None:
-    assert followers([1, 2, 7, 1, 2, 8, 1, 2], 2) == [8, 7]
-    assert followers([1, 1, 1], 1) == [1, 1]
-    assert followers([5], 1) == []
-    assert followers([5, 6], 2) == []
-
-
 def test_ngram_prefers_longer_matches_then_recent_ones() -> None:
     request = make_request([1, 2, 3, 9, 2, 3, 8, 5, 3, 7, 1, 2, 3])
     assert tokens_for(NgramDrafter(3, 1), request, request.tree.root, 3) == [9, 8, 7]
@@ -54,6 +47,18 @@ def test_ngram_looks_along_the_path_of_a_drafted_node() -> None:
     request = make_request([4, 5, 6, 1, 4])
     child = request.tree.extend(request.tree.root, 5, -0.1)
     assert tokens_for(NgramDrafter(4, 1), request, child, 2) == [6]
+
+
+def test_ngram_takes_in_what_has_been_committed_since_and_forgets_a_request_that_ends() -> None:
+    request, drafter = make_request([4, 5, 6, 1]), NgramDrafter(4, 1)
+    assert tokens_for(drafter, request, request.tree.root, 2) == []
+    child = request.tree.extend(request.tree.root, 5, -0.1)
+    request.tree.commit(5)
+    request.committed.append(child)
+    assert tokens_for(drafter, request, request.tree.root, 2) == [6]
+    drafter.forget(request)
+    other = make_request([5, 7, 5])
+    assert tokens_for(drafter, other, other.tree.root, 2) == [7]
 
 
 def test_synthetic_places_the_answer_with_the_stated_accuracy() -> None:

@@ -1,0 +1,71 @@
+"""What followed the last tokens of a text wherever they stood in it before: an index that grows with the text."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+
+class Followers:
+    """For every run of ``shortest`` to ``longest`` tokens of a text, the tokens that followed it.
+
+    A look-up takes as long in a long text as in a short one: it walks over different followers, not over occurrences.
+
+        text         1  2  7  1  2  8  1  2
+        after 2      7, then 8: the most recent one last
+        after 1 2    7, then 8
+    """
+
+    def __init__(self, longest: int, shortest: int) -> None:
+        self.longest = longest
+        self.length = 0
+        """Tokens that have been taken in."""
+        self._after: dict[int, dict[tuple[int, ...], int | dict[int, None]]] = {
+            length: {} for length in range(longest, shortest - 1, -1)
+        }
+        """By length and run: its one follower or, where there have been several, all of them in the order in which they
+        came last."""
+        self._tail: deque[int] = deque(maxlen=longest)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """The text goes on."""
+        for token in tokens:
+            tail = tuple(self._tail)
+            for length, after in self._after.items():
+                if length <= len(tail):
+                    _note(after, tail[-length:], token)
+            self._tail.append(token)
+            self.length += 1
+
+    def after(self, above: Sequence[int]) -> Iterator[int]:
+        """What followed the end of the text with the tokens ``above`` behind it, in these as well.
+
+        Those after longer runs come first, then the more recent. The same token may come more than once.
+        """
+        tokens = [*self._tail, *above]
+        for length, after in self._after.items():
+            if length > len(tokens):
+                continue
+            run = tuple(tokens[-length:])
+            yield from _followed(tokens, length, len(tokens) - len(above))
+            found = after.get(run, ())
+            yield from (found,) if isinstance(found, int) else reversed(found)
+
+
+def _note(after: dict[tuple[int, ...], int | dict[int, None]], run: tuple[int, ...], token: int) -> None:
+    known = after.get(run)
+    if known is None or known == token:
+        after[run] = token
+        return
+    if isinstance(known, int):
+        after[run] = known = {known: None}
+    known.pop(token, None)
+    known[token] = None
+
+
+def _followed(tokens: Sequence[int], length: int, first: int) -> Iterator[int]:
+    """The tokens from place ``first`` on that have the last ``length`` tokens before them, the most recent first."""
+    run = tokens[-length:]
+    for place in range(len(tokens) - 1, max(first, length) - 1, -1):
+        if tokens[place - length : place] == run:
+            yield tokens[place]

@@ -1,0 +1,66 @@
+"""The index against a scan of the whole text."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.drafters.followers import Followers
+
+
+def scanned(tokens: list[int], longest: int, shortest: int) -> list[int]:
+    """What followed the last tokens, longer runs first, then the more recent; each token once."""
+    found: dict[int, None] = {}
+    for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+        for end in range(len(tokens) - 1, length - 1, -1):
+            if tokens[end - length : end] == tokens[-length:]:
+                found.setdefault(tokens[end])
+    return list(found)
+
+
+@given(
+    tokens=st.lists(st.integers(0, 3), max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=3),
+    longest=st.integers(1, 5),
+    shortest=st.integers(1, 3),
+)
+def test_it_finds_what_a_scan_finds(tokens: list[int], cuts: list[int], longest: int, shortest: int) -> None:
+    """Whatever has been taken in at a time, and however much stands behind it."""
+    shortest = min(shortest, longest)
+    text, bounds = Followers(longest, shortest), sorted(min(cut, len(tokens)) for cut in cuts)
+    for end in bounds:
+        text.extend(tokens[text.length : end])
+    above = tokens[text.length :]
+    assert list(dict.fromkeys(text.after(above))) == scanned(tokens, longest, shortest)
+
+
+def test_the_most_recent_comes_first() -> None:
+    text = Followers(2, 1)
+    text.extend([1, 2, 7, 1, 2, 8, 1, 2])
+    assert list(text.after([])) == [8, 7, 8, 7]
+    text.extend([7, 1, 2])
+    assert list(text.after([])) == [7, 8, 7, 8]
+
+
+class Watched(int):
+    """A token that notes how often it is looked at."""
+
+    looked = 0
+
+    def __eq__(self, other: object) -> bool:
+        Watched.looked += 1
+        return int.__eq__(self, other)
+
+    __hash__ = int.__hash__
+
+
+def test_a_look_up_does_not_walk_over_the_text() -> None:
+    """Nor over the occurrences of a run with one follower."""
+    looked = []
+    for length in (1_000, 10_000):
+        text = Followers(3, 1)
+        text.extend(Watched(i % 10) for i in range(length))
+        Watched.looked = 0
+        assert list(dict.fromkeys(text.after([]))) == [0]
+        looked.append(Watched.looked)
+    assert looked[0] == looked[1] < 100
