@@ -288,6 +288,15 @@ class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):
     downstream: str
 
 
+class Rejoin(msgspec.Struct, tag="rejoin", kw_only=True):
+    """Tells a stage to leave its session and, with the layers that it holds, to start in another one.
+
+    ``spec`` is what its process would be started with there: a ``StageSpec`` as JSON.
+    """
+
+    spec: bytes
+
+
 class Heartbeat(msgspec.Struct, tag="heartbeat", kw_only=True):
     """To the engine: the stage's loop goes round. The next one waits for the engine's HeartbeatAck."""
 
@@ -330,6 +339,7 @@ Message = (
     | Loading
     | Started
     | ConnectNeighbours
+    | Rejoin
     | Heartbeat
     | HeartbeatAck
     | Failed

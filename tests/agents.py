@@ -30,17 +30,17 @@ class NotingServer:
         self.killed: list[str] = []
         self.pipes: dict[str, int] = {}
 
-    def listen(self, session: str, pipe: int) -> None:
-        self.pipes[session] = pipe
+    def listen(self, process: str, pipe: int) -> None:
+        self.pipes[process] = pipe
 
-    def forget(self, session: str) -> None:
-        del self.pipes[session]
+    def forget(self, process: str) -> None:
+        del self.pipes[process]
 
     def start(self, spec: StageSpec) -> None:
         self.started.append(spec)
 
-    def kill(self, session: str) -> None:
-        self.killed.append(session)
+    def kill(self, process: str) -> None:
+        self.killed.append(process)
 
 
 @contextmanager
@@ -77,8 +77,8 @@ def soon(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def spec(session: str, index: int = 0) -> StageSpec:
-    return StageSpec(session=session, index=index, stages=2, bind="", engine="tcp://127.0.0.1:1", plan=PLAN)
+def spec(process: str) -> StageSpec:
+    return StageSpec(process=process, session="s", index=0, stages=2, bind="", engine="tcp://127.0.0.1:1", plan=PLAN)
 
 
 def reports(pipe: int) -> list[dict[str, Any]]:

@@ -28,9 +28,13 @@ class BackgroundCore:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.is_last = core.is_last
-        self._tasks: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         threading.Thread(target=self._work, name="penstock background", daemon=True).start()
+
+    def close(self) -> None:
+        """Nothing is processed any more."""
+        self._tasks.put(None)
 
     def cancel(self, message: Cancel) -> None:
         self._core.cancel(message)
@@ -58,8 +62,7 @@ class BackgroundCore:
 
     def _work(self) -> None:
         yield_to_others()
-        while True:
-            task = self._tasks.get()
+        while (task := self._tasks.get()) is not None:
             try:
                 self._outcomes.put(Outcome(task()))
             except BaseException as error:

@@ -27,7 +27,7 @@ from penstock.hosts.weights.cache import WeightCache
 from penstock.hosts.weights.digest import digest_of
 from penstock.hosts.weights.fetching import Fetch
 from penstock.messages import ForeignFrame, Frame, MalformedMessage
-from penstock.pipeline.forkserver import ALL_STAGES, ForkServer, shared_fork_server
+from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.plan import StageSpec
 from penstock.pipeline.silence import Listening
 from penstock.transport.outbox import Outbox
@@ -47,8 +47,8 @@ class Lease:
         self.secret = secret
         self.host = host
         """This host's address, as the head has it."""
-        self.sessions: dict[str, tuple[ForkServer, set[int]]] = {}
-        """Who started a session's stages, and which of them have not ended."""
+        self.stages: dict[str, ForkServer] = {}
+        """By the names of their processes, those that have not ended: who started each."""
         self.silent = 0.0
         """Seconds for which nothing has come of it."""
         self.fetches: dict[str, Fetch] = {}
@@ -144,11 +144,11 @@ class HostAgent:
 
     def _end(self, lease: Lease, why: str) -> None:
         del self._leases[lease.secret]
-        if lease.sessions:
+        if lease.stages:
             log.warning("a lease has ended: %s; so do its stages", why)
-        for session, (server, _) in lease.sessions.items():
-            server.kill(session)
-            server.forget(session)
+        for process, server in lease.stages.items():
+            server.kill(process)
+            server.forget(process)
         for fetch in lease.fetches.values():
             fetch.stop()
         if lease.probe is not None:
@@ -183,10 +183,9 @@ class HostAgent:
                 lease.fetches[message.path].take(message, bytes(contents[0]))
         elif isinstance(message, control.StartStage):
             self._start(lease, message.spec)
-        elif isinstance(message, control.KillSession):
-            if message.session in lease.sessions:
-                server, _ = lease.sessions[message.session]
-                server.kill(message.session)
+        elif isinstance(message, control.KillStage):
+            if (server := lease.stages.get(message.process)) is not None:
+                server.kill(message.process)
         elif isinstance(message, control.StartProbe):
             self._start_probe(lease, message)
         elif isinstance(message, control.Detach):
@@ -227,16 +226,12 @@ class HostAgent:
 
     def _start(self, lease: Lease, spec: StageSpec) -> None:
         """Start a stage with what is this host's own in place of the head's."""
-        if spec.session not in lease.sessions:
-            server = shared_fork_server()
-            server.listen(spec.session, self._end_pipe)
-            lease.sessions[spec.session] = server, set()
-        server, running = lease.sessions[spec.session]
-        running.add(spec.index)
+        server = lease.stages[spec.process] = shared_fork_server()
+        server.listen(spec.process, self._end_pipe)
         plan = spec.plan
         if (fetch := lease.fetches.get(plan.model)) is not None:
             if plan.model not in lease.copies or (plan.first, plan.last) not in fetch.asked.layers:
-                self._tell_ended(lease, spec.session, spec.index, f"{plan.label} have not been sent to its host")
+                self._tell_ended(lease, spec.process, f"{plan.label} have not been sent to its host")
                 return
             plan = replace(plan, model=str(lease.copies[plan.model]))
         server.start(
@@ -254,17 +249,12 @@ class HostAgent:
         for line in os.read(self._ends, 65536).splitlines():
             told = json.loads(line)
             for lease in self._leases.values():
-                if told["session"] in lease.sessions:
-                    self._tell_ended(lease, told["session"], told["stage"], told["cause"])
+                if told["process"] in lease.stages:
+                    self._tell_ended(lease, told["process"], told["cause"])
 
-    def _tell_ended(self, lease: Lease, session: str, stage: int, cause: str) -> None:
-        server, running = lease.sessions[session]
-        for ended in sorted(running) if stage == ALL_STAGES else [stage]:
-            running.discard(ended)
-            lease.tell(control.StageEnded(session=session, stage=ended, cause=cause))
-        if not running:
-            server.forget(session)
-            del lease.sessions[session]
+    def _tell_ended(self, lease: Lease, process: str, cause: str) -> None:
+        lease.stages.pop(process).forget(process)
+        lease.tell(control.StageEnded(process=process, cause=cause))
 
 
 def problem_of(asked: control.FindCheckpoint) -> str:

@@ -106,13 +106,12 @@ class StartStage(msgspec.Struct, tag="start_stage", kw_only=True, frozen=True):
     spec: StageSpec
 
 
-class KillSession(msgspec.Struct, tag="kill_session", kw_only=True, frozen=True):
-    session: str
+class KillStage(msgspec.Struct, tag="kill_stage", kw_only=True, frozen=True):
+    process: str
 
 
 class StageEnded(msgspec.Struct, tag="stage_ended", kw_only=True, frozen=True):
-    session: str
-    stage: int
+    process: str
     cause: str
 
 
@@ -142,7 +141,7 @@ Message = (
     | WantPiece
     | Piece
     | StartStage
-    | KillSession
+    | KillStage
     | StageEnded
     | StartProbe
     | Detach

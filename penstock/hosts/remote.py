@@ -56,8 +56,9 @@ class RemoteHost:
         self._host, self._address = places_of(name)
         self._outbox: Outbox | None = None
         self._listeners: dict[str, int] = {}
-        self._running: dict[str, set[int]] = {}
-        self._ended: dict[str, set[int]] = {}
+        """By the names of processes, whom to tell of their ends."""
+        self._running: set[str] = set()
+        """Those of them that have not ended."""
         self._silent = 0.0
         self._lost_at = 0.0
         self._lock = threading.Lock()
@@ -73,30 +74,29 @@ class RemoteHost:
         best = self.offsets.best
         return 0.0 if best is None else best.seconds
 
-    def listen(self, session: str, pipe: int) -> None:
+    def listen(self, process: str, pipe: int) -> None:
         with self._lock:
-            self._listeners[session] = pipe
-            self._running[session], self._ended[session] = set(), set()
+            self._listeners[process] = pipe
+            self._running.add(process)
 
-    def forget(self, session: str) -> None:
+    def forget(self, process: str) -> None:
         with self._lock:
-            for by_session in (self._listeners, self._running, self._ended):
-                by_session.pop(session, None)
+            self._listeners.pop(process, None)
+            self._running.discard(process)
 
     def start(self, spec: StageSpec) -> None:
         with self._lock:
-            self._running[spec.session].add(spec.index)
             if not self.attached:
-                self._report(spec.session, spec.index, self.cause)
+                self._report(spec.process, self.cause)
                 return
         self._tell(control.StartStage(spec=spec))
 
-    def kill(self, session: str) -> None:
-        self._tell(control.KillSession(session=session))
+    def kill(self, process: str) -> None:
+        self._tell(control.KillStage(process=process))
 
-    def ended(self, session: str) -> set[int]:
+    def ended(self, process: str) -> bool:
         with self._lock:
-            return set(self._ended.get(session, ()))
+            return process not in self._running
 
     # ---------------------------------------------------------------------------------------- by the fleet's thread
 
@@ -151,7 +151,7 @@ class RemoteHost:
             self.checkpoints[message.path] = message.problem
         elif isinstance(message, control.StageEnded):
             with self._lock:
-                self._report(message.session, message.stage, message.cause)
+                self._report(message.process, message.cause)
 
     def listened(self, seconds: float) -> None:
         """The head has listened for so many seconds more."""
@@ -165,9 +165,8 @@ class RemoteHost:
             log.warning("%s", cause)
         with self._lock:
             self.attached, self.facts, self.cause, self._lost_at = False, None, cause, time.monotonic()
-            for session, running in self._running.items():
-                for stage in sorted(running):
-                    self._report(session, stage, cause)
+            for process in list(self._running):
+                self._report(process, cause)
         self._close_connection()
 
     def start_probe(self, session: str, head: str) -> None:
@@ -187,12 +186,11 @@ class RemoteHost:
         if (outbox := self._outbox) is not None:
             outbox.send(control.encode(message, self.lease))
 
-    def _report(self, session: str, stage: int, cause: str) -> None:
-        """That a stage has ended, once."""
-        if stage in self._running.get(session, ()):
-            self._running[session].discard(stage)
-            self._ended[session].add(stage)
-            os.write(self._listeners[session], exit_report(session, stage, cause))
+    def _report(self, process: str, cause: str) -> None:
+        """That a process has ended, once."""
+        if process in self._running:
+            self._running.discard(process)
+            os.write(self._listeners[process], exit_report(process, cause))
 
 
 def places_of(name: str) -> tuple[str, str]:

@@ -90,6 +90,7 @@ class Arenas:
             arena.index_copy_(1, slots_N, rows.nan_to_num() if rows.dtype == torch.float16 else rows)
         return keys, values
 
+    @torch.inference_mode()  # some have been made in it
     def zero(self) -> None:
         for pair in self._layers.values():
             for arena in pair:

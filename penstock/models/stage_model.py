@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from penstock.core import ConfigError
@@ -97,6 +98,7 @@ class StageModel:
         self._precise = quantization == "int4"
         self._arenas = Arenas(capacity)
         self._taps: list[int] = []
+        self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
         self._probe()
 
@@ -104,17 +106,27 @@ class StageModel:
         """Keep the hidden states of these layers for ``features``: 0 the embedding, k what layer k - 1 gives.
 
         The number of layers itself means the states after the last layer's norm, as in transformers; one more means
-        the same before it. Call it once.
+        the same before it. Those of an earlier call are kept no longer.
         """
-        self._taps = list(layers)
-        modules = getattr(self._base, self.checkpoint.parts.layers)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._taps = [], list(layers)
+        self._tapped.clear()
         for index in self._taps:
-            if index >= self.checkpoint.num_layers:
-                continue
-            if index == 0:
-                modules[0].register_forward_pre_hook(lambda _, given: self._tapped.update({0: given[0]}))
-            else:
-                modules[index - 1].register_forward_hook(lambda _, __, output, index=index: self._keep(index, output))
+            if index < self.checkpoint.num_layers:
+                self._hooks.append(self._hook(index))
+
+    def _hook(self, index: int) -> RemovableHandle:
+        modules = getattr(self._base, self.checkpoint.parts.layers)
+        if index == 0:
+            return modules[0].register_forward_pre_hook(lambda _, given: self._tapped.update({0: given[0]}))
+        return modules[index - 1].register_forward_hook(lambda _, __, output: self._keep(index, output))
+
+    def forget(self) -> None:
+        """Know no row any more, and no request, and keep no states: as when loaded."""
+        self._arenas.zero()
+        self.tap(())
+        self.grammars.forget_all()
 
     def _keep(self, index: int, output: Any) -> None:
         self._tapped[index] = output[0] if isinstance(output, tuple) else output

@@ -37,6 +37,13 @@ def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = No
     )
 
 
+def compute_with(threads: int) -> None:
+    """Have torch use so many threads in this process from now on."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
 def make_core(plan: StagePlan, index: int, stages: int, layers: Any) -> StageCore:
     """Computes with ``layers``, which ``load_layers`` gave, as stage ``index`` of so many."""
     taps = plan.tap.layers if plan.tap is not None else ()

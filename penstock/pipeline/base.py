@@ -90,6 +90,10 @@ class HostedPipeline(Pipeline, SideChannel, Protocol):
         """As ``close``, but no stage is waited for: all are killed."""
         ...
 
+    def release(self) -> None:
+        """End what is lost. The other stages wait with their layers, for a pipeline of which some are the same."""
+        ...
+
 
 class Clock(Protocol):
     """Time and waiting, real or virtual."""
@@ -109,7 +113,14 @@ class Host(Clock, Protocol):
     """Where an engine's pipelines run: each stage in a process of its own, or all in the engine's."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> HostedPipeline:
-        """Begin to start a pipeline of these stages, and wait for none of them."""
+        """Begin to start a pipeline of these stages, and wait for none of them.
+
+        Those that have been released elsewhere with the same layers are used again.
+        """
+        ...
+
+    def end_unused(self) -> None:
+        """End the stages that have been released and not used again."""
         ...
 
     def close(self) -> None:

@@ -61,8 +61,8 @@ class Server:
         self._lifeline = lifeline
         self._folder = folder
         self._engine = socket.socket(fileno=COMMANDS)
-        self._children: dict[int, tuple[str, int]] = {}
-        """By process number: session and stage."""
+        self._children: dict[int, str] = {}
+        """By process number: the name that the engine gave it."""
         self._unread = b""
 
     def run(self) -> None:
@@ -93,8 +93,8 @@ class Server:
 
     def _obey(self, command: dict[str, Any]) -> None:
         if "kill" in command:
-            for pid, (session, _) in self._children.items():
-                if session == command["kill"]:
+            for pid, name in self._children.items():
+                if name == command["kill"]:
                     os.kill(pid, signal.SIGKILL)
             return
         spec = msgspec.convert(command["start"], StageSpec)
@@ -103,7 +103,7 @@ class Server:
         pid = os.fork()
         if pid == 0:
             become_stage(spec, self._engine, self._lifeline, self._folder)
-        self._children[pid] = (spec.session, spec.index)
+        self._children[pid] = spec.process
 
     def _report_exits(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -113,8 +113,8 @@ class Server:
                     return
                 if pid not in self._children:  # of some library's making
                     continue
-                session, stage = self._children.pop(pid)
-                self._engine.sendall(exit_report(session, stage, cause_of(os.waitstatus_to_exitcode(status))))
+                name = self._children.pop(pid)
+                self._engine.sendall(exit_report(name, cause_of(os.waitstatus_to_exitcode(status))))
 
     def end(self) -> None:
         """End the stages, and take the sockets' folder along."""
@@ -126,9 +126,9 @@ class Server:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def exit_report(session: str, stage: int, cause: str) -> bytes:
-    """One line that says that a stage's process has ended, and how. Stage -1 stands for all of the session's."""
-    return json.dumps({"session": session, "stage": stage, "cause": cause}).encode() + b"\n"
+def exit_report(process: str, cause: str) -> bytes:
+    """One line that says that a stage's process has ended, and how."""
+    return json.dumps({"process": process, "cause": cause}).encode() + b"\n"
 
 
 def cause_of(code: int) -> str:
@@ -158,11 +158,8 @@ def become_stage(spec: StageSpec, engine: socket.socket, lifeline: int, folder: 
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(2, 1)
-        import torch
-
         from penstock.pipeline.worker import run
 
-        torch.set_num_threads(spec.plan.threads)
         run(spec)
         code = 0
     except BaseException as error:
@@ -181,7 +178,7 @@ def introduce(spec: StageSpec, engine: socket.socket) -> None:
     descriptors = []
     with contextlib.suppress(AttributeError, OSError):
         descriptors = [os.pidfd_open(os.getpid())]
-    told = {"session": spec.session, "stage": spec.index, "started": True}
+    told = {"process": spec.process, "started": True}
     socket.send_fds(engine, [json.dumps(told).encode() + b"\n"], descriptors)
     for descriptor in descriptors:
         os.close(descriptor)

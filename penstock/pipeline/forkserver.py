@@ -27,7 +27,6 @@ from penstock.pipeline.plan import StageSpec
 
 END_TIMEOUT: Final = 5.0
 """Seconds that the server may take to leave before it is killed, and killed stages to be gone."""
-ALL_STAGES: Final = -1
 MOST_DESCRIPTORS: Final = 16
 """That one call takes; the next one takes the rest."""
 SHORT_SPINS: Final = {"GOMP_SPINCOUNT": "1000"}
@@ -40,7 +39,7 @@ thread that waits keeps the one that works from its core. Without any spinning i
 
 
 class ForkServer:
-    """A thread passes on the server's reports, each to the engine whose session it concerns.
+    """A thread passes on the server's reports, each to the engine whose stage it concerns.
 
     When the server has died it does what is left to do: no stage outlives the server, nor does the sockets' folder.
     """
@@ -68,8 +67,8 @@ class ForkServer:
         os.close(lifeline_read)
         server_end.close()
         self._listeners: dict[str, int] = {}
-        self._stages: dict[tuple[str, int], int] = {}
-        """By session and stage: a descriptor of the process, which never comes to mean another one (a pidfd)."""
+        self._stages: dict[str, int] = {}
+        """By the process's name: a descriptor of it, which never comes to mean another one (a pidfd)."""
         self._lock = threading.Lock()
         self._ended = False
         self._thread = threading.Thread(target=self._pass_on, name="penstock fork server", daemon=True)
@@ -84,33 +83,32 @@ class ForkServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def listen(self, session: str, pipe: int) -> None:
-        """Have reports on a session's stages written to ``pipe``, a line of JSON each; see ``exit_report``."""
+    def listen(self, process: str, pipe: int) -> None:
+        """Have a process's end written to ``pipe``, as a line of JSON; see ``exit_report``."""
         with self._lock:
-            self._listeners[session] = pipe
+            self._listeners[process] = pipe
             if self._ended:
-                self._announce_end(session)
+                self._announce_end(process)
 
-    def forget(self, session: str) -> None:
+    def forget(self, process: str) -> None:
         with self._lock:
-            self._listeners.pop(session, None)
+            self._listeners.pop(process, None)
 
     def start(self, spec: StageSpec) -> None:
         """Have a stage process started. That it came to nothing is reported like any other exit."""
         self._write({"start": msgspec.to_builtins(spec)})
 
-    def kill(self, session: str) -> None:
-        """End what is left of a session's processes, whatever has become of the server."""
-        self._write({"kill": session})  # those that it has yet to fork
+    def kill(self, process: str) -> None:
+        """End a process, whatever has become of the server."""
+        self._write({"kill": process})  # it may have yet to fork it
         with self._lock:
-            for (owner, _), process in self._stages.items():
-                if owner == session:
-                    kill(process)
+            if process in self._stages:
+                kill(self._stages[process])
 
-    def ended(self, session: str) -> set[int]:
-        """Those of a session's stages whose processes have ended, whether or not the server has said so by now."""
+    def ended(self, process: str) -> bool:
+        """Whether a process has begun and ended, should the server not have said so by now."""
         with self._lock:
-            return {stage for (owner, stage), process in self._stages.items() if owner == session and wait(process, 0)}
+            return process in self._stages and wait(self._stages[process], 0)
 
     def close(self) -> None:
         """End the server and its stages, and wait for that. Safe to call twice."""
@@ -146,15 +144,15 @@ class ForkServer:
         self._end()
 
     def _take_in(self, told: dict[str, Any], process: int | None) -> None:
-        session, stage = told["session"], told["stage"]
+        name = told["process"]
         if "started" in told:
             if process is not None:
-                self._stages[session, stage] = process
+                self._stages[name] = process
             return
-        if (ended := self._stages.pop((session, stage), None)) is not None:
+        if (ended := self._stages.pop(name, None)) is not None:
             os.close(ended)
-        if session in self._listeners:
-            os.write(self._listeners[session], exit_report(session, stage, told["cause"]))
+        if name in self._listeners:
+            os.write(self._listeners[name], exit_report(name, told["cause"]))
 
     def _end(self) -> None:
         """The server has died: do what it would have done, then say so."""
@@ -162,19 +160,19 @@ class ForkServer:
         self._engine_end.close()
         self._process.wait()
         with self._lock:
-            for process in self._stages.values():
-                kill(process)
-            for process in self._stages.values():
-                wait(process, END_TIMEOUT)
-                os.close(process)
+            for descriptor in self._stages.values():
+                kill(descriptor)
+            for descriptor in self._stages.values():
+                wait(descriptor, END_TIMEOUT)
+                os.close(descriptor)
             self._stages.clear()
             shutil.rmtree(self.folder, ignore_errors=True)
             self._ended = True
-            for session in self._listeners:
-                self._announce_end(session)
+            for name in self._listeners:
+                self._announce_end(name)
 
-    def _announce_end(self, session: str) -> None:
-        os.write(self._listeners[session], exit_report(session, ALL_STAGES, "the fork server died"))
+    def _announce_end(self, process: str) -> None:
+        os.write(self._listeners[process], exit_report(process, "the fork server died"))
 
 
 def reports(engine_end: socket.socket) -> Iterator[tuple[dict[str, Any], int | None]]:

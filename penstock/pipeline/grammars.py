@@ -17,6 +17,7 @@ class GrammarDesk:
 
     def __init__(self, grammars: Grammars, inbox: Inbox, tell_engine: Callable[[Message], None]) -> None:
         self._grammars = grammars
+        self._inbox = inbox
         self._tell_engine = tell_engine
         self._done: deque[int] = deque()
         """Requests, from the thread."""
@@ -38,8 +39,14 @@ class GrammarDesk:
 
     def _wake(self, request: int) -> None:
         self._done.append(request)
-        with contextlib.suppress(BlockingIOError):  # full: enough to wake it
+        with contextlib.suppress(OSError):  # full: enough to wake it; closed: nobody is told any more
             self._waker.send(b"!")
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        self._inbox.unwatch(self._woken.fileno())
+        self._woken.close()
+        self._waker.close()
 
     def _report(self) -> None:
         self._woken.recv(4096)

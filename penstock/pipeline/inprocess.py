@@ -103,6 +103,9 @@ class InProcessPipeline:
     def abandon(self) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
     def _work(self) -> None:
         """Have the stages do everything that is due by now."""
         while (due := min(self._dues)) <= self._clock.now():
@@ -152,6 +155,9 @@ class InProcessHost:
 
     def wake(self) -> None:
         self._clock.wake()
+
+    def end_unused(self) -> None:
+        pass
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
         cores = [make_core(plan, i, len(plans), load_layers(plan)) for i, plan in enumerate(plans)]

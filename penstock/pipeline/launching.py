@@ -22,22 +22,20 @@ class Launcher(Protocol):
         """Seconds to add to a moment of this process's clock for the same moment of the host's, roughly."""
         ...
 
-    def listen(self, session: str, pipe: int) -> None:
-        """Have the end of each of a session's stages written to ``pipe``, a line of JSON each."""
+    def listen(self, process: str, pipe: int) -> None:
+        """Have the end of the process of this name written to ``pipe``, as a line of JSON; it has yet to start."""
         ...
 
-    def forget(self, session: str) -> None: ...
+    def forget(self, process: str) -> None: ...
 
     def start(self, spec: StageSpec) -> None:
         """Have a stage process started. That it came to nothing is reported like any other end."""
         ...
 
-    def kill(self, session: str) -> None:
-        """End what is left of a session's processes."""
-        ...
+    def kill(self, process: str) -> None: ...
 
-    def ended(self, session: str) -> set[int]:
-        """Those of a session's stages that are known to have ended, reported or not."""
+    def ended(self, process: str) -> bool:
+        """Whether a process is known to have ended, reported or not."""
         ...
 
 

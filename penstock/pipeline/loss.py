@@ -20,9 +20,9 @@ class Source(IntEnum):
     """The stage itself, or who has waited for it in vain. Nothing says more."""
 
 
-GRACE_S: Final = {Source.CONNECTION: 1.5, Source.PROCESS: 0.5, Source.STAGE: 0.0}
+GRACE_S: Final = {Source.CONNECTION: 1.5, Source.PROCESS: 0.1, Source.STAGE: 0.0}
 """Seconds that a report may take to arrive which says more of the cause. A connection's end is most often that of the
-process behind it, which may be another pipeline's."""
+process behind it, which may be another pipeline's. What a process has said before its end is on its way already."""
 
 
 class Loss:

@@ -51,11 +51,14 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a stage process needs to start: its plan, and its place in a running pipeline.
 
-    ``bind`` is the address its inbox listens on (a tcp port of * lets the system choose), ``engine`` the address of the
-    engine's inbox. With ``security`` connections over tcp are those of TLS; in a ``private_network`` plain ones may
-    leave the host. On another host its agent fills in ``bind`` and ``security``, which are the host's own.
+    ``process`` is the name by which its launcher knows the process for as long as that lives. ``bind`` is the address
+    its inbox listens on (a tcp port of * lets the system choose), ``engine`` the address of the engine's inbox. With
+    ``security`` connections over tcp are those of TLS; in a ``private_network`` plain ones may leave the host. On
+    another host its agent fills in ``bind`` and ``security``, which are the host's own. A process that runs keeps them
+    where it is told to be a stage of another pipeline.
     """
 
+    process: str
     session: str
     index: int
     stages: int

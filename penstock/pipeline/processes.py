@@ -11,8 +11,10 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.core import PipelineLost
@@ -33,6 +35,7 @@ from penstock.messages import (
     Message,
     PrepareGrammar,
     Ready,
+    Rejoin,
     Result,
     Span,
     Started,
@@ -43,11 +46,12 @@ from penstock.messages import (
 )
 from penstock.pipeline.assembly import entrance
 from penstock.pipeline.engine_end import EngineEnd
-from penstock.pipeline.forkserver import ALL_STAGES, ForkServer, shared_fork_server
+from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.launching import Elsewhere, Launcher
 from penstock.pipeline.loss import Loss, Source
 from penstock.pipeline.plan import StagePlan, StageSpec, TapSpec
-from penstock.pipeline.silence import Listening, Patience, Silence
+from penstock.pipeline.silence import LEAST_PATIENCE, Listening, Patience, Silence
+from penstock.pipeline.stage_process import StageProcess, living, take
 from penstock.stage.visibility import ProtocolError
 from penstock.transport.addresses import IPC
 from penstock.transport.inbox import Inbox
@@ -71,8 +75,8 @@ Owner = Callable[[Delivery, Sequence[Frame]], bool]
 """Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
 
 
-OnExit = Callable[[int, Source, str], None]
-"""Given a stage that has ended, or ANY_STAGE, and who says so for what cause."""
+OnBroken = Callable[[], None]
+"""Told that a connection of the session has ended."""
 OnLoading = Callable[[str, Loading | Started], None]
 """Given a pipeline's name and what one of its stages says."""
 
@@ -111,8 +115,11 @@ class ProcessHost:
             end.setblocking(False)
         self.inbox = self._open_inbox()
         self._owners: dict[str, Owner] = {}
-        self._launchers: dict[str, list[Launcher]] = {}
-        self._on_exit: dict[str, OnExit] = {}
+        self._processes: dict[str, StageProcess] = {}
+        """By name, those that have been started and not forgotten."""
+        self._unused: list[StageProcess] = []
+        """Those of them that are in no pipeline."""
+        self._on_broken: dict[str, OnBroken] = {}
         self._on_listened: dict[str, Callable[[float], bool]] = {}
         self.stage_timeout = stage_timeout
         self._listening = Listening(self.now())
@@ -176,7 +183,7 @@ class ProcessHost:
                 owner(Delivery(message=interrupted), [])
             raise
         for session in self.inbox.broken():
-            self._on_exit[session](ANY_STAGE, Source.CONNECTION, "its connection to the engine has ended")
+            self._on_broken[session]()
         return told or any(news)  # else it was a heartbeat, a new connection, a part of a message, or the moment
 
     def wake(self) -> None:
@@ -207,37 +214,66 @@ class ProcessHost:
         """What the fork server has to say of our stages. Lines are short, so the pipe never holds half of one."""
         for line in os.read(self._reports, 65536).splitlines():
             told = json.loads(line)
-            if told["session"] in self._on_exit:
-                self._on_exit[told["session"]](told["stage"], Source.PROCESS, told["cause"])
+            if (process := self._processes.get(told["process"])) is not None:
+                process.end(told["cause"])
 
-    def register(
-        self,
-        session: str,
-        owner: Owner,
-        on_exit: OnExit,
-        on_listened: Callable[[float], bool],
-        launchers: Iterable[Launcher],
-    ) -> None:
-        """Have ``owner`` given the session's messages, and ``on_exit`` told when a stage has ended.
+    def register(self, session: str, owner: Owner, on_broken: OnBroken, on_listened: Callable[[float], bool]) -> None:
+        """Have ``owner`` given the session's messages, and ``on_broken`` told when a connection of it has ended.
 
         ``on_listened`` is told now and then for how many seconds more the engine has listened, and says whether that
-        gives it something to do. ``launchers`` are those that start the session's stages.
+        gives it something to do.
         """
         self._owners[session] = owner
         self._on_listened[session] = on_listened
-        self._on_exit[session] = on_exit
+        self._on_broken[session] = on_broken
         self.inbox.admit(session)
-        self._launchers[session] = list(launchers)
-        for launcher in self._launchers[session]:
-            launcher.listen(session, self._report_pipe)
 
     def unregister(self, session: str) -> None:
-        for launcher in self._launchers.pop(session, []):
-            launcher.forget(session)
         self.inbox.dismiss(session)
         self._owners.pop(session, None)
-        self._on_exit.pop(session, None)
+        self._on_broken.pop(session, None)
         self._on_listened.pop(session, None)
+
+    def process_for(self, plan: StagePlan) -> StageProcess:
+        """One that holds the plan's layers and is in no pipeline, or else a new one, which has yet to be started."""
+        found = take(self._unused, plan)
+        if found is not None:
+            return found
+        process = StageProcess(plan, self.launcher(plan.host))
+        self._processes[process.name] = process
+        process.launcher.listen(process.name, self._report_pipe)
+        return process
+
+    def keep(self, processes: Sequence[StageProcess]) -> None:
+        """Those are in no pipeline any more."""
+        for process in processes:
+            process.on_end = None
+        self._unused += processes
+
+    def end_unused(self) -> None:
+        unused, self._unused = self._unused, []
+        self.end(unused)
+
+    def end(self, processes: Sequence[StageProcess], seconds: float = 0.0) -> None:
+        """Have processes be gone; those that have not left after so many seconds are killed."""
+        try:
+            self._wait_until_gone(processes, seconds)
+        finally:
+            for process in processes:
+                process.launcher.kill(process.name)
+        self._wait_until_gone(processes, CLOSE_TIMEOUT)
+        for process in processes:
+            process.launcher.forget(process.name)
+            del self._processes[process.name]
+
+    def _wait_until_gone(self, processes: Sequence[StageProcess], seconds: float) -> None:
+        """For so long at most, also where a stopped fork server reports none of them."""
+        deadline = time.monotonic() + seconds
+        while living(processes):
+            now = time.monotonic()
+            if now >= deadline:
+                return
+            self.wait(min(deadline, now + EXIT_LOOK_EVERY))
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
         self._outlive_server()
@@ -247,6 +283,7 @@ class ProcessHost:
         if self._closed:
             return
         self._closed = True
+        self.end_unused()
         for session in list(self._owners):
             self.unregister(session)
         self.inbox.unwatch(self._reports)
@@ -260,9 +297,11 @@ class ProcessHost:
 
 
 class ProcessPipeline:
-    """Starts one process per stage and joins them: engine -> stage 0 -> ... -> stage N-1 -> engine.
+    """Joins one process per stage: engine -> stage 0 -> ... -> stage N-1 -> engine.
 
-    Raises PipelineLost from ``joined`` when a stage cannot start, and from ``poll`` when one is lost.
+    Each is one that has left another pipeline with the layers that are asked for, or a new one. The session is always a
+    new one, so that nobody takes in what was said in another. Raises PipelineLost from ``joined`` when a stage cannot
+    start, and from ``poll`` when one is lost.
     """
 
     def __init__(self, plans: Sequence[StagePlan], host: ProcessHost, name: str = "stage") -> None:
@@ -272,8 +311,9 @@ class ProcessPipeline:
         self._plans = plans
         self._host = host
         self._session = secrets.token_hex(16)
-        self._forked: set[int] = set()
-        self._gone: set[int] = set()
+        self._processes: list[StageProcess] = []
+        self._calls: list[Outbox] = []
+        """To those that have been in another session."""
         self._loss = Loss()
         self._inboxes: list[Outbox] = []
         self._closing = False
@@ -283,23 +323,41 @@ class ProcessPipeline:
         self._patience = Patience(self.stages)
         self._rows: deque[int] = deque()
         """Of the batches in flight."""
-        self._start_by = host.now() + START_TIMEOUT
-        self._launchers = {plan.host: host.launcher(plan.host) for plan in plans}
-        host.register(self._session, self._on_message, self._on_exit, self._on_listened, self._launchers.values())
+        self._start_by = [math.inf] * self.stages
+        host.register(self._session, self._on_message, self._on_broken, self._on_listened)
         for index, plan in enumerate(plans):
-            self._launchers[plan.host].start(self._spec(index, plan))
-            self._forked.add(index)
+            self._processes.append(host.process_for(plan))
+            self._call(index, plan)
+
+    def _call(self, index: int, plan: StagePlan) -> None:
+        """Have a process be a stage of this pipeline."""
+        process = self._processes[index]
+        process.on_end = partial(self._on_exit, index, Source.PROCESS)
+        spec = self._spec(index, plan)
+        if process.address:
+            self._start_by[index] = self._host.now() + max(LEAST_PATIENCE, process.patience)
+            self._calls.append(self._host.sockets.connect(process.address, process.session))
+            self._calls[-1].send(encode(Rejoin(spec=msgspec.json.encode(spec)), process.session))
+        else:
+            self._start_by[index] = self._host.now() + START_TIMEOUT
+            process.launcher.start(spec)
 
     def joined(self) -> bool:
         if self._inboxes:
             return True
+        for index in self._lacking:
+            if self._host.now() > self._start_by[index]:
+                self._lose(index, Source.STAGE, "it has not started in time")
         self._loss.raise_if_due(self._host.now())
-        if self._host.now() > self._start_by:
-            raise PipelineLost(f"{self.name}s did not start within {START_TIMEOUT:.0f} s")
         if len(self.started) < self.stages:
             return False
         self._join()
         return True
+
+    @property
+    def _lacking(self) -> list[int]:
+        """The stages that have yet to start."""
+        return [index for index in range(self.stages) if index not in self.started]
 
     @property
     def lost(self) -> bool:
@@ -350,43 +408,42 @@ class ProcessPipeline:
     def due(self) -> float | None:
         if self.lost:
             return self._loss.at
-        return self._end.due if self._inboxes else self._start_by
+        if self._inboxes:
+            return self._end.due
+        return min((self._start_by[index] for index in self._lacking), default=None)
 
     def close(self) -> None:
         """Ask every stage to leave, then kill what has not left in time."""
-        self._end_stages(CLOSE_TIMEOUT if self._inboxes else 0.0)
+        for inbox in self._inboxes:
+            inbox.send(encode(Stop(), self._session))
+        self._leave(self._processes, CLOSE_TIMEOUT if self._inboxes else 0.0)
 
     def abandon(self) -> None:
-        self._end_stages(0.0)
+        self._leave(self._processes, 0.0)
 
-    def _end_stages(self, seconds: float) -> None:
-        """Those that have not left after so many seconds are killed."""
+    def release(self) -> None:
+        allowed = self._allowed()
+        kept = [index for index in self.started if self._may_go_on(index)]
+        for index in kept:
+            self._processes[index].patience = allowed[index]
+        self._leave([process for index, process in enumerate(self._processes) if index not in kept], 0.0)
+        self._host.keep([self._processes[index] for index in kept])
+
+    def _may_go_on(self, index: int) -> bool:
+        process = self._processes[index]
+        return not process.gone and not process.distrusted and process.launcher.alive
+
+    def _leave(self, ending: Sequence[StageProcess], seconds: float) -> None:
+        """End the session, and these of its processes: those that have not left after so many seconds are killed."""
         if self._closing:
             return
         self._closing = True
-        for inbox in self._inboxes:
-            inbox.send(encode(Stop(), self._session))
         try:
-            self._wait_until_gone(seconds)
+            self._host.end(ending, seconds)
         finally:
-            for launcher in self._launchers.values():
-                launcher.kill(self._session)
-        self._wait_until_gone(CLOSE_TIMEOUT)
-        self._host.unregister(self._session)
-        for inbox in self._inboxes:
-            self._host.sockets.disconnect(inbox)
-
-    def _wait_until_gone(self, seconds: float) -> None:
-        """Until all stages have ended, for so long at most, also where a stopped fork server reports none of them."""
-        deadline = time.monotonic() + seconds
-        while self._forked - self._gone - self._ended():
-            now = time.monotonic()
-            if now >= deadline:
-                return
-            self._host.wait(min(deadline, now + EXIT_LOOK_EVERY))
-
-    def _ended(self) -> set[int]:
-        return set().union(*(launcher.ended(self._session) for launcher in self._launchers.values()))
+            self._host.unregister(self._session)
+            for outbox in (*self._inboxes, *self._calls):
+                self._host.sockets.disconnect(outbox)
 
     def _join(self) -> None:
         """All have started: make their addresses known to each other."""
@@ -404,10 +461,11 @@ class ProcessPipeline:
 
     def _spec(self, index: int, plan: StagePlan) -> StageSpec:
         return StageSpec(
+            process=self._processes[index].name,
             session=self._session,
             index=index,
             stages=self.stages,
-            bind=self._host.bind_address(f"{self._session[:8]}-{index}"),
+            bind=self._host.bind_address(self._processes[index].name[:8]),
             engine=self._host.inbox.address,
             plan=plan,
             security=self._host.security,
@@ -425,6 +483,8 @@ class ProcessPipeline:
             return False
         if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
             self.started[message.stage] = message
+            process = self._processes[message.stage]
+            process.address, process.session = message.address, self._session
             self._hear(message.stage)
             self._tell_loading(message)
         elif isinstance(message, Failed):
@@ -459,8 +519,7 @@ class ProcessPipeline:
 
     def _by_our_clock(self, span: Span) -> Span:
         """What a stage says of itself; its moments, of another host's clock, are only roughly those of this one's."""
-        launcher = self._launchers[self._plans[span.stage].host] if span.stage < self.stages else None
-        offset = launcher.clock_offset if launcher is not None else 0.0
+        offset = self._processes[span.stage].launcher.clock_offset if span.stage < self.stages else 0.0
         return shifted(span, -offset) if offset else span
 
     def _hear(self, stage: int) -> None:
@@ -473,21 +532,27 @@ class ProcessPipeline:
         if not self._inboxes or self._closing or self.lost:
             return False
         self._silence.listened(seconds)
-        fixed = self._host.stage_timeout
-        allowed = self._patience.seconds(max(self._rows, default=0)) if fixed is None else [fixed] * self.stages
+        allowed = self._allowed()
         silent = self._silence.longer_than(allowed)
         if silent is not None:
             self._lose(silent, Source.STAGE, f"no sign of life for {allowed[silent]:.0f} s")
         return silent is not None
 
+    def _allowed(self) -> list[float]:
+        """Seconds for which each stage may be silent now."""
+        fixed = self._host.stage_timeout
+        return self._patience.seconds(max(self._rows, default=0)) if fixed is None else [fixed] * self.stages
+
+    def _on_broken(self) -> None:
+        self._on_exit(ANY_STAGE, Source.CONNECTION, "its connection to the engine has ended")
+
     def _on_exit(self, stage: int, source: Source, cause: str) -> None:
-        if source is Source.PROCESS:
-            here = {index for index, plan in enumerate(self._plans) if not plan.host}  # whose fork server this is
-            self._gone |= self._forked & here if stage == ALL_STAGES else {stage}
         if not self._closing:
             self._lose(stage, source, cause)
 
     def _lose(self, stage: int, source: Source, cause: str, details: str = "") -> None:
+        for index, process in enumerate(self._processes):
+            process.distrusted |= source is Source.STAGE and stage in (index, ANY_STAGE)
         error = PipelineLost(f"{self._who(stage)} was lost: {cause}")
         if details:
             error.add_note(details)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from typing import Any
 
+import msgspec
+
+from penstock.emulation.background import BackgroundCore
 from penstock.emulation.stage import share_host
 from penstock.messages import (
+    UNDECODABLE,
     Batch,
     ConnectNeighbours,
     Failed,
@@ -20,12 +25,13 @@ from penstock.messages import (
     Loading,
     MalformedMessage,
     Message,
+    Rejoin,
     Started,
     Stop,
     decode,
     encode,
 )
-from penstock.pipeline.assembly import load_layers, make_core, make_driver
+from penstock.pipeline.assembly import compute_with, load_layers, make_core, make_driver
 from penstock.pipeline.grammars import GrammarDesk
 from penstock.pipeline.memory import returned_at_once
 from penstock.pipeline.plan import StageSpec
@@ -49,27 +55,41 @@ Frames = tuple[bytes] | tuple[bytes, memoryview]
 
 
 def run(spec: StageSpec) -> None:
-    """Serve until told to stop. Any error is reported to the engine before the process ends with it."""
+    """Serve until told to stop: in one session or, where others of its stages are lost, in one after another.
+
+    Any error is reported to the engine before the process ends with it.
+    """
     with Sockets(spec.security, spec.private_network) as sockets, sockets.inbox(spec.bind) as inbox:
-        inbox.admit(spec.session)
-        engine = sockets.connect(spec.engine, spec.session)
-        linger = 0.0
-        try:
-            Worker(spec, sockets, inbox, engine).serve()
-        except Exception as error:
-            details = traceback.format_exc()
-            cause = f"{type(error).__name__}: {error}"
-            engine.send(encode(Failed(stage=spec.index, cause=cause, details=details), spec.session))
-            linger = FLUSH_S
-            raise
-        finally:
-            sockets.close(linger)
+        layers: Any = None
+        following: StageSpec | None = spec
+        while following is not None:
+            layers, following = serve_session(following, sockets, inbox, layers)
+
+
+def serve_session(spec: StageSpec, sockets: Sockets, inbox: Inbox, layers: Any) -> tuple[Any, StageSpec | None]:
+    """Serve until told to leave the session. ``layers`` are those of the session before; None in the first one.
+
+    Returns the layers, and where to go on with them, if anywhere.
+    """
+    inbox.admit(spec.session)
+    engine = sockets.connect(spec.engine, spec.session)
+    try:
+        worker = Worker(spec, sockets, inbox, engine, layers)
+        following = worker.serve()
+    except Exception as error:
+        details = traceback.format_exc()
+        cause = f"{type(error).__name__}: {error}"
+        engine.send(encode(Failed(stage=spec.index, cause=cause, details=details), spec.session))
+        sockets.close(FLUSH_S)
+        raise
+    worker.leave()
+    return worker.layers, following
 
 
 class Worker:
-    """One stage at its sockets."""
+    """One stage at its sockets. Without ``layers`` it loads them; those of another session forget what they know."""
 
-    def __init__(self, spec: StageSpec, sockets: Sockets, inbox: Inbox, engine: Outbox) -> None:
+    def __init__(self, spec: StageSpec, sockets: Sockets, inbox: Inbox, engine: Outbox, layers: Any) -> None:
         self._spec = spec
         self._inbox = inbox
         self._sockets = sockets
@@ -79,11 +99,17 @@ class Worker:
         """What leaves next, as it does."""
         self._wired = self._stopped = self._acknowledged = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
-        with returned_at_once():
-            layers = load_layers(spec.plan, self._tell_reading)
+        self._following: StageSpec | None = None
+        compute_with(spec.plan.threads)
+        if layers is None:
+            with returned_at_once():
+                layers = load_layers(spec.plan, self._tell_reading)
+        else:
+            layers.forget()
+        self.layers = layers
         self._width = layers.hidden_size  # looked up once: a checkpoint's configuration takes as long as a message
-        core = self._framed(make_core(spec.plan, spec.index, spec.stages, layers))
-        self._driver = make_driver(spec.plan, spec.index, core, time.monotonic)
+        self._core = self._framed(make_core(spec.plan, spec.index, spec.stages, layers))
+        self._driver = make_driver(spec.plan, spec.index, self._core, time.monotonic)
         if spec.plan.tap is not None:
             self._outboxes["drafter"] = sockets.connect(spec.plan.tap.address, spec.plan.tap.session)
         self._grammars = GrammarDesk(layers.grammars, inbox, self._tell_engine)
@@ -106,7 +132,8 @@ class Worker:
     def _tell_engine(self, message: Message) -> None:
         self._outboxes["engine"].send(encode(message, self._spec.session))
 
-    def serve(self) -> None:
+    def serve(self) -> StageSpec | None:
+        """Until told to leave the session. Returns what to be in another one, or None."""
         while not self._stopped:
             self._wait()
             # What has been computed leaves before anything is looked at that came meanwhile and cannot change it.
@@ -114,9 +141,19 @@ class Worker:
                 self._send(leaving)
             self._look()
             # A neighbour's first batch may overtake the engine's ConnectNeighbours: it waits in the driver.
-            for outgoing in self._driver.step() if self._wired else ():
+            for outgoing in self._driver.step() if self._wired and not self._stopped else ():
                 self._send(outgoing)
             self._beat()
+        return self._following
+
+    def leave(self) -> None:
+        """Hear nobody of the session any more, and say nothing."""
+        self._inbox.dismiss(self._spec.session)
+        for outbox in self._outboxes.values():
+            self._sockets.disconnect(outbox)
+        self._grammars.close()
+        if isinstance(self._core, BackgroundCore):
+            self._core.close()
 
     def _wait(self) -> None:
         """Until something is due: no message makes that earlier, unless the device is shared. Else for a message.
@@ -137,7 +174,8 @@ class Worker:
     def _look(self) -> None:
         """Take in what has come."""
         for frames in self._inbox.take():
-            self._receive(frames)
+            if not self._stopped:  # what follows is of the session that has been left
+                self._receive(frames)
         if self._inbox.broken() and not self._stopped:
             self._tell_engine(LinkBroken(stage=self._spec.index))
 
@@ -161,6 +199,8 @@ class Worker:
             self._driver.on_message(message, self._hidden_states(message, frames), delivery.arrives)
         elif isinstance(message, Stop):
             self._stopped = True
+        elif isinstance(message, Rejoin):
+            self._following, self._stopped = following(message), True
         elif isinstance(message, ConnectNeighbours):
             self._outboxes["upstream"] = self._sockets.connect(message.upstream, self._spec.session)
             self._outboxes["downstream"] = self._sockets.connect(message.downstream, self._spec.session)
@@ -197,3 +237,11 @@ class Worker:
         message.width = self._width * (len(message.layers) if isinstance(message, Features) else 1)
         message.dtype = plan.dtype
         return encode(message, session, outgoing.arrives), outgoing.tensor
+
+
+def following(message: Rejoin) -> StageSpec:
+    """Raises MalformedMessage for what is none."""
+    try:
+        return msgspec.json.decode(message.spec, type=StageSpec)
+    except UNDECODABLE as error:
+        raise MalformedMessage(f"what is to be rejoined does not decode: {error}") from error

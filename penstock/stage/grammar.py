@@ -63,6 +63,10 @@ class Grammars:
         if request in self._compiling:
             self._compiling.pop(request)[1].cancel()
 
+    def forget_all(self) -> None:
+        for request in [*self._followers, *self._compiling]:
+            self.forget(request)
+
     def allowed(self, request: int, grammar: str, output: np.ndarray) -> Allowed:
         """What may come after ``output``, the token ids of a request's output up to a row.
 

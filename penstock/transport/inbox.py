@@ -68,8 +68,11 @@ class Inbox:
         self._tokens[session] = token_of(session)
 
     def dismiss(self, session: str) -> None:
-        """Let in nobody else of this session. Safe to call twice."""
+        """Let in nobody of this session any more, and hear nobody who is. Not for a watcher. Safe to call twice."""
         self._tokens.pop(session, None)
+        for stream in [one for one in self._streams.values() if one.session == session]:
+            del self._streams[stream.connection.socket.fileno()]
+            self._close(stream.connection)
         self._broken.discard(session)
 
     def broken(self) -> list[str]:

@@ -82,7 +82,7 @@ HEAVY_WHEN_CALLED = {
     "hosts.doctor.rates",
     "bench.peers.hf",
     "models.places",
-    "pipeline.forking",
+    "pipeline.assembly",
     "text.tokenizer",
     "text.template_process",
     "recording",

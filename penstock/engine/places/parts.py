@@ -64,21 +64,23 @@ class EngineParts:
         except PipelineError as error:
             self._do_without_drafter(str(error))
         yield from self._start_stages()
+        self._host.end_unused()
 
     def drop_lost(self) -> bool:
         """End what is lost, and what cannot go on without it. Returns whether the target's stages are among that.
 
-        A learned drafter reads what the stages compute: neither can go on without what the other one knew.
+        A learned drafter reads what the stages compute: neither can go on without what the other one knew. Processes
+        that still live keep their weights, and are used again.
         """
         reads_stages = self._setup.speculator is not None and self._weights is not None
         lost_weights = self._weights is not None and self._weights.lost
         lost_stages = self._pipeline is None or self._pipeline.lost or (lost_weights and reads_stages)
         if self._weights is not None and (lost_weights or (lost_stages and reads_stages)):
-            self._weights.abandon()
+            self._weights.release()
             self._weights = None
             self.drafter, self._lacks_drafter = self._stand_in(), True
         if self._pipeline is not None and lost_stages:
-            self._pipeline.abandon()
+            self._pipeline.release()
             self._pipeline = None
         if lost_weights:
             self._count_drafter_loss()
@@ -115,7 +117,7 @@ class EngineParts:
             while not pipeline.joined():
                 yield pipeline.due
         except BaseException:
-            pipeline.abandon()
+            pipeline.release()
             raise
         return pipeline
 

@@ -29,6 +29,11 @@ class EagleStage(AttendingReader):
         self._own_SD = torch.zeros(capacity, module.hidden_size, dtype=self.dtype, device=device)
         self._own_node = np.zeros(capacity, dtype=np.int64)
 
+    def forget(self) -> None:
+        super().forget()
+        self._own_SD.zero_()
+        self._own_node[:] = 0
+
     @torch.inference_mode()
     def forward(self, view: BatchView, hidden: None) -> Tensor:
         """Compute the rows, store keys, values and what the module gives for each [N, D]."""

@@ -27,6 +27,13 @@ class FeatureStore:
         self._owner_LS = np.zeros((len(self.layers), capacity), dtype=np.int64)
         self._nodes: list[set[int]] = [set() for _ in self.layers]
 
+    def forget(self) -> None:
+        """Nothing has come."""
+        self._states_SLD.zero_()
+        self._owner_LS[:] = 0
+        for known in self._nodes:
+            known.clear()
+
     def add_features(self, features: Features, states: Tensor | None) -> None:
         """Keep what a stage of the target has sent; ``states`` [rows, layers x width], None of no rows.
 

@@ -30,6 +30,10 @@ class MedusaStage(FeatureReader):
         super().__init__(module, reads, width, capacity, dtype, device)
         self._parent_of = np.full(capacity, -1, dtype=np.int64)
 
+    def forget(self) -> None:
+        super().forget()
+        self._parent_of[:] = -1
+
     def forward(self, view: BatchView, hidden: None) -> Tensor:
         """Nothing to compute: [N, 0]."""
         self.register(view)

@@ -46,6 +46,13 @@ class FeatureReader:
     def weight_bytes(self) -> int:
         return weight_bytes(self.module)
 
+    def forget(self) -> None:
+        """Know no row and no feature any more, and no request: as when loaded."""
+        self.store.forget()
+        self._node_at[:] = 0
+        if self.grammars is not None:
+            self.grammars.forget_all()
+
     def add_features(self, features: Features, states: Tensor | None) -> None:
         self.store.add_features(features, states)
 
@@ -81,6 +88,10 @@ class AttendingReader(FeatureReader):
     def kv_bytes(self) -> int:
         """Size of the arenas; 0 before the first row."""
         return self._arenas.bytes
+
+    def forget(self) -> None:
+        super().forget()
+        self._arenas.zero()
 
     def attention(self, view: BatchView) -> SlotAttention:
         """Answers the module's attention calls for these rows."""

@@ -111,6 +111,42 @@ def test_tokens_are_the_same_whatever_is_killed(
     assert len(processes()) == 1
 
 
+@pytest.mark.parametrize("method", ["none", "eagle3"])
+def test_what_lives_keeps_its_process_and_its_weights(
+    target: Path, draft: Path, tmp_path: Path, expected: dict[float, list[list[int]]], method: str
+) -> None:
+    """Once and again: a stage that has been called into another session can be called into a third."""
+    with start(target, speculative_config=speculation(target, draft, tmp_path, method, "continuous")) as llm:
+        before = processes()
+        for _ in range(2):
+            with llm.observing(Attack(-1, [7], psutil.Process.kill)):
+                assert tokens(llm, SAMPLED) == expected[0.8]
+        assert llm.loop.recovery is not None
+        assert llm.loop.recovery.recoveries == 2
+        after = processes()
+        assert after[:-1] == before[:-1]
+        assert after[-1] not in before
+        llm.loop.audit()
+
+
+def test_a_stage_that_does_not_answer_is_given_up(
+    target: Path, expected: dict[float, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is killed while the other one is stopped, which shows only when it is called."""
+    monkeypatch.setattr("penstock.pipeline.processes.LEAST_PATIENCE", 1.0)
+
+    def stop_the_other(process: psutil.Process) -> None:
+        processes()[2].suspend()
+        process.kill()
+
+    with start(target, speculative_config=None) as llm:
+        before = processes()
+        with llm.observing(Attack(1, [7], stop_the_other)):
+            assert tokens(llm, SAMPLED) == expected[0.8]
+        assert set(before[1:]).isdisjoint(processes())
+    assert len(processes()) == 1
+
+
 def test_a_stopped_stage_is_noticed_and_replaced(
     target: Path, expected: dict[float, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

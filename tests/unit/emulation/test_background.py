@@ -53,3 +53,11 @@ def test_a_thread_of_its_own_computes_and_hands_on_what_goes_wrong() -> None:
     assert threading.get_ident() not in core.threads
     behind.cancel(Cancel(before=1, nodes=[2]))
     assert (core.cancelled, behind.missing_features(batch)) == ([Cancel(before=1, nodes=[2])], {(7, 0)})
+
+
+def test_its_thread_ends_with_it() -> None:
+    before = set(threading.enumerate())
+    behind = BackgroundCore(Noting())
+    (thread,) = set(threading.enumerate()) - before
+    behind.close()
+    thread.join()

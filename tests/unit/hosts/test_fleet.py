@@ -18,7 +18,6 @@ from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.forking import exit_report
-from penstock.pipeline.forkserver import ALL_STAGES
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
 from tests.agents import PLAN, NotingServer, agent, fleet, name_of, reports, soon, spec
@@ -64,16 +63,16 @@ def test_ends_are_reported_once_to_whose_stage_it_was(
 ) -> None:
     with agent(security) as one, fleet(one, security=security) as made:
         host = made.hosts[name_of(one)]
-        host.listen("s", pipe[1])
-        host.start(spec("s", 0))
-        host.start(spec("s", 1))
+        for process in ("s", "t"):
+            host.listen(process, pipe[1])
+            host.start(spec(process))
         soon(lambda: len(server.started) == 2)
-        os.write(server.pipes["s"], exit_report("s", 0, "killed"))
-        assert reports(pipe[0]) == [{"session": "s", "stage": 0, "cause": "killed"}]
-        assert host.ended("s") == {0}
-        os.write(server.pipes["s"], exit_report("s", ALL_STAGES, "the fork server died"))
-        assert reports(pipe[0]) == [{"session": "s", "stage": 1, "cause": "the fork server died"}]
-        assert server.pipes == {}
+        os.write(server.pipes["s"], exit_report("s", "killed"))
+        assert reports(pipe[0]) == [{"process": "s", "cause": "killed"}]
+        assert (host.ended("s"), host.ended("t")) == (True, False)
+        assert list(server.pipes) == ["t"]
+        host.kill("t")
+        soon(lambda: server.killed == ["t"])
 
 
 def test_a_head_that_leaves_takes_its_stages_along(
@@ -114,12 +113,13 @@ def test_a_host_that_falls_silent_is_lost_and_may_come_back(
             address = one.address
             first.close()
             (lost,) = reports(pipe[0])
-            assert (lost["session"], lost["stage"]) == ("s", 0)
+            assert lost["process"] == "s"
             assert name_of(one) in lost["cause"]
             assert not host.alive
             assert made.living == {}
-            host.start(spec("s", 1))
-            assert reports(pipe[0]) == [{**lost, "stage": 1}]
+            host.listen("t", pipe[1])
+            host.start(spec("t"))
+            assert reports(pipe[0]) == [{**lost, "process": "t"}]
             with agent(security, address):
                 soon(lambda: host.alive)
                 soon(lambda: bool(made.living))

@@ -44,6 +44,20 @@ def test_facts_of_a_stage(folder: Path) -> None:
     assert 0 <= first.weight_bytes + last.weight_bytes - whole.weight_bytes < 100
 
 
+def test_a_stage_that_forgets_is_as_when_loaded(folder: Path) -> None:
+    stage = load_stage(str(folder), 0, LAYERS, capacity=CAPACITY)
+    stage.tap([1, LAYERS])
+    before = stage.features(stage.forward(sequence_view(TOKENS), None))
+    stage.forget()
+    assert not any(arena.any() for pair in stage._arenas._layers.values() for arena in pair)
+    stage.forward(sequence_view(TOKENS[::-1]), None)
+    assert stage._tapped == {}
+    stage.forget()
+    stage.tap([1])
+    after = stage.features(stage.forward(sequence_view(TOKENS), None))
+    torch.testing.assert_close(after, before[:, : after.shape[1]], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_slot_holds_the_keys_and_values_that_attention_reads(tmp_path: Path, architecture: str, dtype: str) -> None:

@@ -33,7 +33,7 @@ def test_a_report_is_told_after_its_grace(source: Source) -> None:
 def test_the_first_counts_unless_the_next_says_more_in_time(first: Source, second: Source) -> None:
     loss = Loss()
     loss.report(first, PipelineLost("first"), 10.0)
-    loss.report(second, PipelineLost("second"), 10.1)
+    loss.report(second, PipelineLost("second"), 10.0)
     assert due(loss, 99.0) == ("second" if second > first else "first")
 
 

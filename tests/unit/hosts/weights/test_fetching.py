@@ -90,10 +90,11 @@ def test_a_stage_loads_what_was_sent_and_no_other_layers(
         host.start(msgspec.structs.replace(fitting, plan=plan))
         soon(lambda: bool(server.started))
         assert server.started[0].plan.model == str(copy)
-        other = msgspec.structs.replace(fitting, index=1, plan=msgspec.structs.replace(plan, last=4))
+        host.listen("t", pipe[1])
+        other = msgspec.structs.replace(fitting, process="t", plan=msgspec.structs.replace(plan, last=4))
         host.start(other)
         (told,) = reports(pipe[0])
-        assert (told["stage"], told["cause"]) == (1, "layers 1-3 have not been sent to its host")
+        assert (told["process"], told["cause"]) == ("t", "layers 1-3 have not been sent to its host")
 
 
 def test_other_layers_are_sent_when_they_are_asked_for(
