@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from penstock.bench.formats import bounds
 from penstock.bench.intervals import CONFIDENCE, Ratio, paired_ratio
@@ -77,7 +76,8 @@ def compare(first: Path, second: Path, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     different = differences(one.settings, other.settings) or ["  none"]
     console.print("Settings that differ:", *different, sep="\n", markup=False, soft_wrap=True)
-    for table in ratio_tables(one.runs, other.runs) or ["No setting and strategy is in both."]:
+    tables: Sequence[FiguresTable | str] = ratio_tables(one.runs, other.runs)
+    for table in tables or ["No setting and strategy is in both."]:
         console.print()
         console.print(table)
     for line in left_over(first, one, other), left_over(second, other, one):
@@ -154,7 +154,7 @@ def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]
 # ------------------------------------------------------------------------------------------------------------- ratios
 
 
-def ratio_tables(first: Sequence[ReadRun], second: Sequence[ReadRun]) -> list[Table]:
+def ratio_tables(first: Sequence[ReadRun], second: Sequence[ReadRun]) -> list[FiguresTable]:
     """B / A in tokens/s for every run that both have, a table for each setting.
 
     Over their common requests; where there are none, there is no ratio.
