@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.models.quantization.halves import ZERO, joined, split
+from penstock.models.quantization.layout import prepack
 from penstock.models.quantization.packed import Packed
 
 LEVELS: Final = (127, 63)
@@ -21,22 +22,28 @@ CHECKED: Final = 64
 class Int8Linear(Packed):
     """A row's bits depend on nothing but the row: oneDNN adds whole numbers, see ``halves``."""
 
+    scales: Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         values, scales = rounded(linear.weight.detach())
         self.weight_bytes = values.numel()
         self.bias = linear.bias
-        self.register_buffer("_scales", scales)
+        self.register_buffer("scales", scales)
         self._zeros = torch.zeros(len(values), dtype=torch.int32)
-        self._packed = torch.ops.onednn.qlinear_prepack(values, None)
+        self.packed = prepack(values)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., in] -> [.., out], in the format of ``hidden``"""
+        return self.products(hidden).to(hidden.dtype)
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """[.., in] -> [.., out], float32"""
         bytes_2ND, row_scales_N1 = split(hidden.reshape(-1, hidden.shape[-1]).float())
-        products = joined(product(bytes_2ND, self._packed, self._scales, self._zeros), row_scales_N1)
+        products = joined(product(bytes_2ND, self.packed, self.scales, self._zeros), row_scales_N1)
         if self.bias is not None:
             products += self.bias
-        return products.to(hidden.dtype).unflatten(0, hidden.shape[:-1])
+        return products.view(*hidden.shape[:-1], -1)
 
 
 def product(bytes_ND: Tensor, packed: Tensor, scales_O: Tensor, zeros_O: Tensor) -> Tensor:
@@ -66,7 +73,7 @@ def adds_right(largest: int) -> bool:
     weights = torch.full((CHECKED, CHECKED), largest, dtype=torch.int8)
     scales, zeros = torch.ones(CHECKED), torch.zeros(CHECKED, dtype=torch.int32)
     try:
-        packed = torch.ops.onednn.qlinear_prepack(weights, None)
+        packed = prepack(weights)
         found = [
             product(torch.full((rows, CHECKED), byte, dtype=torch.uint8), packed, scales, zeros) == expected
             for rows, (byte, expected) in itertools.product(

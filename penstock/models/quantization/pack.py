@@ -12,7 +12,7 @@ from penstock.models.quantization import int4
 from penstock.models.quantization.floats import PackedLinear, TiedHead, gains
 from penstock.models.quantization.int4 import Int4Linear
 from penstock.models.quantization.int8 import Int8Linear, largest_value
-from penstock.models.quantization.table import Table, TableEmbedding, TableHead
+from penstock.models.quantization.table import Table, TableEmbedding, TableHead, table_of
 
 
 def pack(module: nn.Module, quantization: str) -> None:
@@ -67,15 +67,15 @@ def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool) -> None:
     Tied ones share their rows. A tied head computes alike on every stage, whether its embedding is there or not.
     """
     embedding, head = getattr(base, embed), causal.get_output_embeddings()
-    table = None
+    quantized: Any = None
+    if isinstance(head, nn.Linear):
+        quantized = TableHead(head) if tied else Int8Linear(head)
+        causal.set_output_embeddings(quantized)
     if isinstance(embedding, nn.Embedding):
-        shared = isinstance(head, nn.Linear) and embedding.weight is head.weight
-        table = Table(embedding.weight)
+        weight = embedding.weight
+        shared = isinstance(quantized, TableHead) and head.weight is weight
+        table = table_of(quantized, weight) if shared else Table(weight)
         setattr(base, embed, TableEmbedding(table, embedding))
-    if isinstance(head, nn.Linear) and tied:
-        causal.set_output_embeddings(TableHead(table if table and shared else Table(head.weight), head.bias))
-    elif isinstance(head, nn.Linear):
-        causal.set_output_embeddings(Int8Linear(head))
 
 
 def check_covered(layers: nn.Module, quantization: str) -> None:

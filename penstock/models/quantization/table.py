@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from penstock.models.quantization.halves import ZERO, joined, split
-from penstock.models.quantization.int8 import rounded
+from penstock.models.quantization.int8 import Int8Linear, rounded
+from penstock.models.quantization.layout import PackedRows
+
+log = logging.getLogger(__name__)
 
 
 class Table(nn.Module):
@@ -30,7 +34,7 @@ class Table(nn.Module):
 class TableEmbedding(nn.Module):
     """Drop-in for an ``nn.Embedding``, or for a class derived from it: gemma's scales what it has looked up."""
 
-    def __init__(self, table: Table, embedding: nn.Embedding) -> None:
+    def __init__(self, table: Table | HeadTable, embedding: nn.Embedding) -> None:
         super().__init__()
         self.table = table
         self._dtype = embedding.weight.dtype
@@ -48,20 +52,35 @@ class TableEmbedding(nn.Module):
         return found
 
 
-class TableHead(nn.Module):
-    """Drop-in for the head's ``nn.Linear``. Its rows are not packed, because the embedding reads them, too."""
-
-    def __init__(self, table: Table, bias: Tensor | None) -> None:
-        super().__init__()
-        self.table = table
-        self.bias = bias
+class TableHead(Int8Linear):
+    """Drop-in for the head's ``nn.Linear``, whose rows an embedding can read as well."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., D] -> [.., V], float32: logits are not rounded"""
-        bytes_2ND, row_scales_N1 = split(hidden.reshape(-1, hidden.shape[-1]).float())
-        signed_2ND = bytes_2ND.bitwise_xor_(ZERO).view(torch.int8)
-        whole_2NV = torch._int_mm(signed_2ND, self.table.values.t())
-        logits = joined(whole_2NV.float(), row_scales_N1).mul_(self.table.scales)
-        if self.bias is not None:
-            logits += self.bias
-        return logits.unflatten(0, hidden.shape[:-1])
+        return self.products(hidden)
+
+
+class HeadTable(nn.Module):
+    """A ``Table`` whose rows are read from a head that was made of the same ``weight`` [V, D].
+
+    Raises LookupError where they cannot be.
+    """
+
+    def __init__(self, head: TableHead, weight: Tensor) -> None:
+        super().__init__()
+        values, _ = rounded(weight.detach())
+        self._packed = PackedRows(head.packed, values)
+        self.register_buffer("scales", head.scales)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """[..] -> [.., D], float32"""
+        return self._packed.read(ids) * self.scales[ids].unsqueeze(-1)
+
+
+def table_of(head: TableHead, weight: Tensor) -> Table | HeadTable:
+    """The rows of ``head``, held once where they can be read from it."""
+    try:
+        return HeadTable(head, weight)
+    except LookupError as error:
+        log.warning(f"the embedding is held beside the head, which has the same rows: {error}")
+        return Table(weight)

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from penstock.models.quantization import layout
 from penstock.models.quantization.int8 import largest_value
 from penstock.models.quantization.packed import weight_bytes
-from penstock.models.quantization.table import Table, TableEmbedding, TableHead
+from penstock.models.quantization.table import HeadTable, Table, TableEmbedding, TableHead, table_of
 
 pytestmark = pytest.mark.skipif(largest_value() is None, reason="oneDNN multiplies no int8 on this processor")
 VOCAB, WIDTH = 90, 48
@@ -21,6 +22,12 @@ class Doubling(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids) * 2
+
+
+def head_of(weight: Tensor, bias: Tensor | None = None) -> TableHead:
+    linear = nn.Linear(WIDTH, VOCAB, bias=bias is not None)
+    linear.weight, linear.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+    return TableHead(linear.requires_grad_(False))
 
 
 def weight() -> Tensor:
@@ -49,8 +56,7 @@ def test_what_a_derived_embedding_does_is_done() -> None:
 @settings(max_examples=40, deadline=None)
 @given(beside=st.integers(0, 40), place=st.integers(0, 40), seed=st.integers(0, 2**31))
 def test_logits_are_those_of_the_rows_and_a_rows_own(beside: int, place: int, seed: int) -> None:
-    table = Table(weight())
-    head = TableHead(table, None)
+    table, head = Table(weight()), head_of(weight())
     hidden = torch.randn(beside + 1, WIDTH, generator=torch.Generator().manual_seed(seed))
     place = min(place, beside)
     logits = head(hidden[None])
@@ -62,12 +68,26 @@ def test_logits_are_those_of_the_rows_and_a_rows_own(beside: int, place: int, se
 def test_a_bias_is_added_and_logits_are_not_rounded() -> None:
     bias = torch.linspace(-5, 5, VOCAB)
     hidden = torch.randn(2, WIDTH, dtype=torch.bfloat16)
-    with_bias, without = (TableHead(Table(weight()), one)(hidden) for one in (bias, None))
+    with_bias, without = (head_of(weight(), one)(hidden) for one in (bias, None))
     assert with_bias.dtype == torch.float32
     assert torch.equal(with_bias, without + bias)
 
 
-def test_a_shared_table_is_counted_once() -> None:
-    table = Table(weight())
-    ends = nn.ModuleList([TableEmbedding(table, nn.Embedding.from_pretrained(weight())), TableHead(table, None)])
+def test_a_heads_rows_are_read_from_it_and_counted_once() -> None:
+    head, ids = head_of(weight()), torch.tensor([[3, 7], [89, 3]])
+    table = HeadTable(head, weight())
+    assert torch.equal(table.rows(ids), Table(weight()).rows(ids))
+    ends = nn.ModuleList([TableEmbedding(table, nn.Embedding.from_pretrained(weight())), head])
     assert weight_bytes(ends) == VOCAB * WIDTH + 4 * VOCAB
+
+
+def test_rows_that_cannot_be_read_are_held_beside_the_head(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(layout, "bytes_of", refuse)
+    assert isinstance(table_of(head_of(weight()), weight()), Table)
+    assert "held beside the head, which has the same rows: hidden" in caplog.text
+
+
+def refuse(packed: Tensor) -> Tensor:
+    raise LookupError("hidden")
