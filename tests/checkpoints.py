@@ -104,6 +104,91 @@ ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+_LINEAR: Final = ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"]
+_DELTA: Final[dict[str, Any]] = {
+    "layer_types": _LINEAR,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+}
+_MAMBA: Final[dict[str, Any]] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+_EXPERTS: Final[dict[str, Any]] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+
+RECURRENT: Final[dict[str, dict[str, Any]]] = {
+    "qwen3_next": {"model_type": "qwen3_next", "head_dim": 16, **_DELTA, **_EXPERTS},
+    "qwen3_5": {"model_type": "qwen3_5_text", "head_dim": 16, **_DELTA},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", "head_dim": 16, **_DELTA, **_EXPERTS},
+    "olmo_hybrid": {"model_type": "olmo_hybrid", **_DELTA, "linear_num_key_heads": 4},
+    "kimi_linear": {
+        "model_type": "kimi_linear",
+        "num_key_value_heads": 4,
+        "layer_types": _LINEAR,
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "dense"],
+        "linear_num_heads": 2,
+        "linear_head_dim": 8,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]},
+    "lfm2_moe": {
+        "model_type": "lfm2_moe",
+        "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+        "num_dense_layers": 2,
+        **_EXPERTS,
+    },
+    "bamba": {"model_type": "bamba", "attn_layer_indices": [2, 4], **_MAMBA},
+    "granitemoehybrid": {
+        "model_type": "granitemoehybrid",
+        "layer_types": _LINEAR,
+        "position_embedding_type": "rope",
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 24,
+        **_MAMBA,
+    },
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+        "head_dim": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 6,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 24,
+    },
+    "falcon_h1": {"model_type": "falcon_h1", "mamba_d_ssm": 64, **_MAMBA, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7]},
+}
+"""Architectures some of whose layers carry a state from token to token."""
+
+
 def make_checkpoint(
     folder: Path,
     architecture: str = "llama",
@@ -113,12 +198,12 @@ def make_checkpoint(
     tokenizer: bool = False,
     **overrides: Any,
 ) -> Path:
-    """Write a random checkpoint of one of ``ARCHITECTURES`` into ``folder``; ``overrides`` go into its config.
+    """Write a random checkpoint of an architecture named above into ``folder``; ``overrides`` go into its config.
 
     With ``tokenizer`` a byte-level tokenizer is saved beside it, and the vocabulary grows to hold every byte.
     """
     vocabulary = {"vocab_size": BYTE_VOCAB} if tokenizer else {}
-    settings = {**_COMMON, **ARCHITECTURES[architecture], **vocabulary, **overrides}
+    settings = {**_COMMON, **(ARCHITECTURES | RECURRENT)[architecture], **vocabulary, **overrides}
     config = AutoConfig.for_model(**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -9,7 +9,13 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from penstock.core import ConfigError
 
-KNOWN_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
+ATTENTION_TYPES: Final = frozenset({"full_attention", "sliding_attention", "hybrid"})
+"""Layer types that attend; Falcon-H1's hybrid ones carry a state beside it."""
+RECURRENT_TYPES: Final = frozenset({"linear_attention", "conv", "hybrid"})
+"""Layer types that carry a state, or do both."""
+OTHER_TYPES: Final = frozenset({"mlp", "moe"})
+"""Nemotron-H's layers that are a feed-forward and nothing else."""
+PLAIN_TYPES: Final = ATTENTION_TYPES - RECURRENT_TYPES
 REFUSED: Final = {
     "gemma3n": "its layers share keys and values with each other and take per-layer embeddings",
     "gemma4": "its layers share keys and values with each other",
@@ -24,12 +30,34 @@ REFUSED: Final = {
 
 @dataclass(frozen=True)
 class Parts:
-    """Where a causal language model keeps its parts: ``base`` inside the model, the other three inside the base."""
+    """Where a causal language model keeps its parts: ``base`` inside the model, the other three inside the base.
+
+    ``returned`` says how long a tuple each of its layers returns; 0 if they return hidden states alone.
+    """
 
     base: str
     embed: str
     layers: str
     norm: str
+    returned: int = 0
+
+
+RECURRENT: Final[dict[str, Parts]] = {
+    "qwen3_next": Parts("model", "embed_tokens", "layers", "norm"),
+    "qwen3_5_text": Parts("model", "embed_tokens", "layers", "norm"),
+    "qwen3_5_moe_text": Parts("model", "embed_tokens", "layers", "norm"),
+    "olmo_hybrid": Parts("model", "embed_tokens", "layers", "norm"),
+    "kimi_linear": Parts("model", "embed_tokens", "layers", "norm"),
+    "lfm2": Parts("model", "embed_tokens", "layers", "embedding_norm"),
+    "lfm2_moe": Parts("model", "embed_tokens", "layers", "embedding_norm"),
+    "bamba": Parts("model", "embed_tokens", "layers", "final_layernorm", returned=2),
+    "granitemoehybrid": Parts("model", "embed_tokens", "layers", "norm"),
+    "nemotron_h": Parts("model", "embeddings", "layers", "norm_f"),
+    "falcon_h1": Parts("model", "embed_tokens", "layers", "final_layernorm", returned=1),
+}
+"""By model type, the architectures with layers that ``models/recurrent/`` computes in a tree.
+
+transformers claims no other attention for some of them; that they have it is found out when a stage is loaded."""
 
 
 def model_class(config: Any) -> Any:
@@ -47,9 +75,12 @@ def check_supported(config: Any) -> Parts:
     for beginning, reason in REFUSED.items():
         if config.model_type.startswith(beginning):
             raise refusal(config, reason)
-    types = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if unknown := sorted(types - KNOWN_LAYER_TYPES):
-        raise refusal(config, f"a token tree needs plain attention in every layer, it has {', '.join(unknown)}")
+    recurrent = RECURRENT.get(config.model_type)
+    known = ATTENTION_TYPES | RECURRENT_TYPES | OTHER_TYPES if recurrent else PLAIN_TYPES
+    if unknown := sorted(set(layer_types(config)) - known):
+        raise refusal(config, f"its layers of type {', '.join(unknown)} are not computed in a tree of tokens")
+    if recurrent:
+        return recurrent
     if type(config).sub_configs:
         raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
     # Of the class: a configuration file may set any attribute of an instance.
@@ -59,6 +90,11 @@ def check_supported(config: Any) -> Parts:
     if not cls._supports_attention_backend:
         raise refusal(config, "transformers cannot plug another attention into it")
     return _read_plan(cls, config, plan)
+
+
+def layer_types(config: Any) -> list[str]:
+    """The type of every layer; nothing where all are alike."""
+    return list(getattr(config.get_text_config(), "layer_types", None) or ())
 
 
 def _read_plan(cls: Any, config: Any, plan: dict[str, Any]) -> Parts:

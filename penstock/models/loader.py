@@ -35,6 +35,25 @@ class PassThrough(nn.Module):
         return hidden
 
 
+class ForeignLayer(nn.Module):
+    """Stands where a layer belongs to another stage: gives back the hidden states, in a tuple if ``returned`` is one.
+
+    What its base model looks up in a layer stays: Nemotron-H its kind, Falcon-H1 a vector that it fills.
+    """
+
+    def __init__(self, layer: Any, returned: int) -> None:
+        super().__init__()
+        self.block_type = getattr(layer, "block_type", None)
+        self._returned = returned
+        mixer: Any = getattr(layer, "mamba", None)
+        if hasattr(mixer, "mup_vector"):
+            self.mamba = nn.Module()
+            self.mamba.register_buffer("mup_vector", mixer.mup_vector, persistent=False)
+
+    def forward(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        return (hidden, *[None] * (self._returned - 1)) if self._returned else hidden
+
+
 def load_module(
     checkpoint: Checkpoint, first: int, last: int, dtype: str, device: str, on_read: Listener | None = None
 ) -> Any:
@@ -124,7 +143,7 @@ def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping
         layers = getattr(base, parts.layers)
         for i in range(len(layers)):
             if not first <= i < last:
-                layers[i] = PassThrough()
+                layers[i] = ForeignLayer(layers[i], parts.returned)
         if not is_last:
             setattr(base, parts.norm, PassThrough())
         if not is_first and not tied:

@@ -6,6 +6,7 @@ without any error: a mask of its own, a window that the attention is not told ab
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.models.attention import SlotAttention
-from penstock.models.gate import refusal
+from penstock.models.gate import ATTENTION_TYPES, RECURRENT_TYPES, layer_types, refusal
 
 HANDLED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
 HARMLESS: Final = frozenset({"position_ids", "cache_position", "position_embeddings", "joint"})
@@ -49,16 +50,23 @@ def problem_of(mask: Any, options: dict[str, Any]) -> str:
 
 
 def check_calls(config: Any, first: int, last: int, probed: ProbedAttention) -> None:
-    """Raise ConfigError unless every layer of [first, last) made exactly one attention call that we can answer."""
-    calls = probed.calls
-    if [call.layer for call in calls] != list(range(first, last)):
+    """Raise ConfigError unless every layer of [first, last) that attends did so once, as we can answer."""
+    calls, types = probed.calls, layer_types(config)
+    attending = [layer for layer in range(first, last) if not types or types[layer] in ATTENTION_TYPES]
+    if [call.layer for call in calls] != attending:
         raise refusal(config, "not every layer attends exactly once")
-    types = getattr(config, "layer_types", None)
     for call in calls:
         if call.problem:
             raise refusal(config, call.problem)
         if types and (types[call.layer] == "sliding_attention") != (call.window is not None):
             raise refusal(config, f"layer {call.layer} is {types[call.layer]}, but its window is {call.window}")
+
+
+def check_mixers(config: Any, first: int, last: int, calls: Sequence[int]) -> None:
+    """Raise ConfigError unless every layer of [first, last) that carries a state did so once, as ``calls`` count."""
+    carrying = [kind for kind in layer_types(config)[first:last] if kind in RECURRENT_TYPES]
+    if list(calls) != [1] * len(carrying):
+        raise refusal(config, "not every layer that carries a state does so exactly once")
 
 
 def check_entry(config: Any, given_ND: Tensor, entered: Tensor | None) -> None:

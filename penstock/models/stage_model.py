@@ -28,10 +28,14 @@ from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import rms_norm
 from penstock.models.loader import load_module, refusing
-from penstock.models.probe import ProbedAttention, check_calls, check_entry
+from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers
 from penstock.models.quantization.pack import check_covered, pack, quantize_ends, share_tied
 from penstock.models.quantization.packed import weight_bytes
 from penstock.models.reading import Listener
+from penstock.models.recurrent.install import install
+from penstock.models.recurrent.mixer import Host
+from penstock.models.recurrent.state import FoldedState, State
+from penstock.models.recurrent.stepped import SteppedState
 from penstock.models.rope import pin_rope
 from penstock.stage.grammar import Grammars
 from penstock.stage.processors import contexts_of
@@ -42,9 +46,10 @@ from penstock.stage.visibility import BatchView, RequestView
 class NormOnly(nn.Module):
     """Stands in for the base model where only norm and head are to run; ``inputs_embeds`` are the final states."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm: nn.Module, base: Any) -> None:
         super().__init__()
         self.norm = norm
+        self.lm_head_multiplier = getattr(base, "lm_head_multiplier", 1.0)  # Falcon-H1's head looks it up here
 
     def forward(self, input_ids: None = None, *, inputs_embeds: Tensor, **options: Any) -> MoeModelOutputWithPast:
         return MoeModelOutputWithPast(last_hidden_state=self.norm(inputs_embeds))
@@ -80,13 +85,17 @@ class StageModel:
         self.device = torch.device(device)
         self._base = getattr(module, parts.base)
         self._causal = module
+        self._plain = plain
+        self._precise = quantization == "int4"
         if quantization != "none":
             quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))
         elif not plain:
             share_tied(module, self._base, parts.embed)
         norm = getattr(self._base, parts.norm)
-        setattr(module, parts.base, NormOnly(norm if plain else rms_norm(norm)))
+        setattr(module, parts.base, NormOnly(norm if plain else rms_norm(norm), self._base))
         setattr(self._base, parts.norm, nn.Identity())
+        self._host = Host(capacity, self.device, self._new_state)
+        install(checkpoint.config, getattr(self._base, parts.layers)[first:last], self._host)
         if not plain:
             self._base = fuse(self._base, parts, first, last)
         if quantization != "none" or not plain:
@@ -94,8 +103,6 @@ class StageModel:
             pack(self._causal, quantization)
         if quantization != "none":
             check_covered(getattr(self._base, parts.layers), quantization)
-        self._plain = plain
-        self._precise = quantization == "int4"
         self._arenas = Arenas(capacity)
         self._taps: list[int] = []
         self._hooks: list[RemovableHandle] = []
@@ -159,8 +166,8 @@ class StageModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Size of the arenas."""
-        return self._arenas.bytes
+        """Size of what is kept by slot."""
+        return self._arenas.bytes + self._host.bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -204,12 +211,18 @@ class StageModel:
             return SlotAttention(self._arenas, Plan(view, self.device, in_place=True), precise_kernel)
         return fast_attention(self._arenas, view, self.device, torch_dtype(self.dtype))
 
+    def _new_state(self, capacity: int) -> State:
+        if self._plain:
+            return SteppedState(capacity)
+        return FoldedState(capacity, torch.float64 if self._precise else torch.float32)
+
     def _run(self, view: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
         if hidden is None:
             inputs = {"input_ids": torch.from_numpy(view.tokens)[None].to(self.device)}
         else:
             inputs = {"inputs_embeds": hidden[None].to(self.device, torch_dtype(self.dtype))}
+        self._host.begin(view)
         with attending(attend):
             output = self._base(**inputs, position_ids=positions_1N, use_cache=False)
         return output.last_hidden_state[0]
@@ -228,9 +241,11 @@ class StageModel:
         self._run(view, given, probed)
         hook.remove()
         check_calls(config, self.first, self.last, probed)
+        check_mixers(config, self.first, self.last, [mixer.calls for mixer in self._host.mixers])
         if given is not None:
             check_entry(config, given.to(self.device), entered[0] if entered else None)
         self._arenas.zero()
+        self._host.zero()
 
 
 def _one_row() -> BatchView:

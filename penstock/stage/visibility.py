@@ -26,6 +26,7 @@ class RequestView:
     ``slots``     [S]     the slots that at least one of them sees, committed ones first, in position order
     ``positions`` [S]     the position that each of these slots holds
     ``mask``      [n, S]  True where the row sees the slot (its ancestors, its committed prefix, itself)
+    ``committed``         how many of the slots, from the first on, are committed
     """
 
     request: int
@@ -33,6 +34,7 @@ class RequestView:
     slots: np.ndarray
     positions: np.ndarray
     mask: np.ndarray
+    committed: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class BatchView:
     """Of a drafter whose rows read features of different levels, theirs."""
     slot_tokens: np.ndarray | None = None
     """The token in each slot of the stage, until the next batch."""
+    closed: Sequence[int] = ()
+    """Requests that have ended since the last view."""
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -133,11 +137,13 @@ class Visibility:
         self._positions = np.zeros(capacity, dtype=np.int64)
         self._tokens = np.zeros(capacity, dtype=np.int64)
         self._requests: dict[int, _RequestSlots] = {}
+        self._closed: list[int] = []
 
     def apply_header(self, batch: Batch) -> None:
         """Take in what has been closed, opened and have been committed. Every batch's header, also one without rows."""
         for request in batch.closed:
             self._requests.pop(request, None)
+            self._closed.append(request)
         for opened in batch.opened:
             if opened.request in self._requests:
                 raise ProtocolError(f"stream {batch.stream}: request {opened.request} is opened twice")
@@ -168,6 +174,7 @@ class Visibility:
                 table.register(slots_listed[i], parents[i], positions_listed[i])
         slots, positions, tokens = map(array_of, (slots_listed, positions_listed, tokens_listed))
         self._tokens[slots] = tokens
+        closed, self._closed = self._closed, []
         return BatchView(
             requests=array_of(requests),
             nodes=array_of(column(rows.nodes)),
@@ -177,6 +184,7 @@ class Visibility:
             tokens=tokens,
             levels=array_of(column(batch.feature_levels)) if batch.feature_levels else None,
             slot_tokens=self._tokens,
+            closed=closed,
             views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
         )
 
@@ -196,7 +204,7 @@ class Visibility:
         mask = np.empty((len(rows), len(all_slots)), dtype=bool)
         mask[:, :seen_committed] = slot_positions[None, :seen_committed] <= positions[rows, None]
         mask[:, seen_committed:] = sees
-        return RequestView(request, rows, all_slots, slot_positions, mask)
+        return RequestView(request, rows, all_slots, slot_positions, mask, seen_committed)
 
 
 def check_below(limit: int, what: str, numbers: Sequence[int], stream: int) -> None:

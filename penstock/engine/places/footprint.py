@@ -18,9 +18,10 @@ def needed_bytes(setup: Resolved) -> list[int]:
     numbers = numbers_by_part(checkpoint.weights.sizes())
     width = WHOLE_NUMBERS.get(setup.quantization, float(dtype))
     kv = 2 * kv_width(checkpoint.config) * dtype * setup.capacity
+    attends = attending(checkpoint.config, checkpoint.num_layers)
     return [
         round(width * (sum(numbers.get(layer, 0) for layer in range(first, last)) + beside(numbers, i, setup.stages)))
-        + kv * (last - first)
+        + kv * sum(attends[first:last])
         for i, (first, last) in enumerate(setup.layers)
     ]
 
@@ -43,6 +44,14 @@ def numbers_by_part(sizes: Mapping[str, int]) -> dict[int | str, int]:
         part = layer if layer is not None else "embedding" if "embed" in name else "rest"
         numbers[part] = numbers.get(part, 0) + size
     return numbers
+
+
+def attending(config: Any, layers: int) -> list[bool]:
+    """Whether each layer keeps keys and values. What layers that carry a state keep is not reckoned with."""
+    from penstock.models.gate import ATTENTION_TYPES, layer_types
+
+    types = layer_types(config)
+    return [kind in ATTENTION_TYPES for kind in types] if types else [True] * layers
 
 
 def kv_width(config: Any) -> int:

@@ -26,7 +26,7 @@ class TargetHead(nn.Module):
     def __init__(self, target: Checkpoint, dtype: str, device: str) -> None:
         super().__init__()
         causal = load_module(target, target.num_layers, target.num_layers, dtype, device)
-        setattr(causal, target.parts.base, NormOnly(nn.Identity()))
+        setattr(causal, target.parts.base, NormOnly(nn.Identity(), getattr(causal, target.parts.base)))
         self._causal = causal
 
     def forward(self, hidden_nD: Tensor) -> Tensor:

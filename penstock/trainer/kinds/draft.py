@@ -28,7 +28,7 @@ class DraftHead(TargetHead):
     def __init__(self, causal: Any, base: str) -> None:
         nn.Module.__init__(self)
         self._causal = copy.copy(causal)
-        self._causal._modules = {**causal._modules, base: NormOnly(nn.Identity())}
+        self._causal._modules = {**causal._modules, base: NormOnly(nn.Identity(), causal._modules[base])}
 
 
 class DraftTrainee(nn.Module):

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.messages import CommittedSlots, Rows
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
+from tests.generated import generate
 from tests.staged import Staged, chain_rows
 
 PROMPT = [17, 3, 99, 42, 8, 64, 120]
@@ -32,9 +33,7 @@ def reference(checkpoint: Path) -> torch.nn.Module:
 
 @pytest.mark.parametrize("stages", [1, 3, 5])
 def test_greedy_text_is_that_of_generate(checkpoint: Path, reference, stages: int) -> None:
-    expected = reference.generate(
-        torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
-    )[0, len(PROMPT) :].tolist()
+    expected = generate(reference, PROMPT, 24)
     assert len(set(expected)) > 8, "a text that repeats itself would hide mistakes"
     assert Staged(checkpoint, stages).greedy(PROMPT, 24) == expected
 
@@ -42,6 +41,10 @@ def test_greedy_text_is_that_of_generate(checkpoint: Path, reference, stages: in
 @pytest.mark.parametrize("spread", [1, 4], ids=["dense slots", "scattered slots"])
 @pytest.mark.parametrize("plain", [False, True], ids=["fast", "plain"])
 def test_tree_rows_equal_separate_sequences(checkpoint: Path, reference, plain: bool, spread: int) -> None:
+    check_tree(checkpoint, reference, plain, spread)
+
+
+def check_tree(checkpoint: Path, reference: torch.nn.Module, plain: bool, spread: int) -> None:
     """A 15-node tree and the second request's prompt in one batch, in shuffled slots shared by nobody."""
     rng = random.Random(1)
     slots = [spread * slot for slot in rng.sample(range(40), 40)]

@@ -27,6 +27,7 @@ from penstock.strategies.static_tree import StaticTree
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
 from tests.engines import InProcessEngine, Picks
+from tests.generated import generate
 
 PROMPTS = [[5, 9, 13, 9, 5, 70, 31], [100, 4, 8, 15, 16, 23, 42, 99, 3, 77, 6, 12, 90, 41, 55, 66, 7, 19, 20]]
 TOKENS = 24
@@ -59,11 +60,6 @@ def strategies(stages: int) -> list[Strategy]:
     ]
 
 
-def generate(model: AutoModelForCausalLM, prompt: Sequence[int]) -> list[int]:
-    ids = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
-    return ids[0, len(prompt) :].tolist()
-
-
 def check_same(model: AutoModelForCausalLM, prompt: Sequence[int], found: list[int], expected: list[int]) -> bool:
     """Whether the ids agree; where they do not, the reference itself has to be undecided at the first difference."""
     assert len(found) == len(expected)
@@ -77,11 +73,11 @@ def check_same(model: AutoModelForCausalLM, prompt: Sequence[int], found: list[i
     return False
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "qwen3_5"])
 def test_every_strategy_gives_the_tokens_of_generate(architecture: str, tmp_path: Path) -> None:
     target = make_checkpoint(tmp_path, architecture)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    expected = [generate(model, prompt) for prompt in PROMPTS]
+    expected = [generate(model, prompt, TOKENS) for prompt in PROMPTS]
     greedy = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, expected, strict=True)}
     undecided = 0
     for stages in (1, 3, 5):

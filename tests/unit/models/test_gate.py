@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from penstock.core import ConfigError
-from penstock.models.gate import Parts, check_supported
+from penstock.models.gate import RECURRENT, Parts, check_supported
 
 
 @pytest.mark.parametrize(
@@ -17,9 +17,9 @@ from penstock.models.gate import Parts, check_supported
         ("gemma3n", "share keys and values"),
         ("gemma4_text", "share keys and values"),
         ("llama4_text", "chunked"),
-        ("qwen3_5", "linear_attention"),
-        ("qwen3_next", "linear_attention"),
         ("mamba", "linear_attention"),
+        ("minimax", "linear_attention"),
+        ("zamba2", "hybrid"),
         ("deepseek_v32", "indexed_attention"),
         ("gemma3", "multimodal"),
         ("t5", "encoder-decoder"),
@@ -35,3 +35,8 @@ def test_parts_come_from_the_pipeline_plan() -> None:
     assert check_supported(AutoConfig.for_model("llama")) == Parts("model", "embed_tokens", "layers", "norm")
     assert check_supported(AutoConfig.for_model("phi")) == Parts("model", "embed_tokens", "layers", "final_layernorm")
     assert check_supported(AutoConfig.for_model("gpt_neox")).embed == "embed_in"
+
+
+@pytest.mark.parametrize("model_type", RECURRENT)
+def test_layers_that_carry_a_state_pass(model_type: str) -> None:
+    assert check_supported(AutoConfig.for_model(model_type)) == RECURRENT[model_type]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
-from penstock.models.loader import PassThrough, load_module
+from penstock.models.loader import ForeignLayer, load_module
 from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
 from tests.checkpoints import LAYERS, make_checkpoint
 
@@ -36,7 +36,7 @@ def test_each_stage_holds_its_own_part(tmp_path: Path) -> None:
     assert names(first) == {"embed_tokens", "layers"}
     assert names(middle) == {"layers"}
     assert names(last) == {"layers", "norm", "lm_head.weight"}
-    assert [isinstance(layer, PassThrough) for layer in middle.model.layers] == [True, True, False, False, True]
+    assert [isinstance(layer, ForeignLayer) for layer in middle.model.layers] == [True, True, False, False, True]
 
 
 def test_tied_ends_share_the_embedding(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Puts mixers over slots in place of transformers' own, where they compute the same, which is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from penstock.models.fused.norms import agree, sample_of
+from penstock.models.gate import refusal
+from penstock.models.recurrent.delta_net import DeltaNet, kimi_linear, olmo_hybrid, qwen3_5, qwen3_next
+from penstock.models.recurrent.mamba2 import Mamba2
+from penstock.models.recurrent.mixer import PROBED, Host, Mixer
+from penstock.models.recurrent.short_convolution import ShortConvolution
+from penstock.stage.visibility import BatchView, RequestView
+
+ROWS: Final = 5
+"""Of the sample: more than a convolution reaches back."""
+
+MIXERS: Final[Mapping[str, Callable[[Any, Host], Mixer]]] = {
+    "Qwen3NextGatedDeltaNet": partial(DeltaNet, project=qwen3_next),
+    "Qwen3_5GatedDeltaNet": partial(DeltaNet, project=qwen3_5),
+    "Qwen3_5MoeGatedDeltaNet": partial(DeltaNet, project=qwen3_5),
+    "OlmoHybridGatedDeltaNet": partial(DeltaNet, project=olmo_hybrid),
+    "KimiLinearDeltaAttention": partial(DeltaNet, project=kimi_linear),
+    "BambaMixer": Mamba2,
+    "GraniteMoeHybridMambaLayer": Mamba2,
+    "NemotronHMamba2Mixer": Mamba2,
+    "FalconH1Mixer": Mamba2,
+    "Lfm2ShortConv": ShortConvolution,
+    "Lfm2MoeShortConv": ShortConvolution,
+}
+"""By the names of transformers' classes."""
+
+
+@torch.inference_mode()
+def install(config: Any, layers: Sequence[nn.Module], host: Host) -> None:
+    """Replace the mixers of these layers, in place. Raises ConfigError where one computes something unexpected."""
+    for layer in layers:
+        for name, own in list(layer.named_children()):
+            if make := MIXERS.get(type(own).__name__):
+                setattr(layer, name, _same(config, make, own, host))
+    host.zero()
+
+
+def _same(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host) -> Mixer:
+    """The mixer in place of ``own``, which it takes apart, if some rows come out alike."""
+    weight = next(one for one in own.parameters() if one.dim() == 2 and one.shape[1] == config.hidden_size)
+    sample = sample_of(weight, min(ROWS, host.capacity))
+    expected = own(hidden_states=sample)
+    mixer = make(own, host)
+    host.mixers.append(mixer)
+    host.begin(_chain(sample.shape[1]))
+    if not agree(mixer(sample), expected):
+        raise refusal(config, f"transformers' {type(own).__name__} computes something that this release does not know")
+    mixer.calls = 0
+    return mixer
+
+
+def _chain(count: int) -> BatchView:
+    """A text of ``count`` rows in the first slots."""
+    order = np.arange(count)
+    request = RequestView(PROBED, order, order, order, np.tri(count, dtype=bool))
+    return BatchView(order * 0, order, order, order, order * 0, [request], order - 1)

@@ -1,0 +1,87 @@
+"""What stands in place of a layer's own part that carries a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.models.recurrent.plan import TreePlan
+from penstock.models.recurrent.slots import SlotArrays
+from penstock.models.recurrent.state import State
+from penstock.stage.visibility import BatchView
+
+PROBED: Final = 0
+"""The request that a freshly loaded stage is tried with."""
+
+
+class Host:
+    """What the mixers of a stage share: the batch that is being computed, and how many slots there are."""
+
+    def __init__(self, capacity: int, device: torch.device, new_state: Callable[[int], State]) -> None:
+        """``new_state`` is given the number of slots."""
+        self.capacity = capacity
+        self._device = device
+        self._new_state = new_state
+        self.mixers: list[Mixer] = []
+        self._plan: TreePlan | None = None
+
+    def begin(self, view: BatchView) -> None:
+        """The batch whose rows come next."""
+        if not self.mixers:
+            return
+        self._plan = TreePlan(view, self.capacity, self._device)
+        for mixer in self.mixers:
+            mixer.forget(view.closed)
+
+    @property
+    def plan(self) -> TreePlan:
+        assert self._plan is not None, "a batch has begun"
+        return self._plan
+
+    def new_state(self) -> State:
+        return self._new_state(self.capacity)
+
+    @property
+    def bytes(self) -> int:
+        """Size of what is kept by slot."""
+        return sum(mixer.bytes for mixer in self.mixers)
+
+    def zero(self) -> None:
+        """As if no row had ever come."""
+        for mixer in self.mixers:
+            for slots in mixer.slots:
+                slots.zero()
+            mixer.forget((PROBED,))
+
+
+class Mixer(nn.Module):
+    """Called as the transformers module that it was made of; ``calls`` counts."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self.host = host
+        self.calls = 0
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        """[1, N, D] -> [1, N, D]"""
+        self.calls += 1
+        return self.mix(hidden_states[0], self.host.plan)[None]
+
+    def mix(self, hidden_ND: Tensor, plan: TreePlan) -> Tensor:
+        """[N, D] -> [N, D]"""
+        raise NotImplementedError
+
+    @property
+    def slots(self) -> list[SlotArrays]:
+        """All that is kept by slot."""
+        raise NotImplementedError
+
+    def forget(self, requests: Sequence[int]) -> None:
+        """These have ended."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(slots.bytes for slots in self.slots)

@@ -1,0 +1,144 @@
+"""What the rows of one batch need of each other in layers that carry a state: worked out once, used by every layer.
+
+Shapes: N rows of a batch, n rows of a part, m slots that hold their ancestors above the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.stage.visibility import BatchView, RequestView
+
+FOLD: Final = 64
+"""Certain tokens are folded into a request's state so many at a time, always from a multiple of it on."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one request that are computed together, parents first.
+
+          folded: 0 .. base-1          m above         n rows
+        | certain, in the state | certain or drafted | 5 <- 6 <- 7
+                                                      \\ <- 8          sees_nn[8]: 5 and 8
+
+    ``rows`` [n] are their places in the batch and ``own`` [n] their slots. ``above`` [m] are the slots of all their
+    ancestors from position ``base`` on that are not among them. ``sees_nm`` and ``sees_nn`` say whose ancestors, or
+    themselves, they are. ``run_nn`` is the end of a row's path that lies within the part without a gap, and ``top`` [n]
+    the slot right above that; the slot behind the last one where there is none.
+    """
+
+    request: int
+    base: int
+    certain: np.ndarray
+    """Slots of the certain tokens, by position."""
+    rows: Tensor
+    own: Tensor
+    above: Tensor
+    sees_nm: Tensor
+    sees_nn: Tensor
+    run_nn: Tensor
+    top: Tensor
+
+
+class TreePlan:
+    """Parts and ancestors of a batch. ``capacity`` is the number of slots; ``capacity`` itself stands for no slot."""
+
+    def __init__(self, view: BatchView, capacity: int, device: torch.device) -> None:
+        self.view = view
+        self.capacity = capacity
+        self.device = device
+        self.slots_N = self._tensor(view.slots)
+        self._ancestors: dict[int, Tensor] = {}
+
+    def ancestors(self, count: int) -> Tensor:
+        """Slots [N, count] of each row's parent, its parent's parent, and so on."""
+        if count not in self._ancestors:
+            self._ancestors[count] = self._tensor(self._above(count))
+        return self._ancestors[count]
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """All rows, in an order in which parents are computed first."""
+        parents = self._above(1)[:, 0]
+        return [
+            self._part(request, lines, parents)
+            for request in self.view.views
+            for lines in _lines(self.view.positions[request.rows], request.committed)
+        ]
+
+    def _above(self, count: int) -> np.ndarray:
+        found = np.full((len(self.view), count), self.capacity, dtype=np.int64)
+        for request in self.view.views:
+            own = self.view.positions[request.rows]
+            near = np.flatnonzero(request.positions >= own.min() - count)
+            sees, held = request.mask[:, near], request.positions[near]
+            for distance in range(1, count + 1):
+                is_it = sees & (held == own[:, None] - distance)
+                has = is_it.any(axis=1)
+                found[request.rows[has], distance - 1] = request.slots[near[is_it[has].argmax(axis=1)]]
+        return found
+
+    def _part(self, request: RequestView, lines: np.ndarray, parents: np.ndarray) -> Part:
+        rows = request.rows[lines]
+        own, mask = self.view.slots[rows], request.mask[lines]
+        base = _base(request, self.view.positions[rows])
+        column = {slot: i for i, slot in enumerate(request.slots.tolist())}
+        new = np.array([column[slot] for slot in own.tolist()], dtype=np.int64)
+        seen = mask.any(axis=0) & (request.positions >= base)
+        seen[new] = False
+        run, top = _runs(own.tolist(), parents[rows].tolist())
+        return Part(
+            request=request.request,
+            base=base,
+            certain=request.slots[: request.committed],
+            rows=self._tensor(rows),
+            own=self._tensor(own),
+            above=self._tensor(request.slots[seen]),
+            sees_nm=self._tensor(mask[:, seen]),
+            sees_nn=self._tensor(mask[:, new]),
+            run_nn=self._tensor(run),
+            top=self._tensor(top),
+        )
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        return torch.from_numpy(array).to(self.device)
+
+
+def _lines(positions: np.ndarray, committed: int) -> Iterator[np.ndarray]:
+    """A request's rows in parts of at most ``FOLD``; a certain one begins a part wherever a fold may end.
+
+    Where a long prompt is cut into batches therefore makes no difference to what is folded when.
+    """
+    first = 0
+    for line, position in enumerate(positions.tolist()):
+        may_end = position % FOLD == 0 and position < committed
+        if line > first and (may_end or line - first == FOLD):
+            yield np.arange(first, line)
+            first = line
+    yield np.arange(first, len(positions))
+
+
+def _base(request: RequestView, positions: np.ndarray) -> int:
+    """Up to where everything is folded for rows at these positions."""
+    return min(request.committed, int(positions.min())) // FOLD * FOLD
+
+
+def _runs(own: list[int], parents: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """``Part.run_nn`` and ``Part.top`` of rows in these slots."""
+    run, top = np.zeros((len(own), len(own)), dtype=bool), np.empty(len(own), dtype=np.int64)
+    line = {slot: i for i, slot in enumerate(own)}
+    for i, parent in enumerate(parents):
+        above = line.get(parent)
+        if above is None:
+            top[i] = parent
+        else:
+            run[i], top[i] = run[above], top[above]
+        run[i, i] = True
+    return run, top
