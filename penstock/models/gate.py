@@ -94,7 +94,7 @@ def check_supported(config: Any) -> Parts:
 
 def layer_types(config: Any) -> list[str]:
     """The type of every layer; nothing where all are alike."""
-    return list(getattr(config.get_text_config(), "layer_types", None) or ())
+    return list(getattr(config, "layer_types", None) or ())
 
 
 def _read_plan(cls: Any, config: Any, plan: dict[str, Any]) -> Parts:
