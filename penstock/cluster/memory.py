@@ -8,8 +8,8 @@ from penstock.cluster.prices import ModelPrice
 from penstock.cluster.spec import Cluster, Device
 from penstock.config import FieldError
 
-BATCH_ROWS: Final = 128
-"""Rows of the largest batch: a chunk of a prompt."""
+BATCH_ROWS: Final = 512
+"""Rows of the largest batch: a piece of a prompt."""
 ROW_STATES: Final = 16
 """Hidden states that a row needs in a layer: the residual, its norm, queries to values, the feed-forward's 2 x 3.5."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Final
 
+from penstock.cluster import link_timings, stage_timings
+from penstock.cluster.memory import BATCH_ROWS
 from penstock.drafters.base import Drafter
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.options import DrafterParts, Weights
@@ -17,8 +20,12 @@ from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Scheduler
 from penstock.pipeline.base import Clock, Pipeline, SideChannel
 from penstock.pipeline.plan import StagePlan, TapSpec
+from penstock.planner.pieces import PieceTable
 from penstock.requests.slots import SlotPool
 from penstock.speculation import SpeculativeConfig
+
+CHUNK: Final = 128
+"""Prompt tokens of a batch where nothing says what they cost."""
 
 
 def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePlan]:
@@ -107,7 +114,7 @@ def drafter_parts(
     return DrafterParts(
         vocab_size=setup.checkpoint.vocab_size,
         layers=setup.layers,
-        chunk=max(setup.options.prefill_chunk, config.strategy_options.most_asked),
+        chunk=max(setup.options.prefill_chunk or CHUNK, config.strategy_options.most_asked),
         speculator=setup.speculator,
         answer=answers,
         start_weights=lambda: started(weights),
@@ -150,12 +157,14 @@ def drafting_plan(setup: Resolved, model: str, layers: int, quantization: str = 
 def make_loop(setup: Resolved, parts: Parts, clock: Clock) -> EngineLoop:
     options = setup.options
     pool = SlotPool(setup.kv_slots, setup.speculative_slots, options.enable_prefix_caching)
+    pieces = planned_pieces(setup)
     scheduler = Scheduler(
         pool,
-        options.prefill_chunk,
+        options.prefill_chunk or (CHUNK if pieces is None else BATCH_ROWS),
         options.max_num_seqs,
         setup.max_model_len,
         options.prefill_stretch,
+        pieces,
     )
     emulated = setup.cluster is not None and setup.cluster.emulated
     recovery = Recovery(parts, clock, options.recovery_timeout)
@@ -168,6 +177,13 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock) -> EngineLoop:
         apart=parts.apart,
         recovery=recovery,
     )
+
+
+def planned_pieces(setup: Resolved) -> PieceTable | None:
+    """How prompts are cut where stages' times are modelled, unless ``prefill_chunk`` says it."""
+    if setup.cluster is None or not setup.cluster.emulated or setup.options.prefill_chunk is not None:
+        return None
+    return PieceTable(stage_timings(setup.cluster), link_timings(setup.cluster))
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:

@@ -146,7 +146,10 @@ class SharingOptions:
     enable_prefix_caching: Annotated[
         bool, Option("Keep what requests with the same beginning can share.", SHARING, default="on")
     ] = True
-    prefill_chunk: Annotated[int, Option("Most tokens of prompts in one batch.", SHARING)] = 128
+    prefill_chunk: Annotated[
+        int | None,
+        Option("Most tokens of prompts in one batch.", SHARING, default="128; planned pieces on an emulated cluster"),
+    ] = None
     prefill_stretch: Annotated[
         float,
         Option("Most times as long as without prompts that a step may take while other requests decode.", SHARING),

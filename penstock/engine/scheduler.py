@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from penstock.core import RequestError
 from penstock.requests.prefix_cache import BLOCK
@@ -23,6 +23,14 @@ GROWTH: Final = 64
 Entries = list[tuple[Request, list[Node]]]
 
 
+class Pieces(Protocol):
+    """A plan for prompts: ``planner.pieces.PieceTable``."""
+
+    def ends(self, tokens: int, cached: int = 0) -> Sequence[int]:
+        """After which tokens of a text the pieces end that follow its ``cached`` first ones; the last after all."""
+        ...
+
+
 class Schedule(NamedTuple):
     """What enters next, request by request, and the moment at which a strategy that waits is to be asked again."""
 
@@ -35,6 +43,7 @@ class Scheduler:
 
     ``chunk`` bounds the prompt rows of a batch: chunks follow each other through the stages. While other requests
     decode, it shrinks until a batch takes the slowest stage at most ``prefill_stretch`` times as long as without it.
+    With ``pieces`` a chunk also ends where a planned piece does.
     """
 
     def __init__(
@@ -44,6 +53,7 @@ class Scheduler:
         max_running: int,
         max_model_len: int,
         prefill_stretch: float = math.inf,
+        pieces: Pieces | None = None,
     ) -> None:
         self.pool = pool
         self.nodes = Nodes(pool)
@@ -51,6 +61,7 @@ class Scheduler:
         self.max_running = max_running
         self.max_model_len = max_model_len
         self.prefill_stretch = prefill_stretch
+        self._pieces = pieces
         self.growth = GROWTH
         self.waiting = FairQueue()
         self.running: deque[Request] = deque()
@@ -163,9 +174,16 @@ class Scheduler:
             if left <= 0:
                 break
             self._attach_blocks(request)
-            entries.append((request, request.take_prefill_chunk(self.nodes, left)))
+            entries.append((request, request.take_prefill_chunk(self.nodes, min(left, self._piece(request)))))
             left -= len(entries[-1][1])
         return entries
+
+    def _piece(self, request: Request) -> int:
+        """How many tokens are left of the request's piece; without a plan all."""
+        done, tokens = len(request.committed), len(request.token_ids)
+        if self._pieces is None:
+            return tokens - done
+        return next(end for end in self._pieces.ends(tokens, request.cached) if end > done) - done
 
     def _most_rows(self, context: Context) -> int:
         """How many prompt rows may go with those that the batch has: all of ``chunk`` while nobody decodes."""

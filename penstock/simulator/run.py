@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.cluster import LinkTiming, draft_link, draft_timing, link_timings, stage_timings
+from penstock.cluster.memory import BATCH_ROWS
 from penstock.cluster.spec import Cluster
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.drafters.base import Draft
@@ -19,6 +20,7 @@ from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Result, SampledToken, Sampling
 from penstock.pipeline.clock import VirtualClock
+from penstock.planner.pieces import PieceTable
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool, speculative_slots
 from penstock.simulator.drafter import ScriptedDrafter
@@ -30,8 +32,6 @@ from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.stage.device import Links
 from penstock.stage.driver import StageDriver
 from penstock.strategies.base import Strategy
-
-CHUNK = 128
 
 
 @dataclass
@@ -90,19 +90,22 @@ def simulate(
     warm_up: int = 0,
     overhead_per_hop: float = 0.0,
     host: SharedHost | None = None,
+    prefill_chunk: int | None = None,
 ) -> list[Simulated]:
     """Every request of the script alone, one after the other, with one strategy; None decodes plainly.
 
     The engine is a fresh one, and keeps what it learns from request to request. The first ``warm_up`` tokens of the
     first request come before, and do not count. Every message takes ``overhead_per_hop`` seconds longer than its link
     does: what ``penstock bench`` has measured, say. With ``host`` all stages compute on it, whatever hosts the cluster
-    names; drafter and engine have their own. The cluster has to be emulated and, unless decoding is plain, to
-    name a drafter.
+    names; drafter and engine have their own. Prompts enter in planned pieces, or in chunks of ``prefill_chunk`` tokens.
+    The cluster has to be emulated and, unless decoding is plain, to name a drafter.
     """
     numbers = [*range(len(script.picks))]
     if warm_up:
         script, numbers = script.with_again(0, warm_up), [len(numbers), *numbers]
-    loop = make_loop(cluster, script, speculation, overhead_per_hop=overhead_per_hop, host=host)
+    loop = make_loop(
+        cluster, script, speculation, overhead_per_hop=overhead_per_hop, host=host, prefill_chunk=prefill_chunk
+    )
     done = []
     for number in numbers:
         strategy = make_strategy(speculation, len(cluster.stages))
@@ -167,6 +170,7 @@ def make_loop(
     concurrency: int = 1,
     overhead_per_hop: float = 0.0,
     host: SharedHost | None = None,
+    prefill_chunk: int | None = None,
 ) -> EngineLoop:
     """An engine on modelled devices, for so many requests at a time. As ``simulate`` has it."""
     clock = VirtualClock()
@@ -193,7 +197,8 @@ def make_loop(
     most_rows = speculation.strategy_options.most_rows if speculation is not None else 0
     longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
     pool = SlotPool(longest * concurrency, speculative_slots(len(timings), most_rows), sharing=False)
-    scheduler = Scheduler(pool, CHUNK, concurrency, longest)
+    pieces = PieceTable(timings, links) if prefill_chunk is None else None
+    scheduler = Scheduler(pool, prefill_chunk or BATCH_ROWS, concurrency, longest, pieces=pieces)
     return EngineLoop(pipeline, drafter, scheduler, pipeline, contended=host is not None)
 
 

@@ -169,6 +169,25 @@ def test_a_chunk_shrinks_beside_requests_that_decode() -> None:
         assert [len(nodes) for _, nodes in scheduler.schedule(context(estimates), 1).entries] == [1, rows]
 
 
+class Tenths:
+    """Pieces that end at every tenth token behind what is cached."""
+
+    def ends(self, tokens: int, cached: int = 0) -> tuple[int, ...]:
+        return (*range(cached + 10, tokens, 10), tokens)
+
+
+def test_a_chunk_ends_where_a_planned_piece_does() -> None:
+    """Its end need not be a block's; one that was cut short is finished first, and the last is what is left."""
+    scheduler = Scheduler(SlotPool(400, 20), 128, 20, 400, pieces=Tenths())
+    scheduler.add(request(0, Willing(rate_limited=False), 24))
+    (one,) = scheduler.admit()
+    one.take_prefill_chunk(scheduler.nodes, 4)
+    chunks = []
+    while one.prefilling:
+        chunks += [len(nodes) for _, nodes in scheduler.schedule(context(), 1).entries]
+    assert chunks == [6, 10, 4]
+
+
 def test_prompts_share_a_chunk() -> None:
     scheduler = Scheduler(SlotPool(4000, 20), 128, 20, 4000)
     for number in range(4):

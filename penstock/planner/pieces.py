@@ -1,0 +1,178 @@
+"""In which pieces a prompt enters a pipeline of modelled stages, so that its first token is there soonest.
+
+Short pieces keep all stages busy early; each costs a stage's overhead and one more reading of its weights. As attention
+grows along a text, pieces that take equally long get shorter. So pieces of equal time are tried, of many such times,
+beside pieces of equal length; the best are then moved about by some blocks while that helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import combinations, pairwise
+from typing import Final
+
+from penstock.cluster.memory import BATCH_ROWS
+from penstock.cluster.timing import LinkTiming, StageTiming, chunk
+
+BLOCK: Final = 16
+"""Tokens that a piece is a multiple of, except for the last one: those of a block of the prefix cache."""
+HEADER_BYTES: Final = 300
+HEADER_ROW_BYTES: Final = 20
+"""Of a batch's header, and of each row in it."""
+FEW: Final = 8
+"""Blocks whose 128 cuts are all tried."""
+TIMES: Final = 24
+"""Times of a piece that are tried, from that of a block to that of the longest piece."""
+WORK: Final = 60_000
+"""Stages that pieces pass while they are moved about, at most."""
+MOVES: Final = 150
+
+Ends = tuple[int, ...]
+"""After how many tokens of the text each piece ends."""
+
+
+class Flow:
+    """Pieces on their way: a stage works on one, its neighbour's buffer holds one, and each link carries one."""
+
+    def __init__(self, stages: Sequence[StageTiming], links: Sequence[LinkTiming]) -> None:
+        self._stages = stages
+        self._links = links
+
+    @property
+    def stages(self) -> int:
+        return len(self._stages)
+
+    def slowest_s(self, rows: int, cached: int) -> float:
+        """Seconds of the slowest stage for so many tokens behind ``cached`` ones."""
+        attended = chunk(rows, cached)
+        return max(stage.seconds(rows, attended) for stage in self._stages)
+
+    def first_token_s(self, begin: int, ends: Sequence[int]) -> float:
+        """Seconds until the last of the pieces has come out of the last stage and its answer to the engine.
+
+        A stage says that its buffer is free when it begins a piece, and that takes the link's latency. What it has
+        computed leaves when the next one has said so, and only then does it begin another.
+        """
+        stages, links = self._stages, self._links
+        free = [0.0] * (
+            len(stages) + 1
+        )  # when the buffer before each stage is known to be free; the engine's always is
+        left = [0.0] * len(stages)
+        sent = [0.0] * len(links)
+        at = 0.0
+        for first, last in pairwise((begin, *ends)):
+            rows, attended, at = last - first, chunk(last - first, first), free[0]
+            for i, stage in enumerate(stages):
+                link = links[i]
+                sent[i] = max(at, sent[i]) + link.seconds(rows, header_bytes(rows, i)) - link.latency_s
+                start = max(sent[i] + link.latency_s, left[i])
+                free[i] = start + link.latency_s
+                at = left[i] = max(start + stage.seconds(rows, attended), free[i + 1])
+        return at + links[-1].seconds(1)
+
+
+def header_bytes(rows: int, hop: int) -> int:
+    """Beside the hidden states. To the first stage the rows are in the header, and priced as such."""
+    return HEADER_BYTES + (HEADER_ROW_BYTES * rows if hop else 0)
+
+
+class PieceTable:
+    """The pieces of any text behind any cached part of it, for one pipeline; each is reckoned when it is asked for."""
+
+    def __init__(self, stages: Sequence[StageTiming], links: Sequence[LinkTiming], most: int = BATCH_ROWS) -> None:
+        flow = Flow(stages, links)
+        self._ends = lru_cache(maxsize=4096)(lambda tokens, begin: best_ends(flow, begin, tokens, most))
+
+    def ends(self, tokens: int, cached: int = 0) -> Ends:
+        """After which tokens of a text the pieces end that follow its ``cached`` first ones.
+
+        Texts of over 1,024 tokens whose lengths differ by less than 1 in 32 may be cut alike.
+        """
+        step = BLOCK
+        while step * 64 < tokens:
+            step *= 2
+        planned = self._ends(-(-tokens // step) * step, cached)
+        return (*(end for end in planned if end < tokens), tokens)
+
+
+def best_ends(flow: Flow, begin: int, tokens: int, most: int) -> Ends:
+    """The pieces of the tokens from ``begin`` on with the first token soonest: of all, or those that a search finds."""
+    if tokens - begin <= FEW * BLOCK:
+        return min(every_cut(begin, tokens, most), key=lambda ends: flow.first_token_s(begin, ends))
+    ways = dict.fromkeys([*equal_lengths(begin, tokens, most), *equal_times(flow, begin, tokens, most)])
+    best = min(ways, key=lambda ends: flow.first_token_s(begin, ends))
+    return moved_about(flow, begin, best, most)
+
+
+def every_cut(begin: int, tokens: int, most: int) -> Iterator[Ends]:
+    """All pieces that end with a block."""
+    blocks = range(begin + BLOCK, tokens, BLOCK)
+    for count in range(len(blocks) + 1):
+        for cuts in combinations(blocks, count):
+            if all(end - first <= most for first, end in pairwise((begin, *cuts, tokens))):
+                yield (*cuts, tokens)
+
+
+def equal_lengths(begin: int, tokens: int, most: int) -> Iterator[Ends]:
+    length = BLOCK
+    while length <= most:
+        yield (*range(begin + length, tokens, length), tokens)
+        length *= 2
+
+
+def equal_times(flow: Flow, begin: int, tokens: int, most: int) -> Iterator[Ends]:
+    """Pieces that take the slowest stage the same time, as nearly as blocks allow: for several such times."""
+    shortest, longest = flow.slowest_s(BLOCK, begin), flow.slowest_s(most, max(begin, tokens - most))
+    for i in range(TIMES):
+        limit = shortest * (longest / shortest) ** (i / (TIMES - 1))
+        ends, done = list[int](), begin
+        while done < tokens:
+            done = min(tokens, done + rows_within(flow, done, limit, most))
+            ends.append(done)
+        yield tuple(ends)
+
+
+def rows_within(flow: Flow, cached: int, limit: float, most: int) -> int:
+    """As many blocks of tokens as the slowest stage can do in the time, one at least: by bisection."""
+    low, high = 1, most // BLOCK
+    while low < high:
+        middle = (low + high + 1) // 2
+        if flow.slowest_s(middle * BLOCK, cached) <= limit * (1 + 1e-9):
+            low = middle
+        else:
+            high = middle - 1
+    return low * BLOCK
+
+
+def moved_about(flow: Flow, begin: int, ends: Ends, most: int) -> Ends:
+    """The pieces with ends moved by some blocks, or left out, one after the other while that helps."""
+    least = flow.first_token_s(begin, ends)
+    left = min(MOVES, WORK // (len(ends) * flow.stages))
+    better = True
+    while better and left > 0:
+        better = False
+        for changed in changes(begin, ends, most):
+            left -= 1
+            if left < 0:
+                break
+            if (found := flow.first_token_s(begin, changed)) < least * (1 - 1e-9):
+                ends, least, better = changed, found, True
+                break
+    return ends
+
+
+def changes(begin: int, ends: Ends, most: int) -> Iterator[Ends]:
+    """Each piece in two halves; each end but the last some blocks to either side, or away: none is then too long."""
+    for i, (before, end) in enumerate(pairwise((begin, *ends))):
+        if end - before > BLOCK:
+            middle = before + max(1, (end - before) // (2 * BLOCK)) * BLOCK
+            yield (*ends[:i], middle, *ends[i:])
+    for i, end in enumerate(ends[:-1]):
+        before, after = (ends[i - 1] if i else begin), ends[i + 1]
+        for blocks in (-4, -1, 1, 4):
+            moved = end + blocks * BLOCK
+            if before < moved < after and max(moved - before, after - moved) <= most:
+                yield (*ends[:i], moved, *ends[i + 1 :])
+        if after - before <= most:
+            yield (*ends[:i], *ends[i + 1 :])
