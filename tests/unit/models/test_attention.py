@@ -116,6 +116,33 @@ def test_values_may_be_narrower_than_keys(kernel) -> None:
     torch.testing.assert_close(result.double(), expected, atol=1e-3, rtol=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_one_product_over_slots_is_pipedecs_over_two_caches(seed: int) -> None:
+    """PipeDec's algorithm 1, lines 2 to 8: scores over the text's cache and the tree's apart, under one softmax."""
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    past, nodes, rows, heads, width = 12, 9, 4, 6, 8
+    slots = rng.permutation(CAPACITY)[: past + nodes]
+    mask_nP = np.tril(rng.random((nodes, nodes)) < 0.4, -1)[-rows:]
+    mask_nP[:, -rows:] = np.eye(rows, dtype=bool)  # a layer's nodes: each sees itself, and some of the layers above
+    query, key, value = (torch.randn(heads, n, width, generator=generator) for n in (rows, past + nodes, past + nodes))
+
+    scores_past, scores_predict = (query @ part.transpose(1, 2) * 0.3 for part in (key[:, :past], key[:, past:]))
+    scores_predict = scores_predict.masked_fill(~torch.from_numpy(mask_nP), -torch.inf)
+    chances = torch.cat([scores_past, scores_predict], dim=-1).softmax(-1)
+    expected = chances[..., :past] @ value[:, :past] + chances[..., past:] @ value[:, past:]
+
+    arenas, at = Arenas(CAPACITY), np.arange(past + nodes)
+    arenas.store(3, torch.arange(CAPACITY), torch.zeros(heads, CAPACITY, width), torch.zeros(heads, CAPACITY, width))
+    arenas.store(3, torch.from_numpy(slots[:-rows]), key[:, :-rows], value[:, :-rows])
+    sees = np.concatenate([np.ones((rows, past), dtype=bool), mask_nP], axis=1)
+    zeros = np.zeros(rows, dtype=np.int64)
+    request = RequestView(0, np.arange(rows), slots, at, sees)
+    view = BatchView(zeros, zeros, slots[-rows:], at[-rows:], zeros, [request], zeros - 1)
+    attend = SlotAttention(arenas, Plan(view, CPU, in_place=True), plain_kernel)
+    found = attend(Layer(), query, key[:, -rows:], value[:, -rows:], None, scaling=0.3)
+    torch.testing.assert_close(found.transpose(0, 1), expected)
+
+
 def test_close_slots_are_read_in_place_and_far_ones_gathered() -> None:
     def columns(view: BatchView) -> slice | Tensor:
         return Plan(view, CPU, in_place=True).segments(None)[0].columns
