@@ -350,7 +350,7 @@ def check_drafter(cluster: Cluster) -> None:
 
 
 def refuse_emulation(cluster: Cluster) -> None:
-    """Raise FieldError for a number that would be ignored where nothing is emulated."""
+    """Raise FieldError for a number that would be ignored where nothing is emulated, and for a stage over devices."""
     for i, device in enumerate(cluster.devices):
         for name in ("weight_bandwidth_gb_s", "compute_tflops", "overhead_ms", "pass_ms"):
             if getattr(device, name) is not None:
@@ -361,3 +361,7 @@ def refuse_emulation(cluster: Cluster) -> None:
     check(cluster.time_scale == 1, "time_scale", cluster.time_scale, "left at 1: no as_model, so nothing is emulated")
     if cluster.kv_slots != KV_SLOTS:
         raise FieldError("kv_slots", "counts in the memory of modelled devices, and as_model is missing; remove it")
+    for i, stage in enumerate(cluster.stages):
+        if len(stage.devices) > 1:
+            remedy = "a real stage runs on one: give each device a stage of its own"
+            raise FieldError(f"stages[{i}].devices", f"names {len(stage.devices)} devices, and {remedy}")

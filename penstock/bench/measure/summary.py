@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.bench.grid import Setting
 from penstock.bench.intervals import paired_ratio
+from penstock.bench.measure.latency import formula_ms
 from penstock.bench.measure.sample import Sample
 from penstock.bench.measure.theory import drafting_factor
 from penstock.bench.measure.timeline import Timeline
@@ -76,6 +77,8 @@ class StrategyRun:
     """L', less what the stages wait for drafts by SPD's formulas (``theory``)."""
     efficiency: float | None = None
     """Wall-clock / theoretical speed-up: above 1 where links, which only plain decoding waits for, weigh most."""
+    formula_ms_per_token: float | None = None
+    """PipeDec's latency formula (``latency``): what a token would take if every draft hit; None where it has none."""
     feature_bytes_per_token: float = 0.0
     """Hidden states that the stages sent a learned drafter, the prompt's left out."""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -133,6 +136,7 @@ def summarise(
         prompt_set=setting.prompt_set,
         temperature=setting.temperature,
         options=values_of(config.strategy_options) if config else {},
+        formula_ms_per_token=formula_ms(llm.setup, config),
         mean_ttft_ms=1e3 * fmean(sample.first_token_seconds for sample in samples),
         mean_e2el_ms=1e3 * fmean(sample.latency_seconds for sample in samples),
         requests=[sample.as_dict() for sample in samples],

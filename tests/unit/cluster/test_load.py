@@ -297,6 +297,7 @@ STATED: dict[str, Any] = {
         (EMULATED, [(["kinds", "gpu", "pass_ms"], 0)], "kinds.gpu.pass_ms", "above 0"),
         (EMULATED, [(["devices", 2, "pass_ms"], 8)], "devices[2].pass_ms", "holds what weight_bandwidth_gb_s is for"),
         (REAL, [(["devices", 0, "pass_ms"], 8)], "as_model", "devices[0] ('a') has pass_ms"),
+        (REAL, [(["stages", 0, "devices"], ["a", "b"])], "stages[0].devices", "give each device a stage of its own"),
         (EMULATED, [(["draft_as_model"], None)], "draft_as_model", "it prices the drafter"),
         (EMULATED, [(["drafter"], None)], "drafter", "draft_as_model prices the device"),
         (EMULATED, [(["links"], {"network": LINK})], "links.local", "'a1' and 'a2' have to be joined"),
