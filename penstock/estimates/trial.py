@@ -8,18 +8,18 @@ from penstock.estimates.decoding_rate import DecodingRate
 
 PLAIN_TOKENS: Final = 3
 """How many plain tokens tell how fast plain decoding is: each takes a trip, and trips are alike."""
-STAKE: Final = 4.0
+STAKE: Final = 2.0
 """Plain tokens that a trial of speculation may lose before it ends."""
 MOST: Final = 8.0
 """Plain tokens that speculation may lose, once it has gained as many, before it ends."""
-CAUTIOUS_STAKE: Final = 2.0
+CAUTIOUS_STAKE: Final = 1.0
 """Plain tokens that the cautious trial may lose which follows at once where speculation has ended."""
 BOLD: Final = 8.0
 """Plain tokens that cautious speculation gains, beyond what the stake can hold, before it is cautious no more. Twice as
 many each time that bold speculation ends before it has gained as many itself."""
 SHARE: Final = 0.01
 """Of the time that decoding takes, what trials may lose."""
-HALVINGS: Final = 1
+HALVINGS: Final = 3
 """How often this share is halved, once for every trial that ends without having gained: drafts may be hopeless."""
 RARE: Final = 0.1
 """Of this share, what plain tokens may lose where speculation is clearly faster."""
@@ -30,8 +30,11 @@ LEAST: Final = 0.25
 LATE: Final = 4.0
 """Tokens that took longer than so many plain ones, while those before them did not, were held up by something else:
 they count as no later than that."""
-KEPT: Final = 1.0
+KEPT: Final = 4.0
 """Tokens that what was seen before weighs when a way of decoding begins again: the load may be another."""
+CHANCE: Final = 0.3
+"""Plain decoding that has become slower by no more than this share may be chance: speculation gets nothing back for it.
+It would get back more than it should as often as less, and lose each time what it then has."""
 
 
 class Trial:
@@ -50,8 +53,9 @@ class Trial:
     however its luck varies.
 
     All of that is reckoned with what a plain token takes, which the host's load changes. It is measured again whenever
-    plain decoding takes over, and what speculation was charged is corrected: a load that slows both ends neither. While
-    speculation goes on some plain tokens are decoded now and then, the seldomer the more they lose.
+    plain decoding takes over, and what speculation was charged is corrected where that is no chance: a load that slows
+    both ends neither. While speculation goes on some plain tokens are decoded now and then, the seldomer the more they
+    lose.
 
     ``requests`` that decode together bring as many tokens at a time, so that all counts of tokens are times that.
     """
@@ -157,7 +161,10 @@ class Trial:
         if not self.speculating.weight:
             self._stake = self._of_plain(STAKE)
             return
-        corrected = min(self._stake + charged * (plain - self._charged_at), max(self._stake, self._highest))
+        slower = plain - self._charged_at
+        if slower <= CHANCE * self._charged_at:
+            slower = min(slower, 0.0)
+        corrected = min(self._stake + charged * slower, max(self._stake, self._highest))
         self._stake = max(corrected, min(self._stake, 0.0))
         if self._stake <= self._of_plain(self._needed):
             self._needed = CAUTIOUS_STAKE
