@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers import logging as transformers_logging
 
 VOCAB: Final = 160
@@ -187,6 +187,45 @@ RECURRENT: Final[dict[str, dict[str, Any]]] = {
     "falcon_h1": {"model_type": "falcon_h1", "mamba_d_ssm": 64, **_MAMBA, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7]},
 }
 """Architectures some of whose layers carry a state from token to token."""
+
+_QWEN_TOWER: Final[dict[str, Any]] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+}
+_TOWER: Final[dict[str, Any]] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+WRAPPERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "qwen3_5": ("qwen3_5", _QWEN_TOWER),
+    "qwen3_5_moe": ("qwen3_5_moe", _QWEN_TOWER),
+    "gemma3": ("gemma3", _TOWER),
+    "mistral3": ("mistral", {**_TOWER, "model_type": "pixtral"}),
+}
+"""Multimodal architectures: that of the text part, and what to make of the vision tower."""
+
+
+def make_wrapper(folder: Path, kind: str, max_shard_size: str = "5GB") -> Path:
+    """Write a random multimodal checkpoint, one of ``WRAPPERS``, into ``folder``."""
+    text, tower = WRAPPERS[kind]
+    settings = {**_COMMON, **(ARCHITECTURES | RECURRENT)[text]}
+    tied = bool(settings["tie_word_embeddings"])
+    config = AutoConfig.for_model(kind, text_config=settings, vision_config=tower, tie_word_embeddings=tied)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = AutoModelForImageTextToText.from_config(config)
+        _widen(model)
+    with _no_progress_bars():
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
 
 
 def make_checkpoint(

@@ -24,7 +24,7 @@ from penstock.foreign_files import (
     said,
     shown,
 )
-from penstock.models.gate import Parts, check_supported
+from penstock.models.gate import Parts, check_supported, text_config
 from penstock.models.gguf.folder import folder_of
 from penstock.models.gguf.header import read_header
 from penstock.models.gguf.weights import GgufWeights
@@ -35,6 +35,7 @@ from penstock.models.prequantized.parts import Method
 from penstock.models.prequantized.weights import PackedShards
 from penstock.models.shards import Shards, layer_of
 from penstock.models.split import even_split
+from penstock.models.text_part import HEAD, TextPart, Weights, is_wrapper
 
 SIZES: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
 LAYER_COUNTS: Final = ("n_layer", "n_layers")
@@ -42,13 +43,12 @@ MOST_PARTS: Final = 100_000
 """Of anything that a configuration counts: layers, heads, experts, labels."""
 SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
-Weights = Shards | PackedShards | GgufWeights
-
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A supported checkpoint. ``source`` is what names it: its folder, or its GGUF file.
 
+    Of a multimodal one, ``weights`` and ``config`` are those of the text part.
     ``path`` is the folder of its configuration and tokenizer. ``sampling_defaults`` are the sampling parameters of its
     generation_config; ``eos_token_ids`` end a text.
     """
@@ -103,6 +103,9 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
         path = source
         config, parts, method = _configuration(path)
         weights = Shards(path) if method is None else PackedShards(path, method)
+        if is_wrapper(stated_config(path)):
+            weights = TextPart(weights)
+            config.tie_word_embeddings &= f"{HEAD}.weight" not in weights.names()
     check_layers(config.num_hidden_layers, weights.names(), path / CONFIG_FILE)
     generation = read_json(path / GENERATION_FILE)
     eos, sampling = _eos_ids(config, path), _sampling_defaults(generation, path)
@@ -119,10 +122,11 @@ def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:
         raise ConfigError(f"model: {file} cannot be used: {said(error)}") from error
-    parts = check_supported(config)
-    check_sizes(config, file)
     if hasattr(config, FIELD):
         del config.quantization_config  # what it says is followed here: transformers is given floats
+    config = text_config(config)
+    parts = check_supported(config)
+    check_sizes(config, file)
     return config, parts, method
 
 

@@ -60,6 +60,10 @@ RECURRENT: Final[dict[str, Parts]] = {
 transformers claims no other attention for some of them; that they have it is found out when a stage is loaded."""
 
 
+WRAPPERS: Final = frozenset({"qwen3_5", "qwen3_5_moe", "gemma3", "mistral3"})
+"""Multimodal architectures whose text part, given text alone, computes what the whole does."""
+
+
 def model_class(config: Any) -> Any:
     """The transformers class of this configuration. Raises ConfigError if it is no causal language model."""
     if getattr(config, "is_encoder_decoder", False):
@@ -67,6 +71,23 @@ def model_class(config: Any) -> Any:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise refusal(config, "transformers has no causal language model for it")
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def text_config(config: Any) -> Any:
+    """The configuration of the text part of a multimodal model, which says some things in its place; or ``config``.
+
+    Raises ConfigError for a multimodal model whose text part is not known to be a model by itself.
+    """
+    if "text_config" not in type(config).sub_configs:
+        return config
+    if config.model_type not in WRAPPERS:
+        raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
+    inner = config.text_config
+    inner.tie_word_embeddings = bool(config.tie_word_embeddings)
+    for name in ("dtype", "eos_token_id", "bos_token_id", "pad_token_id"):
+        if getattr(config, name, None) is not None:
+            setattr(inner, name, getattr(config, name))
+    return inner
 
 
 def check_supported(config: Any) -> Parts:

@@ -16,6 +16,7 @@ from penstock.foreign_files import CONFIG_FILE, check_folder, printable, read_js
 from penstock.models.gguf.header import Header, read_header
 from penstock.models.gguf.purpose import check_purpose
 from penstock.models.places import GGUF, resolve
+from penstock.models.text_part import WRAPPED, is_wrapper, text_name
 from penstock.models.weight_files import check_complete, check_no_adapter, check_weights
 
 ENCODERS: Final = frozenset(
@@ -49,7 +50,9 @@ def glance(model: str) -> Glance:
         return of_header(header)
     table = stated_config(place)
     check_weights(place)
-    check_complete(place)
+    wrapped = is_wrapper(table)
+    check_complete(place, text_name if wrapped else None)
+    table = table[WRAPPED] if wrapped else table
     names = ("num_hidden_layers", "vocab_size", "max_position_embeddings")
     return Glance(*(whole(table.get(name)) for name in names))
 

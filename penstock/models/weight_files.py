@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -42,11 +43,15 @@ def check_no_adapter(path: Path) -> None:
         )
 
 
-def check_complete(path: Path) -> None:
-    """Raise ConfigError if the index names a file that is not there."""
+def check_complete(path: Path, text_name: Callable[[str], str | None] | None = None) -> None:
+    """Raise ConfigError if the index names a file that is not there.
+
+    With ``text_name``, which says what a tensor is to the text part, only files of that part are missed.
+    """
     if not (path / INDEX_FILE).is_file():
         return
-    for file in sorted(set(indexed(path).values())):
+    found = indexed(path)
+    for file in sorted({file for name, file in found.items() if text_name is None or text_name(name) is not None}):
         if not file.is_file():
             raise missing_shard(file)
 

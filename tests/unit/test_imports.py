@@ -75,7 +75,8 @@ HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
 MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler", "trainer")
 LIGHT = ("trainer.options", "trainer.preflight", "trainer.data.corpus")
 LIGHT += tuple(
-    f"models.{name}" for name in ("glance", "places", "split", "weight_files", "gguf.header", "gguf.purpose")
+    f"models.{name}"
+    for name in ("glance", "places", "split", "text_part", "weight_files", "gguf.header", "gguf.purpose")
 )
 """Of these parts, what the command line needs for its help and to refuse what cannot work."""
 HEAVY_WHEN_CALLED = {

@@ -10,7 +10,9 @@ from typing import Final
 import msgspec
 
 from penstock.core import ConfigError
+from penstock.foreign_files import CONFIG_FILE, read_json
 from penstock.hosts.weights.digest import COUNTED
+from penstock.models.text_part import is_wrapper, text_name
 
 SAFETENSORS: Final = ".safetensors"
 PIECE: Final = 1 << 18
@@ -39,7 +41,10 @@ def parts_of(source: Path, layers: Collection[Layers], total: int) -> list[FileP
     if source.is_file():
         return [gguf_part(source, layers, total)]
     files = sorted(file for file in source.iterdir() if file.suffix in COUNTED)
-    return [safetensors_part(file, layers, total) if file.suffix == SAFETENSORS else whole(file) for file in files]
+    wrapped = is_wrapper(read_json(source / CONFIG_FILE))
+    return [
+        safetensors_part(file, layers, total, wrapped) if file.suffix == SAFETENSORS else whole(file) for file in files
+    ]
 
 
 def whole(file: Path) -> FilePart:
@@ -47,7 +52,8 @@ def whole(file: Path) -> FilePart:
     return FilePart(file.name, size, [(0, size)] if size else [])
 
 
-def safetensors_part(file: Path, layers: Collection[Layers], total: int) -> FilePart:
+def safetensors_part(file: Path, layers: Collection[Layers], total: int, wrapped: bool = False) -> FilePart:
+    """What is needed of one file; of a multimodal checkpoint (``wrapped``) nothing but its text part is."""
     from penstock.models.shards import layer_of
 
     with file.open("rb") as opened:
@@ -60,7 +66,7 @@ def safetensors_part(file: Path, layers: Collection[Layers], total: int) -> File
     wanted = [
         (begin + start, begin + end)
         for name, (start, end) in places.items()
-        if is_needed(layer_of(name), layers, total)
+        if is_needed(layer_of(name), layers, total) and not (wrapped and text_name(name) is None)
     ]
     return FilePart(file.name, file.stat().st_size, merged([(0, begin), *wanted]))
 

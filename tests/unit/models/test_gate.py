@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from penstock.core import ConfigError
-from penstock.models.gate import RECURRENT, Parts, check_supported
+from penstock.models.gate import RECURRENT, Parts, check_supported, text_config
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,11 @@ from penstock.models.gate import RECURRENT, Parts, check_supported
 def test_refusal_names_architecture_and_reason(model_type: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"'{model_type}'.*{reason}"):
         check_supported(AutoConfig.for_model(model_type))
+
+
+def test_a_text_part_that_is_no_model_by_itself_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'llava' is not supported: it is a multimodal wrapper"):
+        text_config(AutoConfig.for_model("llava"))
 
 
 def test_parts_come_from_the_pipeline_plan() -> None:

@@ -1,0 +1,78 @@
+"""The text part of a multimodal checkpoint: which of its tensors it is, by the names of a language model alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+WRAPPED: Final = "text_config"
+"""Where a multimodal configuration has that of its language model."""
+INSIDE: Final = "language_model"
+HEAD: Final = "lm_head"
+
+
+def is_wrapper(stated: Mapping[str, Any]) -> bool:
+    """Whether a configuration file describes a language model inside of another."""
+    return isinstance(stated.get(WRAPPED), dict)
+
+
+def text_name(name: str) -> str | None:
+    """What a language model alone calls this tensor; None for what belongs to towers, projectors and the like.
+
+    Over the years transformers has written ``model.language_model.layers..`` and ``language_model.model.layers..``.
+    """
+    parts = name.split(".")
+    if INSIDE in parts[:2]:
+        parts.remove(INSIDE)
+        return ".".join(parts)
+    return name if parts[0] == HEAD else None
+
+
+class Weights(Protocol):
+    """The weights of a checkpoint, however they are stored."""
+
+    @property
+    def bits(self) -> int | None: ...
+
+    @property
+    def files(self) -> list[Path]: ...
+
+    def names(self) -> list[str]: ...
+
+    def sizes(self) -> dict[str, int]: ...
+
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]: ...
+
+
+class TextPart:
+    """Those of ``weights`` that are the text part's. No other is looked at."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        named = {text_name(stored): stored for stored in weights.names()}
+        self._stored = {name: stored for name, stored in named.items() if name is not None}
+
+    @property
+    def bits(self) -> int | None:
+        return self._weights.bits
+
+    @property
+    def files(self) -> list[Path]:
+        return self._weights.files
+
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def sizes(self) -> dict[str, int]:
+        """The number of elements of every tensor."""
+        with contextlib.ExitStack() as files:
+            return {name: prod(found.get_shape()) for name, found in self.slices(self._stored, files).items()}
+
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
+        """These tensors, not read yet, until ``files`` closes them."""
+        wanted = list(names)
+        found = self._weights.slices([self._stored[name] for name in wanted], files)
+        return {name: found[self._stored[name]] for name in wanted}

@@ -1,0 +1,73 @@
+"""The text part of a multimodal checkpoint runs as it is, and nothing else of it is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForImageTextToText
+
+from penstock.core import ConfigError
+from penstock.hosts.weights.ranges import parts_of
+from penstock.models.checkpoint import open_checkpoint
+from penstock.models.glance import glance
+from penstock.models.text_part import text_name
+from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
+from tests.checkpoints import LAYERS, VOCAB, WRAPPERS, make_wrapper
+from tests.generated import generate
+from tests.staged import Staged
+
+PROMPT = [17, 3, 99, 42, 8, 64, 120]
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ("model.language_model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),
+        ("language_model.model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("model.visual.blocks.0.attn.qkv.weight", None),
+        ("vision_tower.encoder.layers.3.mlp.fc1.weight", None),
+        ("vision_tower.encoder.language_model.weight", None),
+        ("mtp.layers.0.mlp.up_proj.weight", None),
+    ],
+)
+def test_names(stored: str, name: str | None) -> None:
+    assert text_name(stored) == name
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_text_is_that_of_the_whole_model(kind: str, tmp_path: Path) -> None:
+    path = make_wrapper(tmp_path, kind)
+    whole = AutoModelForImageTextToText.from_pretrained(path, dtype="float32").eval()
+    expected = generate(whole, PROMPT, 20)
+    assert len(set(expected)) > 5, "a text that repeats itself would hide mistakes"
+    assert Staged(path, 3).greedy(PROMPT, 20) == expected
+
+
+def test_what_is_not_the_text_part_is_not_read(tmp_path: Path) -> None:
+    """It need not even be there."""
+    path = make_wrapper(tmp_path, "qwen3_5", max_shard_size="8KB")
+    before = Staged(path, 2).greedy(PROMPT, 4)
+    weight_map = json.loads((path / INDEX_FILE).read_text())["weight_map"]
+    needed = {file for name, file in weight_map.items() if text_name(name) is not None}
+    others = set(weight_map.values()) - needed
+    assert others
+    for file in others:
+        (path / file).unlink()
+    seen = glance(str(path))
+    assert (seen.num_layers, seen.vocab_size) == (LAYERS, VOCAB)
+    assert Staged(path, 2).greedy(PROMPT, 4) == before
+    (path / next(iter(needed))).unlink()
+    with pytest.raises(ConfigError, match=r"shard .* is missing"):
+        glance(str(path))
+
+
+def test_another_host_is_sent_the_text_part_alone(tmp_path: Path) -> None:
+    path = make_wrapper(tmp_path, "gemma3")
+    (weights,) = [part for part in parts_of(path, [(0, LAYERS)], LAYERS) if part.name == SINGLE_FILE]
+    text = sum(open_checkpoint(str(path)).weights.sizes().values())
+    sent = sum(end - start for start, end in weights.ranges)
+    assert text * 4 < sent < text * 4 + 50_000 < weights.size
