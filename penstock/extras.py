@@ -28,6 +28,7 @@ class Need:
 
 PLOTS: Final = Need("plots need", "matplotlib", "plots")
 CURVES: Final = Need("training's curves need", "matplotlib", "train")
+RAY: Final = Need("hosts of a Ray cluster need", "ray", "ray")
 TRAINING: Final = Need("training needs", "accelerate", "train")
 
 

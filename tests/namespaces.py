@@ -40,13 +40,18 @@ class Namespace:
         self.inside("ip", "link", "set", "lo", "up")
 
     @property
+    def enter(self) -> list[str]:
+        """What is put in front of a command that is to run there, by this host's clock."""
+        return ["ip", "netns", "exec", self._name]
+
+    @property
     def before(self) -> list[str]:
-        """What is put in front of a command that is to run there."""
+        """The same by the host's own clock."""
         clock = ["unshare", "--time", f"--monotonic={round(self._ahead)}", "--fork", "--kill-child"]
-        return ["ip", "netns", "exec", self._name, *clock]
+        return [*self.enter, *clock]
 
     def inside(self, *command: str) -> None:
-        ip("netns", "exec", self._name, *command)
+        subprocess.run([*self.enter, *command], check=True)
 
     def link(self, state: str) -> None:
         """Plug the host's cable in ("up") or pull it ("down")."""

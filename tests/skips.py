@@ -17,6 +17,7 @@ LISTED: Final = {
     "the paper's module has one timing": "Early exit has no such option: there is nothing to compare.",
     "the package registry cannot be reached": "The real model comes as a package; without a network there is none.",
     "network namespaces": "Only root has them. Hosts are also tested on addresses of one host; CI runs as root.",
+    "Ray is not installed": "The dev extra has it, but not for every Python and system that Penstock runs on.",
     "the page is tested by `make test-page`": "It needs Chromium, which CI installs where it may.",
 }
 """How a reason begins, and why it is good enough."""

@@ -65,7 +65,7 @@ Hosts = Annotated[
     str | None,
     Option(
         "Where the stages are: hosts on which `penstock worker` runs; localhost is this one, and join://HOST:PORT an "
-        "address of it to which workers come.",
+        "address of it to which workers come. ray and ray://HOST:PORT: a Ray cluster starts them.",
         PIPELINE,
         metavar="HOST[:PORT],...",
         default="as the cluster says, else this host",
@@ -187,8 +187,8 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
         if self.hosts is not None:
-            come = asked_hosts(self.hosts).door and self.pipeline_parallel_size is None
-            check(not come, "pipeline_parallel_size", None, "given where hosts join: how many of them to wait for")
+            stated = self.pipeline_parallel_size is not None or not asked_hosts(self.hosts).come
+            check(stated, "pipeline_parallel_size", None, "given where hosts join or Ray has them: how many stages")
             check(self.cluster is None, "hosts", self.hosts, "left out: the cluster says where its stages are")
         positive = ("pipeline_parallel_size", "threads", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
         for name in positive:

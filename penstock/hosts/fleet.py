@@ -92,6 +92,11 @@ class Fleet:
             raise
 
     @property
+    def door(self) -> str:
+        """Where others may come to, if they may: HOST:PORT."""
+        return self._inbox.address.removeprefix("tcp://")
+
+    @property
     def living(self) -> dict[str, HostFacts]:
         """By name, those that are attached now, but for those that cannot have the checkpoint."""
         known = list(self.hosts.items())

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from penstock.hosts.fleet import Fleet
 from penstock.pipeline.launching import Elsewhere
 from penstock.pipeline.processes import OnLoading, ProcessHost
 
 
-class FleetHost(ProcessHost):
-    """The stages of a fleet's hosts, and of this one; the fleet is closed with it."""
+class Closing(Protocol):
+    def close(self) -> None: ...
 
-    def __init__(self, fleet: Fleet, stage_timeout: float | None = None, on_loading: OnLoading | None = None) -> None:
+
+class FleetHost(ProcessHost):
+    """The stages of a fleet's hosts, and of this one. The fleet is closed with it, then what has started its hosts."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        stage_timeout: float | None = None,
+        on_loading: OnLoading | None = None,
+        started_by: Closing | None = None,
+    ) -> None:
         self.fleet = fleet
+        self._started_by = started_by
         elsewhere = Elsewhere(fleet.hosts, fleet.reached_at, fleet.private_network)
         super().__init__("tcp", stage_timeout, fleet.security, on_loading, elsewhere)
 
     def close(self) -> None:
         super().close()
         self.fleet.close()
+        if self._started_by is not None:
+            self._started_by.close()

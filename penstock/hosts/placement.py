@@ -16,6 +16,7 @@ from penstock.hosts.facts import DeviceFacts, HostFacts
 HERE: Final = "localhost"
 """The engine's own host among others. Plans name it by the empty string."""
 JOIN: Final = "join://"
+RAY: Final = "ray"
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,19 @@ class AskedHosts:
     names: tuple[str, ...]
     door: str = ""
     """HOST:PORT of this host, to which `penstock worker --join` comes."""
+    ray: str = ""
+    """A Ray cluster that starts them: "ray" for this host's, or "ray://HOST:PORT"."""
+
+    @property
+    def come(self) -> bool:
+        """Whether hosts come whose names nobody knows before."""
+        return bool(self.door or self.ray)
 
 
 def asked_hosts(text: str) -> AskedHosts:
-    """Of "a:7700,b:7700", which may end in "join://HOST:PORT". Raises FieldError for what is neither."""
+    """Of "a:7700,b:7700", which may end in "join://HOST:PORT", or of "ray". Raises FieldError for what is neither."""
+    if text == RAY or text.startswith(f"{RAY}://"):
+        return AskedHosts((), ray=text)
     *before, last = text.split(",")
     door = last.strip().removeprefix(JOIN) if last.strip().startswith(JOIN) else ""
     if not door:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from penstock.core import ConfigError, PipelineError
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import needed_bytes
+from penstock.engine.places.on_ray import open_on_ray
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
 from penstock.hosts.keys import security_for
-from penstock.hosts.placement import HERE, asked_hosts, check_memory, hosts_asked_for, in_plans, other_hosts
+from penstock.hosts.placement import HERE, AskedHosts, asked_hosts, check_memory, hosts_asked_for, in_plans, other_hosts
 from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
@@ -24,12 +25,18 @@ def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> Pr
     """What runs the stages, attached to every host that is named. Raises ConfigError for one that cannot be used."""
     assert not isinstance(options.cluster, str)
     names = other_hosts(hosts_asked_for(options.hosts, options.cluster))
-    door = asked_hosts(options.hosts).door if options.hosts is not None else ""
-    if not names and not door:
+    asked = AskedHosts(()) if options.hosts is None else asked_hosts(options.hosts)
+    if not names and not asked.come:
         return ProcessHost(options.transport, options.stage_timeout, on_loading=on_loading)
-    fleet = open_fleet(names, options.keys, options.insecure, door)
+    if options.insecure:
+        log.warning(
+            "insecure: what is asked and answered crosses the network as plain text, and whoever is there can join"
+        )
+    if asked.ray:
+        return open_on_ray(options, asked.ray, on_loading)
+    fleet = Fleet(names, security_for(options.keys, options.insecure), options.insecure, asked.door)
     try:
-        if door:
+        if asked.door:
             fleet.wait_for(missing_hosts(options))
         return FleetHost(fleet, options.stage_timeout, on_loading)
     except BaseException:
@@ -44,21 +51,12 @@ def missing_hosts(options: EngineOptions) -> int:
     return options.pipeline_parallel_size - (HERE in asked_hosts(options.hosts).names)
 
 
-def open_fleet(names: list[str], keys: str | None, insecure: bool, door: str = "") -> Fleet:
-    """Raises ConfigError for a host that cannot be used, and where there are no keys."""
-    if insecure:
-        log.warning(
-            "insecure: what is asked and answered crosses the network as plain text, and whoever is there can join"
-        )
-    return Fleet(names, security_for(keys, insecure), private_network=insecure, door=door)
-
-
 def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     """The options on the hosts that ``host`` reaches. Raises ConfigError for what one of them cannot do."""
     if not isinstance(host, FleetHost):
         return resolve_options(options)
     fleet = host.fleet
-    if options.hosts is not None and asked_hosts(options.hosts).door:
+    if options.hosts is not None and asked_hosts(options.hosts).come:
         options = replace(options, hosts=",".join(present(options.hosts, fleet)))
     setup = resolve_options(options, fleet.living)
     check_memory(setup.hosts, setup.devices, needed_bytes(setup), fleet.living)

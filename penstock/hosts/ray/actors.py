@@ -1,0 +1,68 @@
+"""What runs on a Ray cluster's nodes: the engine's own authority for keys, and an agent a node.
+
+A node's key never leaves it. The authority signs whoever Ray lets ask: Ray's own authentication says who that is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import tempfile
+import threading
+from pathlib import Path
+from typing import Final
+
+import ray
+
+from penstock.hosts import keys
+from penstock.hosts.agent import HostAgent
+from penstock.hosts.enrolment import pem
+from penstock.hosts.joining import Joining
+from penstock.hosts.weights.cache import WeightCache, default_cache
+from penstock.transport.security import LinkSecurity
+
+CACHE_BYTES: Final = 50 * 10**9
+"""Kept of checkpoints that are not in use, as `penstock worker` does."""
+
+
+class Authority:
+    """Of one engine's hosts. Its key is made here and stays here."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-authority-")
+        keys.make_cluster(Path(self._folder.name) / "keys", "penstock on ray")
+
+    def sign(self, request: bytes) -> tuple[bytes, bytes]:
+        """See ``keys.sign``."""
+        return keys.sign(Path(self._folder.name) / "keys", request)
+
+
+def enrolled(authority: str, folder: Path) -> LinkSecurity | None:
+    """Keys for this process, signed by the ``Authority`` of that name and kept in ``folder``."""
+    key = keys.new_key()
+    request = pem(keys.request_of(key, "ray node"))
+    keys.keep(folder, key, *ray.get(ray.get_actor(authority).sign.remote(request)))
+    return keys.link_security(folder)
+
+
+class NodeAgent:
+    """A host agent that comes to the engine's ``door`` (HOST:PORT), also when Ray has started it again.
+
+    ``authority`` is an ``Authority``'s name; without one the network has to be private.
+    """
+
+    def __init__(self, authority: str | None, door: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-node-")
+        security = None if authority is None else enrolled(authority, Path(self._folder.name) / "keys")
+        insecure = security is None
+        address = ray.util.get_node_ip_address()
+        self._agent = HostAgent(f"tcp://{address}:*", security, insecure, WeightCache(default_cache(), CACHE_BYTES))
+        threading.Thread(target=self._agent.serve, name="penstock agent", daemon=True).start()
+        self._joining = Joining(door, self._agent.address.removeprefix("tcp://"), security, insecure)
+
+    def open_to_anybody(self) -> str:
+        """The node's address, if Ray there obeys whoever reaches it from another host; else nothing."""
+        from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+        address = ray.util.get_node_ip_address()
+        guarded = is_token_auth_enabled() or ipaddress.ip_address(address).is_loopback
+        return "" if guarded else str(address)
