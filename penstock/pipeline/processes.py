@@ -317,6 +317,8 @@ class ProcessPipeline:
         self._loss = Loss()
         self._inboxes: list[Outbox] = []
         self._closing = False
+        self._hears = True
+        """Whether every stage would notice that it is to leave."""
         self._end = EngineEnd(host, entrance(plans[0]), plans[0].vocab_size)
         self._last_heartbeat = [host.now()] * self.stages
         self._silence = Silence(self.stages)
@@ -413,10 +415,10 @@ class ProcessPipeline:
         return min((self._start_by[index] for index in self._lacking), default=None)
 
     def close(self) -> None:
-        """Ask every stage to leave, then kill what has not left in time."""
+        """Ask every stage to leave, then kill what has not left in time; at once where one has stopped."""
         for inbox in self._inboxes:
             inbox.send(encode(Stop(), self._session))
-        self._leave(self._processes, CLOSE_TIMEOUT if self._inboxes else 0.0)
+        self._leave(self._processes, CLOSE_TIMEOUT if self._inboxes and self._hears else 0.0)
 
     def abandon(self) -> None:
         self._leave(self._processes, 0.0)
@@ -535,6 +537,7 @@ class ProcessPipeline:
         allowed = self._allowed()
         silent = self._silence.longer_than(allowed)
         if silent is not None:
+            self._hears = False
             self._lose(silent, Source.STAGE, f"no sign of life for {allowed[silent]:.0f} s")
         return silent is not None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gguf_files import make_gguf
-from tests.integration.commands.test_cli import run
+from tests.unit.cli.invoke import invoke
 
 pytestmark = pytest.mark.processes
 
@@ -19,8 +19,8 @@ def figures(model: Path, folder: Path, peers: str) -> dict[str, Any]:
     prompts, file = folder / "talks.jsonl", folder / "bench.json"
     prompts.write_text(json.dumps({"turns": ["hi", "and?"]}) + "\n" + json.dumps({"prompt": "what?"}) + "\n")
     asked = ["--prompts", str(prompts), "--max-tokens", "8", "--strategies", "auto", "--peer", peers]
-    done = run("bench", "--model", str(model), *asked, "--threads", "1", "--json", str(file))
-    assert done.returncode == 0, done.stderr
+    done = invoke("bench", "--model", str(model), *asked, "--threads", "1", "--json", str(file))
+    assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 
@@ -51,6 +51,6 @@ def test_both_on_the_same_gguf_file(tmp_path: Path) -> None:
 def test_a_peer_that_fails_is_one_line(tmp_path: Path) -> None:
     broken = tmp_path / "model.gguf"
     broken.write_bytes(b"GGUF")
-    done = run("bench", "--model", str(broken), "--peer", "lama.cpp")
-    assert done.returncode == 2
+    done = invoke("bench", "--model", str(broken), "--peer", "lama.cpp")
+    assert done.exit_code == 2
     assert "did you mean 'llama.cpp'?" in done.stderr

@@ -1,4 +1,7 @@
-"""Chat models on the command line: they answer, and benches follow their turns; ``--raw`` continues the text."""
+"""Chat models on the command line: they answer, and benches follow their turns; ``--raw`` continues the text.
+
+Commands are called in this process: what they are as processes is in test_cli.py and test_first_hour.py.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.commands.test_cli import run
 from tests.real_model import smollm2
+from tests.unit.cli.invoke import invoke
 
 pytestmark = pytest.mark.processes
 
@@ -27,8 +30,8 @@ def chat_model(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def report(model: Path, *arguments: str) -> dict[str, Any]:
-    done = run("generate", "--model", str(model), *arguments, *GREEDY, "--json")
-    assert done.returncode == 0, done.stderr
+    done = invoke("generate", "--model", str(model), *arguments, *GREEDY, "--json")
+    assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -48,8 +51,8 @@ def test_a_chat_model_answers_and_any_model_continues(chat_model: Path, target: 
 
 
 def test_a_conversation_needs_a_template(target: Path) -> None:
-    refused = run("generate", "hi", "--model", str(target), "--system-prompt", "Be brief.")
-    assert refused.returncode == 2
+    refused = invoke("generate", "hi", "--model", str(target), "--system-prompt", "Be brief.")
+    assert refused.exit_code == 2
     assert "messages need a chat template, and the checkpoint has none" in refused.stderr
 
 
@@ -57,8 +60,8 @@ def test_a_bench_follows_turns_with_the_answers(chat_model: Path, tmp_path: Path
     prompts, figures = tmp_path / "talks.jsonl", tmp_path / "bench.json"
     prompts.write_text(json.dumps({"turns": ["hi", "and?"]}) + "\n")
     bench = ["bench", "--model", str(chat_model), "--prompts", str(prompts), "--max-tokens", "8"]
-    done = run(*bench, "--strategies", "auto", "--json", str(figures))
-    assert done.returncode == 0, done.stderr
+    done = invoke(*bench, "--strategies", "auto", "--json", str(figures))
+    assert done.exit_code == 0, done.stderr
     said = " ".join(done.stderr.split())
     assert "The chat template was applied; later turns follow plain decoding's answers" in said
     assert "Every entry began with a request of 4 tokens to warm up" in said
@@ -66,15 +69,15 @@ def test_a_bench_follows_turns_with_the_answers(chat_model: Path, tmp_path: Path
     assert auto["identical_to_autoregressive"]
     assert [one["prompt_sha256"] for one in plain["requests"]] == [one["prompt_sha256"] for one in auto["requests"]]
     assert len({one["prompt_sha256"] for one in plain["requests"]}) == 2
-    raw = run(*bench, "--strategies", "auto", "--raw")
-    assert raw.returncode == 0, raw.stderr
+    raw = invoke(*bench, "--strategies", "auto", "--raw")
+    assert raw.exit_code == 0, raw.stderr
     assert "the first turn alone was asked, as it stands: --raw." in " ".join(raw.stderr.split())
 
 
 @pytest.mark.slow
-def test_a_real_model_answers_and_its_empty_answer_is_explained() -> None:
+def test_a_real_model_answers_and_its_empty_answer_is_explained(caplog: pytest.LogCaptureFixture) -> None:
     model, question = smollm2(), "What is the capital of France?"
     assert report(model, question, "--quantization", "none")["text"] == "The capital of France is Paris."
-    raw = run("generate", question, "--model", str(model), "--quantization", "none", "--raw", "--temperature", "0")
-    assert (raw.returncode, raw.stdout) == (0, "")
-    assert "the model's first token was an end token ('<|im_end|>'); it is a chat model, which wants its" in raw.stderr
+    raw = invoke("generate", question, "--model", str(model), "--quantization", "none", "--raw", "--temperature", "0")
+    assert (raw.exit_code, raw.stdout) == (0, "")
+    assert "the model's first token was an end token ('<|im_end|>'); it is a chat model, which wants its" in caplog.text

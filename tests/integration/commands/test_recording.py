@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +33,7 @@ from penstock.speculation import SpeculativeConfig
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.pipedec import PipeDec
 from tests.engines import InProcessEngine, Picks
+from tests.unit.cli.invoke import invoke
 
 pytestmark = pytest.mark.processes
 
@@ -228,19 +227,14 @@ def test_a_recording_needs_a_folder_and_requests_that_are_alike(tmp_path: Path) 
         check_alike([SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)])
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    penstock = str(Path(sys.executable).parent / "penstock")
-    return subprocess.run([penstock, *arguments], capture_output=True, text=True, timeout=200)
-
-
 def test_a_bench_records_and_acceptance_reads(target: Path, draft: Path, tmp_path: Path) -> None:
-    """One file per temperature; both commands as a user runs them."""
+    """One file per temperature."""
     prompts = tmp_path / "some.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("def main():", "import")))
     bench = ["bench", "--model", str(target), "--prompts", str(prompts), "--max-tokens", "9", "-pp", "2"]
     drafting = ["--draft-model", str(draft), "--strategies", "autoregressive,static_tree", "--temperature", "0,0.8"]
-    done = run(*bench, *drafting, "--top-k", "20", "--record", str(tmp_path / "a.safetensors"))
-    assert done.returncode == 0, done.stderr
+    done = invoke(*bench, *drafting, "--top-k", "20", "--record", str(tmp_path / "a.safetensors"))
+    assert done.exit_code == 0, done.stderr
     files = [tmp_path / f"a-T{temperature}.safetensors" for temperature in ("0", "0.8")]
     cold, warm = map(Recording.load, files)
     assert (cold.header.temperature, warm.header.temperature, warm.header.top_k) == (0.0, 0.8, 20)
@@ -248,16 +242,16 @@ def test_a_bench_records_and_acceptance_reads(target: Path, draft: Path, tmp_pat
     assert warm.header.seeds == (0, 1)
     assert warm.prompt_lengths.tolist() == [len("def main():"), len("import")]
     assert ((warm.target_ids >= 0).sum(axis=1) == 20).all()
-    report = run("acceptance", *map(str, files), "--json")
-    assert report.returncode == 0, report.stderr
+    report = invoke("acceptance", *map(str, files), "--json")
+    assert report.exit_code == 0, report.stderr
     assert [len(one["rules"]) for one in json.loads(report.stdout)["recordings"]] == [1, 4]
 
 
 def test_what_cannot_be_recorded_or_read_is_refused_before_anything_starts(target: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
-    refused = run("bench", "--model", str(target), "--strategies", "pipedec", "--record", str(file))
-    assert refused.returncode == 2
+    refused = invoke("bench", "--model", str(target), "--strategies", "pipedec", "--record", str(file))
+    assert refused.exit_code == 2
     assert refused.stderr.startswith("penstock: error: record needs a draft model's distributions, but the method is")
-    missing = run("acceptance", str(file))
-    assert missing.returncode == 2
+    missing = invoke("acceptance", str(file))
+    assert missing.exit_code == 2
     assert missing.stderr == f"penstock: error: {file}: there is no such file; penstock bench --record writes one\n"

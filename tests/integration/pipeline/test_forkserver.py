@@ -128,11 +128,18 @@ def test_what_is_killed_is_the_process_never_its_number(target: Path) -> None:
     with start(target, 1):
         (process,) = shared_fork_server()._stages.values()
         copy = os.dup(process)
-    forkserver.wait(copy, 5.0)
-    with pytest.raises(ProcessLookupError):
-        signal.pidfd_send_signal(copy, 0)
+    until(lambda: means_nobody(copy))
     forkserver.kill(copy)
     os.close(copy)
+
+
+def means_nobody(process: int) -> bool:
+    """By its descriptor: once its parent, the fork server, has taken note of its end."""
+    try:
+        signal.pidfd_send_signal(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 SCRIPT = """

@@ -62,6 +62,7 @@ def test_whatever_a_template_does_is_a_400(server: ServedProcess, variables: dic
     assert says in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("server", [False], indirect=True)
 def test_an_endless_template_holds_up_nobody(server: ServedProcess) -> None:
     assert chat(server).status_code == 200
     replies: list[httpx.Response] = []
