@@ -29,6 +29,7 @@ class Need:
 PLOTS: Final = Need("plots need", "matplotlib", "plots")
 CURVES: Final = Need("training's curves need", "matplotlib", "train")
 RAY: Final = Need("hosts of a Ray cluster need", "ray", "ray")
+LAN: Final = Need("finding workers on a network needs", "zeroconf", "lan")
 TRAINING: Final = Need("training needs", "accelerate", "train")
 
 

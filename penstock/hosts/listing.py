@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.core import ConfigError
+from penstock.extras import LAN, require
 from penstock.hosts.control import BEAT
 from penstock.hosts.facts import DeviceFacts, HostFacts
 from penstock.hosts.fleet import Fleet
@@ -33,6 +34,20 @@ class ListedHost(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     facts: HostFacts | None = None
     clock: ClockOffset | None = None
+
+
+def suggest_hosts(as_json: bool) -> None:
+    """Print the addresses that workers on this network announce. Raises ConfigError where zeroconf is missing."""
+    require([LAN])
+    from penstock.hosts.discovery import announced
+
+    found = announced()
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    elif found:
+        print(f"Announced on this network, by whomever; to ask them:\n\n  penstock hosts {','.join(found)}")
+    else:
+        print("Nobody announces a worker on this network (`penstock worker --announce`).")
 
 
 def list_hosts(text: str, keys: str | None, insecure: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import platform
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
+from penstock.extras import LAN, require
 from penstock.hosts.agent import HostAgent
 from penstock.hosts.control import DEFAULT_PORT
 from penstock.hosts.enrolment import join
@@ -21,6 +23,7 @@ from penstock.hosts.keys import default_folder, security_for
 from penstock.hosts.remote import places_of
 from penstock.hosts.systemd import unit_of
 from penstock.hosts.weights.cache import WeightCache, default_cache
+from penstock.transport.addresses import place_of
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +36,27 @@ def run_worker(
     insecure: bool,
     cache: str | None,
     cache_gb: float,
+    announce: bool,
 ) -> None:
     """Serve engines until Ctrl-C or SIGTERM, the one at ``head`` unasked.
 
-    Raises ConfigError for an address that cannot be listened on.
+    Raises ConfigError for an address that cannot be listened on, or announced.
     """
     check(cache_gb >= 0, "cache_gb", cache_gb, "0 or above")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     if insecure and token is not None:
         raise FieldError("insecure", "takes no keys; remove it, or the token")
+    if announce:
+        require([LAN])
     if token is not None:
         join(default_folder() if keys is None else Path(keys).expanduser(), token, platform.node())
     listen = listen or default_address(head)
     if insecure:
         log.warning("insecure: whoever reaches %s can use this host, and the network sees what is said", listen)
     _, address = places_of(listen)
+    place = place_of(address)
+    if announce and (place.on_this_host or ipaddress.ip_address(place.where[0]).is_unspecified):
+        raise FieldError("announce", f"needs the address at which others reach this host (--listen), not {listen}")
     security = security_for(keys, insecure)
     kept = WeightCache(default_cache() if cache is None else Path(cache).expanduser(), round(1e9 * cache_gb))
     try:
@@ -61,6 +70,10 @@ def run_worker(
         log.info("listening at %s", name)
         if head is not None:
             coming.enter_context(Joining(head, name, security, insecure))
+        if announce:
+            from penstock.hosts.discovery import Announcement
+
+            coming.enter_context(Announcement(name))
         agent.serve()
 
 

@@ -17,9 +17,13 @@ class ListingOptions:
     """Which hosts, and how they are reached."""
 
     hosts: Annotated[
-        str,
-        Option("Hosts on which `penstock worker` runs, with commas between.", positional=True),
-    ]
+        str | None,
+        Option(
+            "Hosts on which `penstock worker` runs, with commas between. Without any, addresses that workers on this "
+            "network announce.",
+            positional=True,
+        ),
+    ] = None
     keys: Annotated[
         str | None,
         Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
@@ -31,6 +35,9 @@ class ListingOptions:
 @app.command()
 @command
 def hosts(*, options: ListingOptions) -> None:
-    from penstock.hosts.listing import list_hosts
+    from penstock.hosts.listing import list_hosts, suggest_hosts
 
+    if options.hosts is None:
+        suggest_hosts(options.as_json)
+        return
     list_hosts(options.hosts, options.keys, options.insecure, options.as_json)

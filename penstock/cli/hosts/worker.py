@@ -42,6 +42,9 @@ class WorkerOptions:
         str | None,
         Option("Get the keys first, with what `penstock keys add` has printed.", SERVER, default="none"),
     ] = None
+    announce: Annotated[
+        bool, Option("Tell whoever asks on this network where the worker listens: `penstock hosts` asks.", SERVER)
+    ] = False
     cache: Annotated[
         str | None,
         Option(
@@ -80,4 +83,5 @@ def worker(*, options: WorkerOptions, unit: Unit = False) -> None:
         options.insecure,
         options.cache,
         options.cache_gb,
+        options.announce,
     )
