@@ -21,6 +21,7 @@ from benchmarks.sections import (
     comparisons,
     engine,
     flowspec,
+    jupiter,
     links,
     pipedec,
     pipedec_processes,
@@ -55,7 +56,20 @@ AWAITED = (
     *("shared_host", "serving", "serve_http", "attack"),
 )
 """Left out of the pages until they are measured: their drafters have to be trained first, or they take long."""
-MODULES = (engine, weights, real_model, comparisons, pipedec, pipedec_processes, flowspec, spd, links, vllm, serving)
+MODULES = (
+    engine,
+    weights,
+    real_model,
+    comparisons,
+    pipedec,
+    pipedec_processes,
+    flowspec,
+    jupiter,
+    spd,
+    links,
+    vllm,
+    serving,
+)
 SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
 
 WRITTEN = "*Written by `python -m benchmarks.results` from `benchmarks/measured/`; do not edit.*"

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.costs import spd_overhead
 from benchmarks.papers import flowspec as flowspec_paper
+from benchmarks.sections import jupiter
 from benchmarks.sections.pipedec import WIDE
 from benchmarks.shared.simulations import find
 from benchmarks.strategies.shared_host import ratio_over
@@ -122,6 +123,7 @@ HEADLINES: Mapping[str, Callable[[Any], Headline]] = {
     "auto_against": auto_against,
     "pipedec_demo_pair": pipedec_demo_pair,
     "flowspec": flowspec,
+    "jupiter": jupiter.headline,
     "spd_overhead": spd_share,
     "serve_http": serve_http,
     "soak": soak,

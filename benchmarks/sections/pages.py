@@ -65,6 +65,12 @@ PAGES = (
         sections=("spd_tables", "spd_overhead", "hop_floor", "spd_correction"),
     ),
     Page(
+        name="jupiter",
+        title="beside Jupiter's paper",
+        about="its tables with its baselines as cost models, its plans and ours, prompts in pieces",
+        sections=("jupiter",),
+    ),
+    Page(
         name="vllm",
         title="beside pipelines and EAGLE in vLLM",
         about="the report's table",

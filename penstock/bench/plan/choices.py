@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.bench.plan.judge import Speed, simulated, staged
 from penstock.bench.plan.options import PlanOptions
-from penstock.cluster import Cluster, load_devices
+from penstock.cluster import Cluster
 from penstock.cluster.drawn import split_by_speed
 from penstock.cluster.layers import spread
 from penstock.cluster.load import with_drafter_on
@@ -51,11 +51,11 @@ class Choice:
 class Planning:
     """One cluster, its devices that may hold layers, and what they and the links take."""
 
-    def __init__(self, options: PlanOptions) -> None:
+    def __init__(self, cluster: Cluster, options: PlanOptions) -> None:
         self.options = options
-        self.cluster = load_devices(options.cluster, as_model=options.model, bandwidth_gbit_s=options.bandwidth_gbit_s)
-        self.devices = candidates(self.cluster)
-        self.batch = PLAIN if self.cluster.drafter is None else SPECULATIVE
+        self.cluster = cluster
+        self.devices = candidates(cluster)
+        self.batch = PLAIN if cluster.drafter is None else SPECULATIVE
 
     @cached_property
     def problem(self) -> Problem:

@@ -12,6 +12,7 @@ from penstock.bench.plan.choices import JUPITER, OURS, Choice, Planning, refusal
 from penstock.bench.plan.options import PlanOptions
 from penstock.bench.plan.report import as_table, remarks, stages_table, table_of
 from penstock.bench.plan.write import cluster_toml
+from penstock.cluster import load_devices
 from penstock.core import ConfigError
 from penstock.progress import progress_bar
 
@@ -26,7 +27,8 @@ class Outcome(NamedTuple):
 def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> Outcome:
     """Plan, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
     console = console or Console(stderr=True)
-    planning = Planning(options)
+    cluster = load_devices(options.cluster, as_model=options.model, bandwidth_gbit_s=options.bandwidth_gbit_s)
+    planning = Planning(cluster, options)
     outcome = planned(planning, console)
     if options.output is not None:
         options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")

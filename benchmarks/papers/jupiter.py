@@ -1,0 +1,180 @@
+"""Jupiter's tables: its baselines as cost models, its own plans, and ours, on its boards as modelled.
+
+    python -m benchmarks.results --measure jupiter
+
+260 prompt tokens and 64 new ones, as in its section VI. Prompts and tokens after them are reckoned (``Flow``,
+``bench/baselines.py``); speculation is simulated, with a drafter whose first candidate is right as often as stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from rich.console import Console
+
+from benchmarks.shared.measured import Taken
+from penstock.bench.baselines import METHODS, Group, sequence_s
+from penstock.bench.entries import parse_entries
+from penstock.bench.plan.choices import Planning
+from penstock.bench.plan.command import planned
+from penstock.bench.plan.judge import staged
+from penstock.bench.plan.options import PlanOptions
+from penstock.cluster import Cluster, link_timings, load_devices, stage_timings
+from penstock.cluster.timing import NOTHING, chunk
+from penstock.planner.costs import Batch, candidates, problem_of
+from penstock.planner.jupiter import layer_split, least_piece, sequence_split
+from penstock.planner.partition import Part
+from penstock.planner.pieces import Flow, PieceTable
+from penstock.simulator.run import simulate
+from penstock.simulator.script import profile_script
+from penstock.speculation import SpeculativeConfig
+
+NAME: Final = "jupiter"
+HOW: Final = "Reckoned and simulated, a drafter whose first candidate is right in 60% of the steps"
+COMMAND: Final = "python -m benchmarks.results --measure jupiter"
+PROMPT, TOKENS, REQUESTS, SEED = 260, 64, 3, 1
+FIRST_RIGHT: Final = 0.6
+"""Medusa's first head, top 1 (Cai et al., figure 2)."""
+ACCURACY: Final = (FIRST_RIGHT, 0.72, 0.78, 0.82, 0.85, 0.87, 0.88, 0.89)
+CHAIN: Final = "static_tree[tree_size=5,tree_depth=5,children=1]"
+ENVIRONMENTS: Final = {"A": "jupiter-homogeneous", "B": "jupiter-heterogeneous"}
+RATES: Final = {"100 Mbps": 0.094, "500 Mbps": 0.47, "1 Gbps": 0.94}
+MODELS: Final = {"7B": "llama-2-7b-4bit", "13B": "llama-2-13b-4bit"}
+PIPELINES: Final = ("EdgeShard", "Jupiter", "Penstock")
+KV_SLOTS: Final = 512
+
+
+def take() -> Taken:
+    """Every setting of Table IV, the boards of figure 12, and prompts of many lengths."""
+    settings = [
+        {"environment": place, "rate": rate, "model": model, **setting(cluster_of(place, rate, model))}
+        for place in ENVIRONMENTS
+        for rate in RATES
+        for model in MODELS
+    ]
+    boards = [
+        {"rate": rate, "boards": count, **setting(first_boards(cluster_of("A", rate, "7B"), count))}
+        for rate in ("100 Mbps", "1 Gbps")
+        for count in (1, 2, 3, 4)
+    ]
+    return [COMMAND], {"settings": settings, "boards": boards, "prompts": list(prompts()), "stages": list(scaling())}
+
+
+def cluster_of(place: str, rate: str, model: str) -> Cluster:
+    cluster = load_devices(ENVIRONMENTS[place], as_model=MODELS[model], bandwidth_gbit_s=RATES[rate])
+    return replace(cluster, kv_slots=KV_SLOTS)
+
+
+def first_boards(cluster: Cluster, count: int) -> Cluster:
+    """So many of the boards that may hold layers, and the drafter's."""
+    kept = {device.name for device in candidates(cluster)[:count]} | {cluster.drafter}
+    devices = tuple(device for device in cluster.devices if device.name in kept)
+    return replace(cluster, devices=devices, stages=cluster.stages[:count])
+
+
+def setting(cluster: Cluster) -> dict[str, Any]:
+    """By method: seconds of the prompt and of the tokens; what does not fit names its devices."""
+    found: dict[str, Any] = {"baselines": baselines(cluster)}
+    paper = papers_cluster(cluster)
+    if paper is None:
+        return {**found, "pipelines": {}}
+    plain = Flow(stage_timings(paper), link_timings(paper))
+    ((_, chain),) = parse_entries([CHAIN], {})
+    ours = our_cluster(cluster)
+    pipelines = {
+        "EdgeShard": {"prompt_s": plain.first_token_s(0, [PROMPT]), "tokens_s": decoding_s(paper, None)},
+        "Jupiter": {"prompt_s": plain.first_token_s(0, papers_pieces(paper)), "tokens_s": decoding_s(paper, chain)},
+        "Penstock": {
+            "prompt_s": Flow(*timings(ours)).first_token_s(0, PieceTable(*timings(ours)).ends(PROMPT)),
+            "tokens_s": decoding_s(ours, SpeculativeConfig(strategy="auto")),
+            "layers": [[stage.devices[0], sum(stage.layers)] for stage in ours.stages],
+        },
+    }
+    return {**found, "pipelines": pipelines}
+
+
+def timings(cluster: Cluster) -> tuple[Any, Any]:
+    return stage_timings(cluster), link_timings(cluster)
+
+
+def baselines(cluster: Cluster) -> dict[str, Any]:
+    """SP and TP's kin, by the paper's bytes and by those that cross a link."""
+    model, network = cluster.as_model, cluster.links.network
+    assert model is not None
+    assert network is not None
+    found: dict[str, Any] = {}
+    for name, method in METHODS.items():
+        found[name] = {}
+        for counted in ("formula", "rings"):
+            group = Group(
+                devices=candidates(cluster), model=model, link=network, rings=counted == "rings", kv_slots=KV_SLOTS
+            )
+            prompt_s, tokens_s = sequence_s(group, method, PROMPT, TOKENS)
+            first = group.pass_times(method, PROMPT, 0)
+            found[name][counted] = {
+                "prompt_s": prompt_s,
+                "tokens_s": tokens_s,
+                "ratio": first.exchanging / first.computing,
+            }
+            found[name]["lacking"] = group.lacking(method)
+    return found
+
+
+def papers_cluster(cluster: Cluster) -> Cluster | None:
+    """The paper's layer split, for one row, over all boards in the file's order."""
+    devices = candidates(cluster)
+    found = layer_split(list(problem_of(cluster, devices, Batch(1, 0)).stage_s))
+    if found is None:
+        return None
+    parts = tuple(Part(*one) for one in enumerate(found.counts))
+    return staged(cluster, tuple(device.name for device in devices), parts)
+
+
+def papers_pieces(cluster: Cluster, tokens: int = PROMPT) -> tuple[int, ...]:
+    """The paper's sequence split, for the slowest stage; b by 90% of the best rows per second."""
+    flow = Flow(*timings(cluster))
+    stages = stage_timings(cluster)
+    least = least_piece(lambda rows: rows / max(stage.seconds(rows, NOTHING) for stage in stages), 64)
+    lengths = sequence_split(tokens, least, len(stages), flow.slowest_s).lengths
+    return tuple(sum(lengths[: i + 1]) for i in range(len(lengths)))
+
+
+def our_cluster(cluster: Cluster) -> Cluster:
+    """As ``penstock plan`` has it."""
+    planning = Planning(cluster, PlanOptions(cluster=cluster.name, tokens=24, prompt_tokens=16))
+    return planned(planning, Console(quiet=True)).chosen.cluster
+
+
+def decoding_s(cluster: Cluster, config: SpeculativeConfig | None) -> float:
+    """Seconds of TOKENS tokens after the first, behind the prompt."""
+    script = profile_script(ACCURACY, REQUESTS, TOKENS + 1, SEED, prompt=PROMPT)
+    runs = simulate(cluster, script, config, 0)
+    return sum(run.seconds for run in runs) / REQUESTS
+
+
+def prompts() -> Iterator[dict[str, Any]]:
+    """Planned pieces beside fixed ones: seconds until the first token, on both environments."""
+    for place in ENVIRONMENTS:
+        for rate in RATES:
+            cluster = papers_cluster(cluster_of(place, rate, "7B"))
+            assert cluster is not None
+            flow, table = Flow(*timings(cluster)), PieceTable(*timings(cluster))
+            for tokens in (64, 260, 1024, 4096, 8192):
+                fixed = {n: flow.first_token_s(0, (*range(n, tokens, n), tokens)) for n in (16, 32, 64, 128, 256, 512)}
+                planned_s = flow.first_token_s(0, table.ends(tokens))
+                yield {"environment": place, "rate": rate, "tokens": tokens, "planned_s": planned_s, "fixed_s": fixed}
+
+
+def scaling() -> Iterator[dict[str, Any]]:
+    """A prompt over N equal stages beside one stage that holds all of the model: how many times as fast."""
+    for count in (1, 2, 4, 8, 16):
+        cluster = cluster_of("A", "1 Gbps", "7B")
+        (stage, *_) = stage_timings(papers_cluster(cluster) or cluster)
+        links = link_timings(papers_cluster(cluster) or cluster)
+        between = [links[0], *[links[1]] * (count - 1), links[-1]]
+        whole = sum(stage.seconds(PROMPT * 4, chunk(PROMPT * 4)) for _ in range(count))
+        pieces = PieceTable([stage] * count, between)
+        seconds = Flow([stage] * count, between).first_token_s(0, pieces.ends(PROMPT * 4))
+        yield {"stages": count, "tokens": PROMPT * 4, "speedup": whole / seconds}

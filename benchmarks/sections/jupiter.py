@@ -1,0 +1,161 @@
+"""Beside Jupiter's paper: Tables II, IV and V, figures 10 to 12, and prompts in planned pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import geometric_mean
+from typing import Any, Final
+
+from benchmarks.papers import jupiter
+from benchmarks.sections.base import Section, paragraphs
+from penstock.bench.baselines import METHODS
+from penstock.bench.formats import markdown, times
+
+TABLE_2: Final = {
+    "7B": {"100 Mbps": (8.16, 6.96, 3.48, 5.19), "1 Gbps": (0.92, 0.88, 0.45, 0.69)},
+    "13B": {"100 Mbps": (5.71, 6.06, 3.03, 4.63), "1 Gbps": (0.73, 0.81, 0.38, 0.56)},
+}
+"""Exchanging over computing of a prompt: SP, TP, DT, Galaxy."""
+TABLE_4: Final = {
+    ("A", "100 Mbps"): ((53.5, 431.2, 228.5, 427.6, 42.2, 16.5), (None, 503.4, 270.1, 496.5, 66.2, 26.3)),
+    ("A", "500 Mbps"): ((37.4, 106.9, 66.4, 103.9, 39.0, 15.2), (None, 130.1, 83.4, 125.0, 63.4, 25.2)),
+    ("A", "1 Gbps"): ((35.4, 66.4, 46.1, 65.0, 38.6, 14.9), (None, 83.4, 60.1, 81.3, 63.1, 24.9)),
+    ("B", "100 Mbps"): ((63.1, 491.2, 288.6, 458.3, 59.3, 22.4), (None, 624.5, 391.2, 566.4, 102.4, 38.8)),
+    ("B", "500 Mbps"): ((47.0, 167.0, 126.4, 142.9, 56.1, 21.4), (None, 251.2, 204.5, 208.0, 99.7, 37.3)),
+    ("B", "1 Gbps"): ((44.8, 126.4, 106.2, 104.9, 55.7, 20.9), (None, 204.5, 181.2, 165.7, 98.3, 36.8)),
+}
+"""Seconds for 260 + 64 tokens, 7B and 13B: SP, M-LM, DT, Galaxy, EdgeShard, Jupiter; None is out of memory."""
+TABLE_5: Final = {"7B": (1.8, 2.3, 3.6), "13B": (2.0, 2.4, 3.9)}
+"""Over naive decoding: speculation, outlines, both."""
+PUBLISHED: Final = (*METHODS, "EdgeShard", "Jupiter")
+
+
+def render(figures: Any) -> str:
+    settings = figures["settings"]
+    return paragraphs(
+        "The boards are the presets `jupiter-homogeneous` (A) and `jupiter-heterogeneous` (B). By *formula* as many "
+        "elements are exchanged as the paper's Table I says, without latency; by *rings* those that really cross a "
+        "device's link. EdgeShard is the plain pipeline with the paper's layer split. Jupiter's column of ours has its "
+        "layer split, its pieces of the prompt and Medusa's chain, but no outlines, which are not built. Penstock's "
+        "has the plan of `penstock plan`, planned pieces and `auto`.",
+        "**Table II**, exchanging over computing of the prompt, A.",
+        ratios(settings),
+        "**Table IV**, seconds for 260 prompt tokens and 64 new ones.",
+        totals(settings),
+        "M-LM's published seconds fit a token that moves 76 MB; its all-reduces of one token move about 1 MB. By bytes "
+        "the advantage over tensor parallelism is far smaller than published, and where links are fast there is none: "
+        "Galaxy, whose exchanges are reckoned as entirely hidden behind computing, would be ahead of any pipeline here "
+        "from 500 Mbps on. Where a replica does not fit the Nano alone (4 GB; the paper's Table III says 8), SP is "
+        "reckoned as if it did.",
+        "**Figures 10 and 11**, milliseconds per token: of the prompt, and of the new ones, by rings.",
+        phases(settings),
+        "**Figure 12**, 7B on one to four Xavier NX: seconds, by rings.",
+        by_boards(figures["boards"]),
+        "**Table V**, decoding on A at 1 Gbps over naive decoding.",
+        speculation(settings),
+        "**Prompts in pieces**: seconds until the first token, in planned pieces and in fixed ones.",
+        pieces(figures["prompts"]),
+        f"Planned pieces are never slower than the best fixed length of 16 to 512 (at most {worst(figures['prompts'])} "
+        "of its time), and no length is the best everywhere. A prompt of "
+        f"{figures['stages'][0]['tokens']} tokens over N equal stages, beside one after the other: "
+        + ", ".join(f"{times(one['speedup'])} at {one['stages']}" for one in figures["stages"])
+        + ".",
+    )
+
+
+def of(settings: list[Any], **wanted: str) -> Iterator[Any]:
+    yield from (one for one in settings if all(one[key] == value for key, value in wanted.items()))
+
+
+def ratios(settings: list[Any]) -> str:
+    rows = []
+    for one in of(settings, environment="A"):
+        paper = TABLE_2[one["model"]].get(one["rate"], (None,) * 4)
+        row = [f"{one['model']}, {one['rate']}"]
+        for name, published in zip(METHODS, paper, strict=True):
+            both = [one["baselines"][name][counted]["ratio"] for counted in ("formula", "rings")]
+            row.append(" / ".join(["-" if published is None else f"{published:.2f}", *(f"{x:.2f}" for x in both)]))
+        rows.append(row)
+    return markdown(["paper / formula / rings", *METHODS], rows)
+
+
+def total(found: Mapping[str, Any]) -> float:
+    return float(found["prompt_s"] + found["tokens_s"])
+
+
+def totals(settings: list[Any]) -> str:
+    rows = []
+    for one in settings:
+        published = TABLE_4[one["environment"], one["rate"]][one["model"] == "13B"]
+        row = [f"{one['environment']}, {one['model']}, {one['rate']}"]
+        for name, paper in zip(PUBLISHED, published, strict=True):
+            row.append(f"{'OOM' if paper is None else f'{paper:g}'} / {ours(one, name)}")
+        rows.append([*row, ours(one, "Penstock")])
+    return markdown(["paper / ours (rings)", *PUBLISHED, "Penstock"], rows)
+
+
+def ours(one: Mapping[str, Any], name: str) -> str:
+    if name in METHODS:
+        found = one["baselines"][name]
+        everywhere = len(found["lacking"]) > 1
+        return "OOM" if everywhere else f"{total(found['rings']):.1f}"
+    return f"{total(one['pipelines'][name]):.1f}" if one["pipelines"] else "OOM"
+
+
+def phases(settings: list[Any]) -> str:
+    rows = []
+    for one in of(settings, model="7B"):
+        row = [f"{one['environment']}, {one['rate']}"]
+        for name in (*PUBLISHED, "Penstock"):
+            found = one["baselines"][name]["rings"] if name in METHODS else one["pipelines"][name]
+            prompt, token = found["prompt_s"] / jupiter.PROMPT, found["tokens_s"] / jupiter.TOKENS
+            row.append(f"{1e3 * prompt:.0f} + {1e3 * token:.0f}")
+        rows.append(row)
+    return markdown(["7B, prompt + new", *PUBLISHED, "Penstock"], rows)
+
+
+def by_boards(boards: list[Any]) -> str:
+    rows = [
+        [f"{one['boards']} NX, {one['rate']}", *(ours(one, name) for name in (*PUBLISHED, "Penstock"))]
+        for one in boards
+    ]
+    return markdown(["", *PUBLISHED, "Penstock"], rows)
+
+
+def speculation(settings: list[Any]) -> str:
+    rows = []
+    for one in of(settings, environment="A", rate="1 Gbps"):
+        plain = one["pipelines"]["EdgeShard"]["tokens_s"]
+        found = [times(plain / one["pipelines"][name]["tokens_s"]) for name in ("Jupiter", "Penstock")]
+        rows.append([one["model"], *(f"{gain:.1f}x" for gain in TABLE_5[one["model"]]), *found])
+    return markdown(["", "paper: chain", "paper: outlines", "paper: both", "ours: its chain", "ours: `auto`"], rows)
+
+
+def pieces(prompts: list[Any]) -> str:
+    rows = []
+    for one in prompts:
+        if one["rate"] == "500 Mbps":
+            continue  # between the others
+        fixed = {int(length): seconds for length, seconds in one["fixed_s"].items()}
+        best = min(fixed, key=lambda length: fixed[length])
+        name = f"{one['environment']}, {one['rate']}, {one['tokens']}"
+        each = [f"{fixed[length]:.2f}" for length in (16, 128, 512)]
+        rows.append([name, f"{one['planned_s']:.2f}", *each, f"{fixed[best]:.2f} ({best})"])
+    return markdown(["environment, rate, tokens", "planned", "16", "128", "512", "best fixed"], rows)
+
+
+def worst(prompts: list[Any]) -> str:
+    return f"{max(one['planned_s'] / min(one['fixed_s'].values()) for one in prompts):.4f}"
+
+
+def headline(figures: Any) -> tuple[str, str]:
+    gains = [total(one["pipelines"]["Jupiter"]) / total(one["pipelines"]["Penstock"]) for one in figures["settings"]]
+    question = (
+        "Jupiter's boards as modelled, 260 + 64 tokens: our plan, pieces and `auto` over its plan, pieces and chain"
+    )
+    return question, times(geometric_mean(gains))
+
+
+SECTIONS = (
+    Section(name=jupiter.NAME, title="Jupiter, Tables II, IV and V", how=jupiter.HOW, take=jupiter.take, render=render),
+)
