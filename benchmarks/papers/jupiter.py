@@ -32,7 +32,7 @@ from penstock.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig
 
 NAME: Final = "jupiter"
-HOW: Final = "Reckoned and simulated, a drafter whose first candidate is right in 60% of the steps"
+HOW: Final = "Simulated, baselines computed, a drafter whose first candidate is right in 60% of the steps"
 COMMAND: Final = "python -m benchmarks.results --measure jupiter"
 PROMPT, TOKENS, REQUESTS, SEED = 260, 64, 3, 1
 FIRST_RIGHT: Final = 0.6
