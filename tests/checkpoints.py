@@ -104,6 +104,42 @@ ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+UNUSUAL: Final[dict[str, dict[str, Any]]] = {
+    "llama4": {
+        "model_type": "llama4_text",
+        "head_dim": 8,
+        "intermediate_size_mlp": 48,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "moe_layers": [1, 3],
+        "attention_chunk_size": 5,
+        "layer_types": [
+            "chunked_attention",
+            "chunked_attention",
+            "chunked_attention",
+            "full_attention",
+            "chunked_attention",
+        ],
+        "no_rope_layers": [1, 1, 1, 0, 1],
+        "attn_temperature_tuning": True,
+        "floor_scale": 6,
+        "attn_scale": 0.5,
+    },
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": _WINDOW,
+        "layer_types": _MIXED,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "tie_word_embeddings": True,
+        "final_logit_softcapping": 8.0,
+    },
+}
+"""Attention that differs from layer to layer in more than its window."""
 _LINEAR: Final = ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"]
 _DELTA: Final[dict[str, Any]] = {
     "layer_types": _LINEAR,
@@ -209,6 +245,8 @@ WRAPPERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen3_5_moe": ("qwen3_5_moe", _QWEN_TOWER),
     "gemma3": ("gemma3", _TOWER),
     "mistral3": ("mistral", {**_TOWER, "model_type": "pixtral"}),
+    "llama4": ("llama4", {**_TOWER, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}),
+    "gemma4": ("gemma4", {**_TOWER, "head_dim": 8, "num_key_value_heads": 2}),
 }
 """Multimodal architectures: that of the text part, and what to make of the vision tower."""
 
@@ -216,7 +254,7 @@ WRAPPERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 def make_wrapper(folder: Path, kind: str, max_shard_size: str = "5GB") -> Path:
     """Write a random multimodal checkpoint, one of ``WRAPPERS``, into ``folder``."""
     text, tower = WRAPPERS[kind]
-    settings = {**_COMMON, **(ARCHITECTURES | RECURRENT)[text]}
+    settings = {**_COMMON, **(ARCHITECTURES | RECURRENT | UNUSUAL)[text]}
     tied = bool(settings["tie_word_embeddings"])
     config = AutoConfig.for_model(kind, text_config=settings, vision_config=tower, tie_word_embeddings=tied)
     with torch.random.fork_rng(devices=[]):
@@ -242,7 +280,7 @@ def make_checkpoint(
     With ``tokenizer`` a byte-level tokenizer is saved beside it, and the vocabulary grows to hold every byte.
     """
     vocabulary = {"vocab_size": BYTE_VOCAB} if tokenizer else {}
-    settings = {**_COMMON, **(ARCHITECTURES | RECURRENT)[architecture], **vocabulary, **overrides}
+    settings = {**_COMMON, **(ARCHITECTURES | RECURRENT | UNUSUAL)[architecture], **vocabulary, **overrides}
     config = AutoConfig.for_model(**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -136,7 +137,7 @@ class Segment:
 
 
 class Plan:
-    """What the rows of one batch attend to: worked out once per batch and window width, used by every layer.
+    """What the rows of one batch attend to: worked out once per batch, window and chunk, used by every layer.
 
     ``in_place`` reads slots that lie close together as a slice of the arena instead of gathering them.
     """
@@ -146,21 +147,31 @@ class Plan:
         self.device = device
         self.in_place = in_place
         self.slots_N = torch.from_numpy(view.slots).to(device)
-        self._segments: dict[int | None, list[Segment]] = {}
+        self._segments: dict[tuple[int | None, int | None], list[Segment]] = {}
 
-    def segments(self, window: int | None) -> list[Segment]:
-        """The rows request by request; with a window, a row sees the last ``window`` positions including its own."""
-        if window not in self._segments:
-            self._segments[window] = [
-                self._segment(request, part, window) for request in self.view.views for part in _parts(request)
+    @cached_property
+    def positions_N(self) -> Tensor:
+        return self._tensor(self.view.positions)
+
+    def segments(self, window: int | None, chunk: int | None = None) -> list[Segment]:
+        """The rows request by request.
+
+        With a window, a row sees the last ``window`` positions including its own; with a chunk, those since the last
+        multiple of ``chunk``.
+        """
+        if (window, chunk) not in self._segments:
+            self._segments[window, chunk] = [
+                self._segment(request, part, window, chunk) for request in self.view.views for part in _parts(request)
             ]
-        return self._segments[window]
+        return self._segments[window, chunk]
 
-    def _segment(self, request: RequestView, part: slice, window: int | None) -> Segment:
+    def _segment(self, request: RequestView, part: slice, window: int | None, chunk: int | None) -> Segment:
         rows, slots, mask = request.rows[part], request.slots, request.mask[part]
         if window is not None:
             mask = mask & (self.view.positions[rows, None] - request.positions[None, :] < window)
-        if window is not None or len(rows) < len(request.rows):
+        if chunk is not None:
+            mask = mask & (self.view.positions[rows, None] // chunk == request.positions[None, :] // chunk)
+        if window is not None or chunk is not None or len(rows) < len(request.rows):
             seen = mask.any(axis=0)
             slots, mask = slots[seen], mask[:, seen]
         columns, mask = _columns(slots, mask) if self.in_place else (slots, mask)
@@ -232,7 +243,9 @@ class SlotAttention:
     ) -> Tensor:
         keys, values = self.arenas.store(module.layer_idx, self.plan.slots_N, key_KNd, value_KNe, joint)
         scoring = Scoring(scaling, softcap, s_aux)
-        segments = self.plan.segments(sliding_window)
+        segments = self.plan.segments(sliding_window, getattr(module, "chunk", None))
+        if hasattr(module, "growth"):
+            query_HNd = query_HNd * module.growth.of(self.plan.positions_N)[:, None].to(query_HNd.dtype)
         if len(segments) == 1:
             (segment,) = segments
             return self.kernel(query_HNd, segment.read(keys), segment.read(values), segment, scoring).transpose(0, 1)

@@ -9,23 +9,27 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from penstock.core import ConfigError
 
-ATTENTION_TYPES: Final = frozenset({"full_attention", "sliding_attention", "hybrid"})
+ATTENTION_TYPES: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention", "hybrid"})
 """Layer types that attend; Falcon-H1's hybrid ones carry a state beside it."""
 RECURRENT_TYPES: Final = frozenset({"linear_attention", "conv", "hybrid"})
 """Layer types that carry a state, or do both."""
 OTHER_TYPES: Final = frozenset({"mlp", "moe"})
 """Nemotron-H's layers that are a feed-forward and nothing else."""
-PLAIN_TYPES: Final = ATTENTION_TYPES - RECURRENT_TYPES
+PLAIN_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
+"""Those of which any architecture may have some."""
 REFUSED: Final = {
     "gemma3n": "its layers share keys and values with each other and take per-layer embeddings",
-    "gemma4": "its layers share keys and values with each other",
-    "llama4": "its attention is chunked by absolute position",
     "deepseek_v4": "its attention reads compressed blocks of keys and values",
     "minimax_m3": "its attention selects blocks of keys",
     "hrm_text": "it runs its layers several times",
     "longcat_flash": "its layers hold two attentions each",
 }
 """Architectures that look like any other decoder but are not, by the beginning of their model type."""
+REFUSED_FIELDS: Final = {
+    "num_kv_shared_layers": "its layers share keys and values with each other",
+    "hidden_size_per_layer_input": "its layers take per-layer embeddings",
+}
+"""What only some checkpoints of an architecture have: Gemma 4's small ones."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ RECURRENT: Final[dict[str, Parts]] = {
 transformers claims no other attention for some of them; that they have it is found out when a stage is loaded."""
 
 
-WRAPPERS: Final = frozenset({"qwen3_5", "qwen3_5_moe", "gemma3", "mistral3"})
+CHUNKED: Final[dict[str, Parts]] = {"llama4_text": Parts("model", "embed_tokens", "layers", "norm")}
+"""By model type, the architectures whose attention ``models/chunked.py`` knows."""
+WRAPPERS: Final = frozenset({"qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "llama4", "gemma4"})
 """Multimodal architectures whose text part, given text alone, computes what the whole does."""
 
 
@@ -96,12 +102,15 @@ def check_supported(config: Any) -> Parts:
     for beginning, reason in REFUSED.items():
         if config.model_type.startswith(beginning):
             raise refusal(config, reason)
-    recurrent = RECURRENT.get(config.model_type)
-    known = ATTENTION_TYPES | RECURRENT_TYPES | OTHER_TYPES if recurrent else PLAIN_TYPES
+    for field, reason in REFUSED_FIELDS.items():
+        if getattr(config, field, None):
+            raise refusal(config, reason)
+    parts = (RECURRENT | CHUNKED).get(config.model_type)
+    known = ATTENTION_TYPES | RECURRENT_TYPES | OTHER_TYPES if parts else PLAIN_TYPES
     if unknown := sorted(set(layer_types(config)) - known):
         raise refusal(config, f"its layers of type {', '.join(unknown)} are not computed in a tree of tokens")
-    if recurrent:
-        return recurrent
+    if parts:
+        return parts
     if type(config).sub_configs:
         raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
     # Of the class: a configuration file may set any attribute of an instance.

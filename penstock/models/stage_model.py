@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from penstock.models.attention import (
     precise_kernel,
 )
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from penstock.models.chunked import follow_positions
 from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import rms_norm
+from penstock.models.gate import layer_types
 from penstock.models.loader import load_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers
 from penstock.models.quantization.pack import check_covered, pack, quantize_ends, share_tied
@@ -43,6 +46,13 @@ from penstock.stage.sampler import pick_tokens, rank_candidates
 from penstock.stage.visibility import BatchView, RequestView
 
 
+@dataclass
+class FinalStates(MoeModelOutputWithPast):  # type: ignore[misc]
+    """What a base model gives to its head, with what Gemma 4's looks for beside the states."""
+
+    shared_kv_states: None = None
+
+
 class NormOnly(nn.Module):
     """Stands in for the base model where only norm and head are to run; ``inputs_embeds`` are the final states."""
 
@@ -51,8 +61,8 @@ class NormOnly(nn.Module):
         self.norm = norm
         self.lm_head_multiplier = getattr(base, "lm_head_multiplier", 1.0)  # Falcon-H1's head looks it up here
 
-    def forward(self, input_ids: None = None, *, inputs_embeds: Tensor, **options: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=self.norm(inputs_embeds))
+    def forward(self, input_ids: None = None, *, inputs_embeds: Tensor, **options: Any) -> FinalStates:
+        return FinalStates(last_hidden_state=self.norm(inputs_embeds))
 
 
 class StageModel:
@@ -94,8 +104,10 @@ class StageModel:
         norm = getattr(self._base, parts.norm)
         setattr(module, parts.base, NormOnly(norm if plain else rms_norm(norm), self._base))
         setattr(self._base, parts.norm, nn.Identity())
+        own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
+        follow_positions(checkpoint.config, own, types)
         self._host = Host(capacity, self.device, self._new_state)
-        install(checkpoint.config, getattr(self._base, parts.layers)[first:last], self._host)
+        install(checkpoint.config, own, self._host)
         if not plain:
             self._base = fuse(self._base, parts, first, last)
         if quantization != "none" or not plain:

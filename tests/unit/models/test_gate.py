@@ -15,8 +15,7 @@ from penstock.models.gate import RECURRENT, Parts, check_supported, text_config
         ("gpt2", "no pipeline plan"),
         ("bert", "no pipeline plan"),
         ("gemma3n", "share keys and values"),
-        ("gemma4_text", "share keys and values"),
-        ("llama4_text", "chunked"),
+        ("gemma4_text", "per-layer embeddings"),
         ("mamba", "linear_attention"),
         ("minimax", "linear_attention"),
         ("zamba2", "hybrid"),
@@ -40,6 +39,13 @@ def test_parts_come_from_the_pipeline_plan() -> None:
     assert check_supported(AutoConfig.for_model("llama")) == Parts("model", "embed_tokens", "layers", "norm")
     assert check_supported(AutoConfig.for_model("phi")) == Parts("model", "embed_tokens", "layers", "final_layernorm")
     assert check_supported(AutoConfig.for_model("gpt_neox")).embed == "embed_in"
+
+
+def test_gemma_4_runs_where_no_layer_shares_anything() -> None:
+    alone = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+    assert check_supported(AutoConfig.for_model("gemma4_text", **alone)).norm == "norm"
+    with pytest.raises(ConfigError, match=r"'gemma4_text' .*share keys and values"):
+        check_supported(AutoConfig.for_model("gemma4_text", **{**alone, "num_kv_shared_layers": 2}))
 
 
 @pytest.mark.parametrize("model_type", RECURRENT)
