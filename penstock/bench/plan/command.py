@@ -9,11 +9,15 @@ from typing import NamedTuple
 from rich.console import Console
 
 from penstock.bench.plan.choices import JUPITER, OURS, Choice, Planning, refusal
+from penstock.bench.plan.measured import measured_cluster
 from penstock.bench.plan.options import PlanOptions
+from penstock.bench.plan.priced import price_of
 from penstock.bench.plan.report import as_table, remarks, stages_table, table_of
 from penstock.bench.plan.write import cluster_toml
-from penstock.cluster import load_devices
+from penstock.cluster import PRICES, Cluster, load_devices
 from penstock.core import ConfigError
+from penstock.engine.options import model_folder
+from penstock.hosts.doctor.report import read_report
 from penstock.progress import progress_bar
 
 
@@ -27,8 +31,7 @@ class Outcome(NamedTuple):
 def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> Outcome:
     """Plan, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
     console = console or Console(stderr=True)
-    cluster = load_devices(options.cluster, as_model=options.model, bandwidth_gbit_s=options.bandwidth_gbit_s)
-    planning = Planning(cluster, options)
+    planning = Planning(cluster_to_plan(options), options)
     outcome = planned(planning, console)
     if options.output is not None:
         options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
@@ -40,6 +43,16 @@ def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | 
     for line in remarks(planning, *outcome):
         console.print(line, highlight=False, markup=False)
     return outcome
+
+
+def cluster_to_plan(options: PlanOptions) -> Cluster:
+    """A cluster file's, or one of hosts as they were measured. Raises ConfigError."""
+    if options.doctor is None:
+        assert options.cluster is not None
+        return load_devices(options.cluster, as_model=options.model, bandwidth_gbit_s=options.bandwidth_gbit_s)
+    assert options.model is not None
+    model = PRICES.get(options.model) or price_of(model_folder(options.model, "target"))
+    return measured_cluster(read_report(options.doctor), model)
 
 
 def planned(planning: Planning, console: Console) -> Outcome:

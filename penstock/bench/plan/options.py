@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from penstock.bench.options import Bandwidth
-from penstock.config import check, known_name
+from penstock.config import FieldError, check, known_name
 from penstock.options import MODEL, OUTPUT, PIPELINE, Option
 
 GOALS: Final = ("latency", "throughput", "ttft")
@@ -18,9 +18,25 @@ METHODS: Final = ("penstock", "jupiter")
 class PlanOptions:
     """What is planned, for what, and how it is judged. Raises FieldError."""
 
-    cluster: Annotated[str, Option("Preset, random-SEED[:STAGES], or a file ending in .toml.", PIPELINE)]
+    cluster: Annotated[
+        str | None, Option("Preset, random-SEED[:STAGES], or a file ending in .toml.", PIPELINE, default="")
+    ] = None
+    doctor: Annotated[
+        Path | None,
+        Option(
+            "Plan for real hosts: what 'penstock doctor --json' has printed of them.",
+            PIPELINE,
+            metavar="FILE.json",
+            default="",
+        ),
+    ] = None
     model: Annotated[
-        str | None, Option("A priced model's name, in place of the cluster's as_model.", MODEL, default="the cluster's")
+        str | None,
+        Option(
+            "A priced model's name, in place of the cluster's as_model; of real hosts the checkpoint.",
+            MODEL,
+            default="the cluster's",
+        ),
     ] = None
     goal: Annotated[
         str,
@@ -45,6 +61,12 @@ class PlanOptions:
     ] = None
 
     def __post_init__(self) -> None:
+        if (self.cluster is None) == (self.doctor is None):
+            raise FieldError("cluster", "or doctor has to be given, and not both: what is planned for")
+        if self.doctor is not None:
+            check(self.model is not None, "model", None, "the checkpoint that the hosts are to run")
+            check(self.bandwidth_gbit_s is None, "bandwidth_gbit_s", self.bandwidth_gbit_s, "left out with doctor")
+            check(self.output is None, "output", str(self.output), "left out with doctor: the plan is two options")
         known_name(self.goal, GOALS, "goal")
         known_name(self.method, METHODS, "method")
         check(self.prompt_tokens >= 1, "prompt_tokens", self.prompt_tokens, "at least 1")

@@ -28,11 +28,21 @@ def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> 
         "drafter": chosen.cluster.drafter,
         "engine": chosen.cluster.engine,
         "left_out": left_out(planning, chosen),
+        **(run_with(chosen) if planning.options.doctor is not None else {}),
         **figures(chosen),
         "least_slowest_stage_ms": 1e3 * planning.least_slowest_s,
         "limited_by": limit(planning, chosen),
         "one_more": more and {"device": more[0].name, "slowest_stage_ms": 1e3 * more[1]},
         "compared": {choice.name: {"layers": layers_by_device(choice), **figures(choice)} for choice in compared[1:]},
+    }
+
+
+def run_with(chosen: Choice) -> dict[str, str]:
+    """The options with which real hosts run the plan."""
+    stages = chosen.cluster.stages
+    return {
+        "hosts": ",".join(stage.devices[0] for stage in stages),
+        "layer_split": ",".join(str(sum(stage.layers)) for stage in stages),
     }
 
 
@@ -120,6 +130,9 @@ def remarks(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> I
         yield f"{drafter}, the engine on {chosen.cluster.engine}" + (f"; left out: {', '.join(out)}." if out else ".")
     if (more := planning.with_one_more()) is not None:
         yield f"One more like {more[0].name}: a slowest stage of {1e3 * more[1]:.1f} ms could be had."
+    if planning.options.doctor is not None:
+        given = run_with(chosen)
+        yield f"Run it with --hosts {given['hosts']} --layer-split {given['layer_split']}"
     if planning.options.tokens:
         yield (
             "Judged by simulating the engine with a drafter like the demo pair's."
