@@ -38,7 +38,6 @@ from benchmarks.shared.commands import command_line
 from benchmarks.shared.measured import folder_of_script, path_of, store, stored
 from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import SAMPLINGS, recording_arguments
-from penstock.bench.formats import markdown
 from penstock.config import nearest
 from penstock.core import ConfigError
 
@@ -72,6 +71,8 @@ MODULES = (
 )
 SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
 
+KIND = re.compile(r"^(Simulated|In virtual time|Emulated|Measured|Computed)")
+"""What a section's ``how`` begins with."""
 WRITTEN = "*Written by `python -m benchmarks.results` from `benchmarks/measured/`; do not edit.*"
 
 KINDS = """## How figures are taken
@@ -120,9 +121,10 @@ def headlines() -> str:
             if name in HEADLINES and name in shown():
                 found = stored(name)
                 question, figure = HEADLINES[name](found.figures)
-                kind = found.how.split(",")[0].split(":")[0]
+                (kind,) = KIND.findall(found.how)
                 rows.append([question, figure, f"[{kind.lower()}]({link(page)}#{anchor(SECTIONS[name].title)})"])
-    return markdown(["", "figure", "how"], rows)
+    lines = [["", "figure", "how"], ["---"] * 3, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def page_of(page: Page) -> str:

@@ -59,7 +59,7 @@ def test_what_went_wrong_is_on_the_first_page() -> None:
 @pytest.mark.parametrize("name", results.shown())
 def test_stored_figures_say_how_and_with_what_they_were_taken(name: str) -> None:
     measured = stored(name)
-    assert re.match("Simulated|In virtual time|Emulated|Measured|Computed", measured.how)
+    assert results.KIND.match(measured.how)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", measured.date)
     assert measured.commands
     assert {"python", "penstock", "torch", "transformers"} <= set(measured.versions)
