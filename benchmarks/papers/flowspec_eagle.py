@@ -1,6 +1,6 @@
 """FlowSpec's Tables 1 and 2 with an EAGLE drafter, the paper's own kind, on its own clusters.
 
-    python -m benchmarks.papers.flowspec_eagle --eagle DIR [--prompts 10] [--tokens 64]
+    python -m benchmarks.papers.flowspec_eagle --eagle3 penstock/demo/drafters/eagle3 [--prompts 10] [--tokens 64]
 
 The demo target on held-out code, in virtual time, on the presets flowspec-7b and flowspec-13b; the page has the
 strategies' ratios over naive PP beside those with the demo pair. Each cluster is written to
@@ -21,12 +21,14 @@ from penstock.cluster import load_cluster
 
 NAME = "flowspec_eagle"
 TEMPERATURES = {"T0": 0.0, "T1": 1.0}
+STRATEGIES = (*flowspec.STRATEGIES, flowspec.ONCE)
+"""A small draft model would say the same again: only here does it matter that nodes are drafted from anew."""
 
 
 def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
     """By temperature what the page shows of every strategy."""
-    drafter, questions = {"method": "eagle", "model": folder}, virtual.asked(sizes, list(TEMPERATURES.values()))
-    runs = virtual.compared(load_cluster(cluster), drafter, flowspec.STRATEGIES, questions)
+    drafter, questions = {"method": "eagle3", "model": folder}, virtual.asked(sizes, list(TEMPERATURES.values()))
+    runs = virtual.compared(load_cluster(cluster), drafter, STRATEGIES, questions)
     return {
         name: [kept(run, cluster) for run in runs if run.temperature == temperature]
         for name, temperature in TEMPERATURES.items()
@@ -53,11 +55,11 @@ def lines(cluster: str, row: Mapping[str, Any]) -> str:
 
 
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
-    folders = wanted.drafters["eagle"]
+    folders = wanted.drafters["eagle3"]
     for cluster in flowspec.CLUSTERS.values() if folders else ():
         yield cluster, partial(measured, folders[0], cluster, wanted.sizes)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="FlowSpec's tables with EAGLE, in virtual time.")
-    virtual.main(f"papers.{NAME}", parser, cases, lines, ["eagle"])
+    virtual.main(f"papers.{NAME}", parser, cases, lines, ["eagle3"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import results
-from benchmarks.papers import flowspec, pp_eagle_table, spd_tables
+from benchmarks.papers import flowspec, flowspec_eagle, pp_eagle_table, spd_tables
 from benchmarks.sections import spd, vllm
 from benchmarks.sections.flowspec import render_eagle
 from benchmarks.shared import measured, virtual
@@ -230,12 +230,12 @@ def test_latency_is_shown_beside_plain_decodings() -> None:
 def test_flowspecs_tables_are_there_for_eagle_too() -> None:
     def runs(cluster: str) -> list[dict[str, Any]]:
         one = {"cluster": cluster, "ms_per_token": 50.0, "mean_acceptance_length": 5.0, "identical": True}
-        return [{**one, "strategy": strategy} for strategy in flowspec.STRATEGIES]
+        return [{**one, "strategy": strategy} for strategy in flowspec_eagle.STRATEGIES]
 
     figures = {name: {"T0": runs(name), "T1": runs(name)} for name in flowspec.CLUSTERS.values()}
     page = render_eagle(figures)
-    assert page.count("ours: `eagle`") == 4
-    assert "`eagle`, T = 1" in page
+    assert page.count("ours: `eagle3`") == 4
+    assert "`eagle3`, T = 1" in page
 
 
 def test_a_section_comes_into_the_page_with_its_figures(empty: Path) -> None:
