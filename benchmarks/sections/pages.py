@@ -74,7 +74,10 @@ PAGES = (
         name="vllm",
         title="beside pipelines and EAGLE in vLLM",
         about="the report's table",
-        sections=("pp_eagle_table",),
+        sections=(
+            "pp_eagle_table",
+            "pp_many",
+        ),
     ),
     Page(
         name="serving",
