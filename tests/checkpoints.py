@@ -104,6 +104,23 @@ ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+_ROUTED: Final[dict[str, Any]] = {
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_group": 2,
+    "topk_group": 1,
+}
+FURTHER: Final[dict[str, dict[str, Any]]] = {
+    "glm4_moe": {"model_type": "glm4_moe", "head_dim": 8, "first_k_dense_replace": 1, **_ROUTED},
+    "minimax_m2": {"model_type": "minimax_m2", "head_dim": 8, "rotary_dim": 4, **_ROUTED},
+    "exaone4": {"model_type": "exaone4", "sliding_window": _WINDOW, "layer_types": _MIXED},
+    "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 1, 0, 1, 1]},
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 8},
+}
+"""More architectures with plain attention, which fewer tests go through."""
 UNUSUAL: Final[dict[str, dict[str, Any]]] = {
     "llama4": {
         "model_type": "llama4_text",
@@ -254,7 +271,7 @@ WRAPPERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 def make_wrapper(folder: Path, kind: str, max_shard_size: str = "5GB") -> Path:
     """Write a random multimodal checkpoint, one of ``WRAPPERS``, into ``folder``."""
     text, tower = WRAPPERS[kind]
-    settings = {**_COMMON, **(ARCHITECTURES | RECURRENT | UNUSUAL)[text]}
+    settings = {**_COMMON, **(ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL)[text]}
     tied = bool(settings["tie_word_embeddings"])
     config = AutoConfig.for_model(kind, text_config=settings, vision_config=tower, tie_word_embeddings=tied)
     with torch.random.fork_rng(devices=[]):
@@ -280,7 +297,7 @@ def make_checkpoint(
     With ``tokenizer`` a byte-level tokenizer is saved beside it, and the vocabulary grows to hold every byte.
     """
     vocabulary = {"vocab_size": BYTE_VOCAB} if tokenizer else {}
-    settings = {**_COMMON, **(ARCHITECTURES | RECURRENT | UNUSUAL)[architecture], **vocabulary, **overrides}
+    settings = {**_COMMON, **(ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL)[architecture], **vocabulary, **overrides}
     config = AutoConfig.for_model(**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

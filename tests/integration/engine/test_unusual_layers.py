@@ -14,7 +14,7 @@ from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.strategies.continuous import Continuous
-from tests.checkpoints import LAYERS, RECURRENT, UNUSUAL, VOCAB, make_checkpoint
+from tests.checkpoints import FURTHER, LAYERS, RECURRENT, UNUSUAL, VOCAB, make_checkpoint
 from tests.engines import InProcessEngine, Picks
 from tests.generated import generate
 from tests.integration.engine.test_architectures import PROMPT, check_tree
@@ -24,7 +24,7 @@ TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(100)]
 TOKENS = 90
 
 
-@pytest.mark.parametrize("architecture", [*RECURRENT, *UNUSUAL])
+@pytest.mark.parametrize("architecture", [*FURTHER, *RECURRENT, *UNUSUAL])
 def test_greedy_texts_and_trees_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, architecture, seed=2)
     reference = AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval()
