@@ -283,13 +283,14 @@ def render_shared_host(figures: Any) -> str:
         plain = sum(len(by["autoregressive"]) for by in sets) * (one["tokens"] - 1)
         speed = plain / sum(sum(by["autoregressive"]) for by in sets)
         ratios = [over_plain(one, "auto"), f"{least:.2f}", over_plain(one, "continuous")]
-        return [SHARED[drafter], "one core busy" if drafter != case else "quiet", f"{speed:.1f}", *ratios]
+        host = "one core busy" if drafter != case else "quiet"
+        return [SHARED[drafter], host, str(one["per_set"]), f"{speed:.1f}", *ratios]
 
     sizes = next(iter(figures.values()))
-    headings = ["drafter", "host", "plain, tokens/s", "`auto`", "least of the sets", "`continuous`"]
+    headings = ["drafter", "host", "chats a set", "plain, tokens/s", "`auto`", "least of the sets", "`continuous`"]
     return paragraphs(
         "SmolLM2-135M-Instruct in float32 as two stage processes of one thread each on two cores, greedily; of each of "
-        f"six prompt sets the first chats ({sizes['per_set']}), {sizes['tokens']} tokens each. Speed over plain "
+        f"six prompt sets the first chats, {sizes['tokens']} tokens each. Speed over plain "
         'decoding of the same prompt, all in turn, with 95% bounds. "One core busy": beside a process that computes. '
         "`auto` begins as new in every row, so that its first trials count.",
         markdown(headings, [cells(case) for case in shared_host.CASES if case in figures]),
