@@ -17,6 +17,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.starting import watched
 from penstock.engine.resolve import check_options
+from penstock.hosts.host import FleetHost
 from penstock.text.chat import ChatFormat, Messages, chat_prompt, chat_sampling
 from penstock.text.conversation_files import Conversation
 from penstock.text.tokenizer import Tokenizer
@@ -130,7 +131,8 @@ def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    writer = trace_writer(llm.setup, llm.drafter)
+    errors = llm.host.fleet.clock_errors if isinstance(llm.host, FleetHost) else {}
+    writer = trace_writer(llm.setup, llm.drafter, errors)
     try:
         with llm.observing(writer):
             yield

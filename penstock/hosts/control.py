@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from penstock.hosts.facts import HostFacts
+from penstock.hosts.weights.hub import HubSource
 from penstock.hosts.weights.ranges import FilePart, Layers
 from penstock.messages import MAX_HEADER_BYTES, UNDECODABLE, ForeignFrame, Frame, MalformedMessage
 from penstock.pipeline.plan import StageSpec
@@ -66,7 +67,8 @@ class BeatAnswer(msgspec.Struct, tag="beat_answer", kw_only=True, frozen=True):
 class FindCheckpoint(msgspec.Struct, tag="find_checkpoint", kw_only=True, frozen=True):
     """Is the checkpoint of this digest there, which the head has at ``path``, a folder or a file?
 
-    If it is not, ``files`` is what stages of these ``layers`` need of it, and the head sends what is wanted.
+    If it is not, ``files`` is what stages of these ``layers`` need of it. The ``hub`` may have it, and the head sends
+    what is wanted.
     """
 
     path: str
@@ -74,6 +76,7 @@ class FindCheckpoint(msgspec.Struct, tag="find_checkpoint", kw_only=True, frozen
     is_folder: bool
     layers: list[Layers]
     files: list[FilePart]
+    hub: HubSource | None = None
 
 
 class CheckpointFound(msgspec.Struct, tag="checkpoint_found", kw_only=True, frozen=True):

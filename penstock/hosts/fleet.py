@@ -102,6 +102,12 @@ class Fleet:
         known = list(self.hosts.items())
         return {name: host.facts for name, host in known if self._usable(host) and host.facts is not None}
 
+    @property
+    def clock_errors(self) -> dict[str, float]:
+        """By name, the seconds by which a moment of that host's clock may be wrong by this one's."""
+        known = [(name, host.offsets.best) for name, host in list(self.hosts.items())]
+        return {name: best.error for name, best in known if best is not None}
+
     def _usable(self, host: RemoteHost) -> bool:
         return host.alive and (self._offer is None or not host.checkpoints.get(self._offer.path))
 

@@ -15,7 +15,7 @@ The format's category (``cat``) says what kind of event it is; ``penstock.trace.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -236,17 +236,35 @@ def microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def trace_writer(setup: Resolved, drafter: Drafter | None = None) -> TraceWriter:
-    """A writer whose tracks are named after an engine's stages and devices; ``drafter`` is the engine's."""
+def trace_writer(
+    setup: Resolved, drafter: Drafter | None = None, clock_errors: Mapping[str, float] | None = None
+) -> TraceWriter:
+    """A writer whose tracks are named after an engine's stages and devices; ``drafter`` is the engine's.
+
+    ``clock_errors``: by host, the seconds by which its stages' times may be wrong beside this host's.
+    """
     row_bytes, shared = feature_bytes(setup), shared_cores(setup)
     cluster = setup.cluster
     if cluster is None:
-        names = [f"stage {i}: layers {first}-{last - 1}" for i, (first, last) in enumerate(setup.layers)]
+        names = [
+            f"stage {i}: layers {first}-{last - 1}{on_host(host, clock_errors or {})}"
+            for i, ((first, last), host) in enumerate(zip(setup.layers, setup.hosts, strict=True))
+        ]
         return TraceWriter(names, f"penstock: {setup.options.model}", drafter, row_bytes, shared)
-    names = [f"stage {i}: {', '.join(stage.devices)}" for i, stage in enumerate(cluster.stages)]
+    names = [
+        f"stage {i}: {', '.join(stage.devices)}{on_host(host, clock_errors or {})}"
+        for i, (stage, host) in enumerate(zip(cluster.stages, setup.hosts, strict=True))
+    ]
     label = f" ({EMULATED})" if cluster.emulated else ""
     title = f"penstock: {setup.options.model} on cluster {cluster.name}{label}"
     return TraceWriter(names, title, drafter, row_bytes, shared)
+
+
+def on_host(host: str, clock_errors: Mapping[str, float]) -> str:
+    """Where a stage of another host is, and how far its times can be trusted beside the others'."""
+    if not host:
+        return ""
+    return f" on {host}" + (f", times ±{1e3 * clock_errors[host]:.2f} ms" if host in clock_errors else "")
 
 
 def shared_cores(setup: Resolved) -> SharedCores | None:

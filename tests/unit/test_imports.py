@@ -81,6 +81,7 @@ LIGHT += tuple(
 """Of these parts, what the command line needs for its help and to refuse what cannot work."""
 HEAVY_WHEN_CALLED = {
     "hosts.doctor.rates",
+    "hosts.weights.hub",
     "bench.peers.hf",
     "models.places",
     "pipeline.assembly",

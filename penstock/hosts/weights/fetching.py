@@ -1,4 +1,4 @@
-"""A host gets its part of a checkpoint from the head, piece by piece, beside whatever else its agent does."""
+"""A host gets its part of a checkpoint from the hub or the head, piece by piece, beside whatever its agent does."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
+
+import httpx
 
 from penstock.core import ConfigError
 from penstock.hosts.control import CheckpointFound, FindCheckpoint, Message, Piece, WantPiece
 from penstock.hosts.weights.cache import PartialCopy, WeightCache
+from penstock.hosts.weights.hub import Hub, HubSource, is_offline
+from penstock.hosts.weights.ranges import Range
 
 log = logging.getLogger(__name__)
 
 ON_THEIR_WAY: Final = 8
 """Pieces that are asked for at a time: enough to fill a link, and never more in any memory."""
+SPAN: Final = 1 << 24
+"""Bytes that are asked of the hub at once."""
 KEPT_EVERY: Final = 256
 """Pieces after which what has come is remembered, should the agent end before the last."""
 
 
 class Fetch:
-    """A thread that asks the head for what is missing of a checkpoint, then says that it is there.
+    """A thread that asks hub and head for what is missing of a checkpoint, then says that it is there.
 
     ``in_use`` are digests of copies that have to stay. ``on_done`` is told where the copy is, before the head is.
     """
@@ -41,6 +47,7 @@ class Fetch:
         self._in_use = in_use
         self._tell = tell
         self._on_done = on_done
+        self._stopped = False
         self._came: queue.SimpleQueue[tuple[Piece, bytes] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="penstock fetch", daemon=True)
         self._thread.start()
@@ -50,12 +57,15 @@ class Fetch:
 
     def stop(self) -> None:
         """The head has gone. What has come is kept."""
+        self._stopped = True
         self._came.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         try:
             copy = self._cache.copy(self.asked.digest, self.asked.files, self._in_use)
+            if self.asked.hub is not None and not is_offline():
+                self._fill_from_hub(copy, self.asked.hub)
             if not self._fill(copy):
                 return
         except (OSError, ConfigError) as error:
@@ -63,6 +73,23 @@ class Fetch:
             return
         self._on_done(copy.folder if self.asked.is_folder else copy.folder / self.asked.files[0].name)
         self._tell(CheckpointFound(path=self.asked.path))
+
+    def _fill_from_hub(self, copy: PartialCopy, source: HubSource) -> None:
+        """As far as the hub has it."""
+        hub = Hub(source)
+        try:
+            for name, pieces in spans(copy.missing()):
+                start, end = pieces[0][0], pieces[-1][1]
+                content = hub.read(name, start, end, lambda: self._stopped)
+                if len(content) != end - start:
+                    return
+                for first, last in pieces:
+                    copy.write(name, (first, last), content[first - start : last - start])
+        except (httpx.HTTPError, ValueError) as error:  # ValueError: a name that the hub has for nothing
+            log.info("%s: not from the hub: %s", source.repo, error)
+        finally:
+            hub.close()
+            copy.keep()
 
     def _fill(self, copy: PartialCopy) -> bool:
         """Whether all has come."""
@@ -87,3 +114,17 @@ class Fetch:
         finally:
             copy.keep()
         return True
+
+
+def spans(missing: Iterable[tuple[str, Range]]) -> Iterator[tuple[str, list[Range]]]:
+    """Pieces that touch, of a file, together: of as many bytes at most as are asked of the hub at once."""
+    name, together = "", list[Range]()
+    for file, piece in missing:
+        joins = file == name and together[-1][1] == piece[0] and piece[1] - together[0][0] <= SPAN
+        if together and not joins:
+            yield name, together
+            together = []
+        name = file
+        together.append(piece)
+    if together:
+        yield name, together

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.hosts.control import FindCheckpoint, WantPiece
 from penstock.hosts.weights.digest import digest_of
+from penstock.hosts.weights.hub import hub_source
 from penstock.hosts.weights.ranges import PIECE, Layers, parts_of
 from penstock.messages import MalformedMessage
 
@@ -28,6 +29,7 @@ class Offer:
             is_folder=self._source.is_dir(),
             layers=sorted(layers),
             files=parts_of(self._source, layers, self._layers),
+            hub=hub_source(self._source),
         )
 
     def read(self, wanted: WantPiece) -> bytes:

@@ -152,7 +152,12 @@ def test_an_empty_trace_is_valid() -> None:
 
 def test_tracks_are_named_after_devices_and_emulation_is_said() -> None:
     setup: Any = SimpleNamespace(
-        cluster=load_cluster("demo"), options=SimpleNamespace(model="m"), layers=[], stages=4, speculator=None
+        cluster=load_cluster("demo"),
+        options=SimpleNamespace(model="m"),
+        layers=[],
+        hosts=("",) * 4,
+        stages=4,
+        speculator=None,
     )
     trace = trace_writer(setup).as_dict()
     assert "emulated" in trace["otherData"]["title"]
@@ -160,13 +165,18 @@ def test_tracks_are_named_after_devices_and_emulation_is_said() -> None:
     setup = SimpleNamespace(
         cluster=None,
         options=SimpleNamespace(model="m", device="cuda"),
-        layers=[(0, 4), (4, 16)],
-        stages=2,
+        layers=[(0, 4), (4, 16), (16, 20)],
+        hosts=("", "b:7700", "c"),
+        stages=3,
         speculator=None,
     )
-    trace = trace_writer(setup).as_dict()
+    trace = trace_writer(setup, clock_errors={"b:7700": 0.00012}).as_dict()
     assert "emulated" not in trace["otherData"]["title"]
-    assert any(e["args"].get("name") == "stage 1: layers 4-15" for e in trace["traceEvents"])
+    assert trace["otherData"]["stages"] == [
+        "stage 0: layers 0-3",
+        "stage 1: layers 4-15 on b:7700, times ±0.12 ms",
+        "stage 2: layers 16-19 on c",
+    ]
 
 
 def test_features_are_on_a_track_per_line_and_the_prompts_are_told_apart() -> None:
