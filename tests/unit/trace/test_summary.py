@@ -19,7 +19,7 @@ from penstock.trace.summary import ADVICE, FeatureSummary, Summary, summarise
 from tests.unit.trace.runs import Run, drawn, trip
 
 
-@pytest.fixture(scope="module", params=[1, 5, 9])
+@pytest.fixture(scope="module", params=[1, 6, 9])
 def run(request: pytest.FixtureRequest) -> Run:
     return Run(request.param)
 
