@@ -42,8 +42,8 @@ SPEED: Final = (
     Column(f"{CONFIDENCE:.0%}\nbounds", lambda run: bounds(run.wall_clock_speedup_interval)),
     Column("in\ntheory", lambda run: times(run.theoretical_speedup)),
     Column("efficiency", lambda run: share(run.efficiency)),
-    Column("ms per\ntoken, by\nPipeDec's\nformula", lambda run: length(run.formula_ms_per_token)),
     Column("identical", lambda run: "yes" if run.identical_to_autoregressive else "NO"),
+    Column("ms per\ntoken, by\nPipeDec's\nformula", lambda run: length(run.formula_ms_per_token)),
 )
 DRAFTS: Final = (
     Column("latency,\ns\n(Lat)", lambda run: f"{run.mean_e2el_ms / 1e3:.2f}"),
