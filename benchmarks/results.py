@@ -45,7 +45,7 @@ FIRST = ROOT / "docs" / "background" / "results.md"
 FOLDER = FIRST.with_suffix("")
 ORDER = tuple(name for page in PAGES for name in page.sections)
 AWAITED = (
-    *("step", "real_ids", "beside_peers", "trained"),
+    *("step", "real_ids", "beside_peers", "two_stages", "trained"),
     "flowspec_eagle",
     "spd_tables",
     "spd_overhead",

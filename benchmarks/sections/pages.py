@@ -38,7 +38,7 @@ PAGES = (
         name="real-models",
         title="real models",
         about="nothing emulated: formats of weights, where a step goes, other engines, trained drafters, shared hosts",
-        sections=("quantized", "step", "real_ids", "beside_peers", "trained", "shared_host"),
+        sections=("quantized", "step", "real_ids", "beside_peers", "two_stages", "trained", "shared_host"),
     ),
     Page(
         name="strategies",

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.costs import step
 from benchmarks.sections.base import Section, paragraphs
-from benchmarks.strategies import beside_peers, real_ids, trained
+from benchmarks.strategies import beside_peers, real_ids, trained, two_stages
 from benchmarks.strategies.shared_host import ratio_over
 from penstock.bench.formats import markdown
 
@@ -154,6 +154,29 @@ def render_ids(figures: Mapping[str, Any]) -> str:
     )
 
 
+def render_two_stages(figures: Mapping[str, Any]) -> str:
+    sets = figures["seconds"]
+    ways = list(next(iter(sets.values())))
+
+    def over(base: str, way: str) -> str:
+        ratio = ratio_over(sets.values(), base, way)
+        return f"{ratio.mean:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+
+    def speed(way: str) -> str:
+        taken = [seconds for by_way in sets.values() for seconds in by_way[way]]
+        return f"{(figures['tokens'] - 1) * len(taken) / sum(taken):.0f}"
+
+    plain = [f"{layout}, autoregressive" for layout in two_stages.LAYOUTS]
+    rows = [[way.replace("autoregressive", "plain"), speed(way), *(over(base, way) for base in plain)] for way in ways]
+    return paragraphs(
+        "SmolLM2-135M-Instruct from its Q4_1 GGUF file in `int4`: two stages of one thread each, and one stage of two "
+        f"threads, in turn; of each of six prompt sets the first chats ({figures['per_set']}), {figures['tokens']} "
+        "tokens each, without the first token's time. `auto` drafts by prompt lookup. How many times as fast, mean "
+        "with 95% bounds:",
+        markdown(["", "tokens/s", *(f"over {layout}, plain" for layout in two_stages.LAYOUTS)], rows),
+    )
+
+
 SECTIONS = (
     Section(name=step.NAME, title="Where a step goes", how=step.HOW, take=None, render=render_step),
     Section(name=real_ids.NAME, title="A real model's tokens", how=real_ids.HOW, take=None, render=render_ids),
@@ -163,6 +186,13 @@ SECTIONS = (
         how=beside_peers.HOW,
         take=None,
         render=render_peers,
+    ),
+    Section(
+        name=two_stages.NAME,
+        title="Two stages beside one of two threads",
+        how=two_stages.HOW,
+        take=None,
+        render=render_two_stages,
     ),
     Section(
         name=trained.NAME,
