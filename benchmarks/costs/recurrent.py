@@ -1,0 +1,110 @@
+"""What a tree of drafts costs a gated delta net: its rows as one batch, and one after another; memory per row.
+
+    python -m benchmarks.costs.recurrent [--repeats N] [--threads N]
+
+One layer with Qwen3.5-4B's widths and random weights in float32, behind 100 certain tokens. The tree has 64 rows, of which
+each may have any of those before it as its parent. Both ways are measured in turn; medians. Take care that nothing else
+runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+from typing import Final
+
+import numpy as np
+import torch
+from transformers import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+from penstock.models.recurrent.delta_net import DeltaNet, qwen3_5
+from penstock.models.recurrent.mixer import Host
+from penstock.models.recurrent.state import FoldedState
+from penstock.stage.visibility import BatchView, RequestView
+
+CONTEXT: Final = 100
+ROWS: Final = 64
+HIDDEN: Final = 2560
+KV_NUMBERS: Final = 2 * 4 * 256
+"""Keys and values of one row in one of the model's layers with attention."""
+
+
+def layer() -> DeltaNet:
+    config = Qwen3_5TextConfig(
+        hidden_size=HIDDEN,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+    )
+    torch.manual_seed(0)
+    host = Host(CONTEXT + ROWS, torch.device("cpu"), FoldedState)
+    mixer = DeltaNet(Qwen3_5GatedDeltaNet(config, 0), host, qwen3_5)
+    host.mixers.append(mixer)
+    return mixer
+
+
+def ancestors() -> np.ndarray:
+    """[ROWS, ROWS] True where a row sees another of the tree, or itself."""
+    rng = np.random.default_rng(0)
+    sees = np.eye(ROWS, dtype=bool)
+    for row in range(1, ROWS):
+        parent = rng.integers(-1, row)
+        if parent >= 0:
+            sees[row] |= sees[parent]
+    return sees
+
+
+def view(rows: Sequence[int], sees: np.ndarray) -> BatchView:
+    """These rows of the tree as a batch."""
+    own = np.asarray(rows)
+    depth = sees.sum(axis=1) - 1
+    slots = np.arange(CONTEXT + ROWS)
+    positions = np.concatenate([np.arange(CONTEXT), CONTEXT + depth])
+    mask = np.concatenate([np.ones((len(own), CONTEXT), dtype=bool), sees[own]], axis=1)
+    request = RequestView(0, np.arange(len(own)), slots, positions, mask, CONTEXT)
+    at = CONTEXT + own
+    return BatchView(own * 0, own, at, positions[at], own * 0, [request], at - 1)
+
+
+def context_view() -> BatchView:
+    order = np.arange(CONTEXT)
+    request = RequestView(0, order, order, order, np.tri(CONTEXT, dtype=bool), CONTEXT)
+    return BatchView(order * 0, order, order, order, order * 0, [request], order - 1)
+
+
+def seconds_of(mixer: DeltaNet, batches: Sequence[BatchView], hidden_1ND: torch.Tensor) -> float:
+    begun = time.perf_counter()
+    for batch in batches:
+        mixer.host.begin(batch)
+        mixer(hidden_1ND[:, batch.nodes])
+    return time.perf_counter() - begun
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    mixer, sees = layer(), ancestors()
+    mixer.host.begin(context_view())
+    mixer(torch.randn(1, CONTEXT, HIDDEN))
+    hidden_1ND = torch.randn(1, ROWS, HIDDEN)
+    measure = partial(seconds_of, mixer, hidden_1ND=hidden_1ND)
+    together, apart = [view(range(ROWS), sees)], [view([row], sees) for row in range(ROWS)]
+    pairs = [(measure(together), measure(apart)) for _ in range(options.repeats)]
+    batch, single = (median(times) for times in zip(*pairs, strict=True))
+    print(f"{ROWS} rows together {batch * 1e3:.1f} ms, one after another {single * 1e3:.1f} ms: {single / batch:.1f}x")
+    print(
+        f"a row takes {mixer.bytes / (CONTEXT + ROWS + 1) / 1024:.1f} KiB, keys and values {KV_NUMBERS * 4 / 1024:.1f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
