@@ -94,6 +94,7 @@ HEAVY_WHEN_CALLED = {
 DECISIONS = (
     "core",
     "tree",
+    "planner",
     "estimates",
     "strategies",
     "requests",

@@ -115,19 +115,15 @@ class Planning:
         return layers / rates if rates else math.inf
 
     def with_one_more(self) -> tuple[Device, float] | None:
-        """The device of which one more would help the slowest stage most, and that stage's seconds then."""
-        kinds = {replace(device, name="", host=""): device for device in self.devices}
-        found = []
-        for device in kinds.values():
-            more = replace(device, name=f"{device.name}'", host=f"{device.host}'")
-            cluster = replace(self.cluster, devices=(*self.cluster.devices, more))
-            try:
-                plans = front(problem_of(cluster, (*self.devices, more), self.batch))
-            except FieldError:
-                continue  # no link is stated to a further host
-            if plans:
-                found.append((device, plans[0].slowest_s))
-        return min(found, key=lambda one: one[1], default=None)
+        """The fastest device, and what the slowest stage could take with another; None where no link to it is known."""
+        fastest = max(self.devices, key=lambda device: device.weight_bandwidth_gb_s or 0.0)
+        more = replace(fastest, name=f"{fastest.name}'", host=f"{fastest.host}'")
+        cluster = replace(self.cluster, devices=(*self.cluster.devices, more))
+        try:
+            plans = front(problem_of(cluster, (*self.devices, more), self.batch))
+        except FieldError:
+            return None  # no link is stated to a further host
+        return (fastest, plans[0].slowest_s) if plans else None
 
 
 def refusal(planning: Planning) -> ConfigError:
