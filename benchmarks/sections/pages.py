@@ -67,8 +67,8 @@ PAGES = (
     Page(
         name="jupiter",
         title="beside Jupiter's paper",
-        about="its tables with its baselines as cost models, its plans and ours, prompts in pieces",
-        sections=("jupiter",),
+        about="its tables and baselines, its plans and ours, prompts in pieces, what a plan is worth",
+        sections=("jupiter", "plans"),
     ),
     Page(
         name="vllm",

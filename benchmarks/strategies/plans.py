@@ -1,0 +1,52 @@
+"""What a plan is worth: ``penstock plan`` beside what people do by hand, on presets and on clusters drawn at random.
+
+python -m benchmarks.results --measure plans
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rich.console import Console
+
+from benchmarks.shared.measured import Taken
+from penstock.bench.plan.choices import OURS, Planning
+from penstock.bench.plan.command import planned
+from penstock.bench.plan.options import PlanOptions
+from penstock.cluster import load_devices, preset_names
+from penstock.core import ConfigError
+
+NAME: Final = "plans"
+HOW: Final = "Simulated, a drafter like the demo pair's"
+COMMAND: Final = "python -m benchmarks.results --measure plans"
+RANDOM: Final = 60
+TOKENS, PROMPT = 24, 16
+
+
+def names() -> Iterator[str]:
+    """Presets whose devices have prices for any layers, and random clusters of 2 to 8 stages."""
+    yield from (name for name in preset_names() if not name.startswith("spd-"))
+    yield from (f"random-{seed}:{2 + seed % 7}" for seed in range(RANDOM))
+
+
+def take() -> Taken:
+    return [COMMAND], [found for name in names() if (found := planned_speeds(name)) is not None]
+
+
+def planned_speeds(name: str) -> dict[str, Any] | None:
+    """Tokens per second by plan; None where nothing fits."""
+    options = PlanOptions(cluster=name, tokens=TOKENS, prompt_tokens=PROMPT)
+    try:
+        planning = Planning(load_devices(name), options)
+        found = planned(planning, Console(quiet=True))
+    except ConfigError:
+        return None
+    speeds = {one.name: one.speed.tokens_per_second for one in found.compared if one.speed is not None}
+    used = len(found.chosen.cluster.stages)
+    return {"cluster": name, "devices": len(planning.devices), "used": used, "speeds": speeds}
+
+
+def gains(figures: list[dict[str, Any]], other: str) -> list[float]:
+    """Ours over another plan, smallest first, where there is that plan."""
+    return sorted(one["speeds"][OURS] / one["speeds"][other] for one in figures if other in one["speeds"])
