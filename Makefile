@@ -24,7 +24,7 @@ test: $(VENV)/.installed-dev check
 	@cat $(SKIPS)
 
 test-page: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m page $(PAGE) --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m page $(PAGE) --skips=$(SKIPS) tests/integration/server/test_page.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -75,3 +75,8 @@ def test_folders_can_be_read_in_a_list() -> None:
 def test_what_is_counted(source: str, expected: tuple[int, int]) -> None:
     (found,) = functions_in(source)
     assert (lines(found), parameters(found)) == expected
+
+
+def test_the_web_page_is_tested_in_the_file_that_make_test_page_runs() -> None:
+    using = {file.name for file in (ROOT / "tests").rglob("test_*.py") if "mark.page" in file.read_text("utf-8")}
+    assert using - {Path(__file__).name} == {"test_page.py"}
