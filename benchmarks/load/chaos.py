@@ -6,7 +6,8 @@ Four requests at once on two stages of the demo target, greedy and at T = 0.8, b
 drafter. A process is killed at a random result: a stage, the drafter or, seldom, the fork server. Afterwards slots are
 audited, and what is left of the processes is counted. KILLS is the least number of them (100).
 
-What was seen is written to benchmarks/measured/load/chaos.json. The exit code is 1 if anything was wrong.
+What was seen is added to benchmarks/measured/load/chaos.json, in place of what the same seed has given before. The exit
+code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import psutil
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
 from penstock.engine.loop import Observer
 from penstock.messages import Batch, Result
@@ -139,33 +140,53 @@ def attacked(setting: tuple[str, str], rng: random.Random, expected: dict[float,
 
 
 def figures_of(found: Sequence[tuple[tuple[str, str], dict[str, Any]]], seconds: float) -> dict[str, Any]:
+    """One portion's."""
     pauses: dict[str, list[float]] = {}
     for _, one in found:
         for kind, pause in one["killed"]:
-            pauses.setdefault(kind, []).append(pause)
+            pauses.setdefault(kind, []).append(round(pause, 3))
     by_setting: Counter[str] = Counter()
     for (method, strategy), one in found:
         by_setting[f"{strategy}, {method}" if method != "none" else strategy] += len(one["killed"])
     return {
-        "seconds": seconds,
+        "seconds": round(seconds),
         "requests": len(found) * len(TEMPERATURES) * len(PROMPTS),
-        "tokens": len(found) * len(TEMPERATURES) * len(PROMPTS) * TOKENS,
-        "kills": sum(by_setting.values()),
         "by_setting": dict(by_setting),
         "recoveries": sum(one["recoveries"] for _, one in found),
         "drafter_losses": sum(one["drafter_losses"] for _, one in found),
+        "pauses": pauses,
+        "problems": [problem for _, one in found for problem in one["problems"]],
+    }
+
+
+def together(portions: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What several portions come to, added up."""
+    sums: Counter[str] = Counter()
+    by_setting: Counter[str] = Counter()
+    pauses: dict[str, list[float]] = {}
+    problems: list[str] = []
+    for one in portions:
+        sums.update({name: one[name] for name in ("seconds", "requests", "recoveries", "drafter_losses")})
+        by_setting.update(one["by_setting"])
+        for kind, some in one["pauses"].items():
+            pauses[kind] = pauses.get(kind, []) + some
+        problems += one["problems"]
+    return {
+        **sums,
+        "kills": by_setting.total(),
+        "by_setting": dict(by_setting),
         "pauses": {
             kind: {"kills": len(some), "median_s": statistics.median(some), "longest_s": max(some)}
             for kind, some in sorted(pauses.items())
         },
-        "problems": [problem for _, one in found for problem in one["problems"]],
+        "problems": problems,
     }
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
     return [
-        f"{figures['kills']} kills, {figures['requests']} requests, {figures['tokens']} tokens, "
-        f"{figures['seconds']:.0f} s: {figures['recoveries']} recoveries, {figures['drafter_losses']} of a drafter",
+        f"{figures['kills']} kills, {figures['requests']} requests of {TOKENS} tokens, {figures['seconds']} s: "
+        f"{figures['recoveries']} recoveries, {figures['drafter_losses']} of a drafter",
         *(f"{name:28} {count} kills" for name, count in figures["by_setting"].items()),
         *(f"{kind}: {pause}" for kind, pause in figures["pauses"].items()),
         *(figures["problems"] or ["every token the same, every slot accounted for, nothing left behind"]),
@@ -180,12 +201,12 @@ def main(kills: int = KILLS, seed: int = 0) -> int:
         expected = {temperature: tokens(llm, temperature) for temperature in TEMPERATURES}
     found: list[tuple[tuple[str, str], dict[str, Any]]] = []
     while sum(len(one["killed"]) for _, one in found) < kills:
-        setting = SETTINGS[len(found) % len(SETTINGS)]
+        setting = SETTINGS[(seed + len(found)) % len(SETTINGS)]
         found.append((setting, attacked(setting, rng, expected)))
-    figures = figures_of(found, time.monotonic() - begun)
-    print(*lines(figures), sep="\n")
-    store(NAME, HOW, ([f"python -m benchmarks.load.chaos {kills} {seed}"], figures))
-    return 1 if figures["problems"] else 0
+    portions = kept_figures(NAME) | {str(seed): figures_of(found, time.monotonic() - begun)}
+    print(*lines(together([portions[str(seed)]])), sep="\n")
+    store(NAME, HOW, (["python -m benchmarks.load.chaos KILLS SEED"], portions))
+    return 1 if portions[str(seed)]["problems"] else 0
 
 
 if __name__ == "__main__":

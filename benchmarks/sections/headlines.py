@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.costs import spd_overhead
+from benchmarks.load.chaos import together
 from benchmarks.papers import flowspec as flowspec_paper
 from benchmarks.sections import jupiter
 from benchmarks.sections.pipedec import WIDE
@@ -99,7 +100,8 @@ def soak(figures: Any) -> Headline:
     return f"{figures['requests']:,} requests of good, slow and hostile clients", wrong(figures["problems"])
 
 
-def chaos(figures: Any) -> Headline:
+def chaos(portions: Any) -> Headline:
+    figures = together(portions.values())
     return f"{figures['kills']} processes killed at random tokens", wrong(figures["problems"])
 
 

@@ -171,7 +171,8 @@ def render_http(figures: Any) -> str:
     )
 
 
-def render_chaos(figures: Any) -> str:
+def render_chaos(portions: Any) -> str:
+    figures = chaos.together(portions.values())
     rows = [
         [kind, str(pause["kills"]), f"{pause['median_s']:.2f}", f"{pause['longest_s']:.2f}"]
         for kind, pause in figures["pauses"].items()
