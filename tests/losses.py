@@ -129,6 +129,18 @@ class RandomParts:
             self.drafter, self._lacks_drafter = NgramDrafter(3, 1), True
         return self.pipeline.broken
 
+    def drop_stages(self) -> None:
+        self.pipeline.broken = True
+        self.drop_lost()
+
+    @property
+    def out_of_place(self) -> bool:
+        return self._history.rng.random() < 0.02
+
+    @property
+    def may_return(self) -> bool:
+        return False
+
     def start(self) -> Generator[float | None]:
         history = self._history
         yield from self._wait()

@@ -83,6 +83,8 @@ class AsyncLLM:
             raise ConfigError("method 'synthetic' has to know every answer: it measures engines offline, with LLM")
         self._llm = LLM(model, host=host, **options)
         self._max_queue = max_queue
+        if self._llm.loop.recovery is not None:
+            self._llm.loop.recovery.keeps_trying = True
         self._counters = Counters(self._llm.loop)
         self._llm.loop.observers.append(self._counters)
         self._ids = itertools.count()
@@ -150,7 +152,7 @@ class AsyncLLM:
         a bad prompt or parameters and for a request that can never fit, QueueFull when too many wait, and PipelineError
         when the engine has ended.
         """
-        self._raise_if_ended()
+        self._llm.loop.check_taking()
         self._enter()
         job = self._llm.job(prompt, sampling_params, priority, client)
         name = self._fresh_id() if request_id is None else request_id
@@ -257,7 +259,7 @@ class AsyncLLM:
         Also while the engine replaces what was lost (``stats().recovering``): requests are taken, and wait. Raises
         PipelineError naming the stage that is silent, or saying why the engine has ended.
         """
-        self._raise_if_ended()
+        self._llm.loop.check_taking()
         self._enter()
         stats = self.stats()
         if stats.recovering is not None:
@@ -345,10 +347,6 @@ class AsyncLLM:
             self._probing = self._queue(self._fresh_id(), job)
         await self._probing.ended()
 
-    def _raise_if_ended(self) -> None:
-        if (ended := self._llm.loop.ended) is not None:
-            raise PipelineError(f"this engine takes no more requests ({ended}); start a new one")
-
     def _abort(self, stream: RequestStream) -> None:
         self._command(lambda: self._llm.abort(stream.job))
 
@@ -418,7 +416,7 @@ class AsyncLLM:
             started = stream.started or any(request.started for request in stream.job.requests)
             if deltas or started != stream.started:
                 cached = max(request.cached for request in stream.job.requests)
-                self._updates.append((stream, StreamUpdate(deltas, started, cached, self._llm.loop.ended)))
+                self._updates.append((stream, StreamUpdate(deltas, started, cached, self._llm.loop.trouble)))
             if all(request.finished is not None for request in stream.job.requests):
                 del self._published[stream.request_id]
         if self._updates and self._events is not None:

@@ -125,10 +125,21 @@ class EngineLoop:
     def busy(self) -> bool:
         return bool(self.requests)
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError if it can never run, PipelineError if nothing runs any more."""
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing runs any more, for good or until hosts are back; may be read from any thread."""
+        return self.ended if self.ended is not None or self.recovery is None else self.recovery.given_up
+
+    def check_taking(self) -> None:
+        """Raise PipelineError where no request is taken; may be called from any thread."""
         if self.ended is not None:
             raise PipelineError(f"this engine takes no more requests ({self.ended}); start a new one")
+        if self.trouble is not None:
+            raise PipelineError(f"no request is taken until hosts are back: {self.trouble}")
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError if it can never run, PipelineError if nothing runs any more."""
+        self.check_taking()
         self.scheduler.add(request)
         self.requests[request.number] = request
         self._changed = True
@@ -263,6 +274,8 @@ class EngineLoop:
             moments.append(self.pace.until)
         # A request may have come or been aborted between two steps; a moment that has just passed is none of the above.
         if self._changed or self._free != self._free_at_last:
+            return self.clock.now()
+        if self.recovery is not None and self.recovery.is_due_to_move(self):
             return self.clock.now()
         first = min(moments)
         return first if first < math.inf else None
@@ -536,6 +549,11 @@ class EngineLoop:
         """End a request that cannot go on."""
         request.error = error
         self._finish(request, FinishReason.ERROR)
+
+    def lose_all(self) -> None:
+        """End all requests, those that wait too: nothing can go on."""
+        for request in list(self.requests.values()):
+            self._finish(request, FinishReason.ERROR)
 
     def resume(self, pipeline: Pipeline, drafter: Drafter | None, apart: frozenset[int]) -> None:
         """Go on with these stages, which know nothing yet."""

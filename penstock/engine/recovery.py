@@ -9,6 +9,8 @@
          '--------------------------^
            the drafter alone is lost
 
+Where nothing runs and hosts are back that stages were moved from, stages restart as if they were lost, on those hosts.
+
 A request that begins anew is one that was preempted: its text so far becomes its prompt, and the tokens that follow are
 the same, since each is a function of the text before it. Nothing here knows how stages are started: ``Parts`` does.
 """
@@ -57,6 +59,20 @@ class Parts(Protocol):
         """End what is lost, and what cannot go on without it. Returns whether the target's stages are among that."""
         ...
 
+    def drop_stages(self) -> None:
+        """Have the target's stages leave their pipeline, to be started again, perhaps elsewhere."""
+        ...
+
+    @property
+    def out_of_place(self) -> bool:
+        """Whether stages would be started elsewhere now: hosts are back that they were moved from."""
+        ...
+
+    @property
+    def may_return(self) -> bool:
+        """Whether hosts that are lost may come back, however late."""
+        ...
+
     def start(self) -> Generator[float | None]:
         """Start what there is not. Yields the moment at which it is to be asked again, unless a message comes before.
 
@@ -80,6 +96,10 @@ class Requests(Protocol):
 
     def fail(self, request: Request, error: str) -> None: ...
 
+    def lose_all(self) -> None:
+        """End all requests, those that wait too: nothing can go on."""
+        ...
+
     def resume(self, pipeline: Pipeline, drafter: Drafter | None, apart: frozenset[int]) -> None:
         """Go on with these stages, which know nothing yet."""
         ...
@@ -92,13 +112,19 @@ class Requests(Protocol):
 class Recovery:
     """Recovers from losses. A recovery that takes longer than ``timeout`` seconds ends with the loss as an error.
 
-    With a timeout of 0 every loss is one.
+    With a timeout of 0 every loss is one. Where hosts may come back and somebody steps the loop also while there is no
+    request (``keeps_trying``), all requests end with the error, but the engine does not.
     """
 
     def __init__(self, parts: Parts, clock: Clock, timeout: float) -> None:
         self.parts = parts
         self.reason: str | None = None
         """What was lost, while requests wait for stages; may be read from any thread."""
+        self.given_up: str | None = None
+        """The error that requests ended with, while nothing can run until hosts are back; may be read from any
+        thread."""
+        self.keeps_trying = False
+        """Whether to go on starting what is lost after the timeout."""
         self.due = math.inf
         """When ``advance`` has something to do without a message."""
         self.recoveries = 0
@@ -115,6 +141,8 @@ class Recovery:
         self._lost: PipelineLost | None = None
         """For which requests wait."""
         self._began_at = 0.0
+        self._moving = False
+        """Whether nothing is lost, and stages move to hosts that are back."""
         self._losses = 0
         """In a row."""
         self._tokens = -1
@@ -125,6 +153,7 @@ class Recovery:
         if not self._timeout:
             raise lost
         self._stop_attempt()
+        self._moving = False
         if self.parts.drop_lost():
             log.warning("%s; restarting, %d requests wait", lost, len(loop.running))
             self._count(loop, lost)
@@ -142,7 +171,23 @@ class Recovery:
         """Go on with what has begun. Returns whether there are stages that requests can run on."""
         if self.due < math.inf:
             self._advance(loop)
+        elif self.is_due_to_move(loop):
+            self._move(loop)
         return self._lost is None
+
+    def is_due_to_move(self, loop: Requests) -> bool:
+        """Whether nothing runs, nothing is lost, and stages would be started elsewhere now."""
+        return bool(self._timeout) and self.due == math.inf and not loop.running and self.parts.out_of_place
+
+    def _move(self, loop: Requests) -> None:
+        """Have stages start where they would have been started, had their hosts been there."""
+        log.warning("hosts are back: stages move to them")
+        self.parts.drop_stages()
+        loop.vacate()
+        self._lost = PipelineLost("stages move to hosts that are back")
+        self.reason, self._moving = str(self._lost), True
+        self._attempts, self._began_at = 0, self._clock.now()
+        self.due = self._began_at
 
     def stop(self) -> None:
         """Nothing is to be started any more."""
@@ -150,13 +195,19 @@ class Recovery:
         self.due = math.inf
 
     @property
+    def _latest(self) -> float:
+        """When to give up."""
+        bounded = self._lost is not None and self.given_up is None and not self._moving
+        return self._began_at + self._timeout if bounded else math.inf
+
+    @property
     def seconds(self) -> float:
         """Since the loss for which requests wait."""
         return self._clock.now() - self._began_at
 
     def _advance(self, loop: Requests) -> None:
-        if self._lost is not None and self.seconds >= self._timeout:
-            self._give_up(self._lost, "its replacement has not started")
+        if self._lost is not None and self._clock.now() >= self._latest:
+            self._give_up(loop, self._lost, "its replacement has not started")
         if self._attempt is None:
             if self._clock.now() < self.due:
                 return
@@ -168,17 +219,19 @@ class Recovery:
         except PipelineError as error:
             self._attempt = None
             self._attempts += 1
-            self._retry(error)
+            self._retry(loop, error)
         else:
-            latest = self._began_at + self._timeout if self._lost is not None else math.inf
-            self.due = latest if due is None else min(due, latest)
+            self.due = self._latest if due is None else min(due, self._latest)
 
-    def _retry(self, error: PipelineError) -> None:
+    def _retry(self, loop: Requests, error: PipelineError) -> None:
         assert self._lost is not None, "a drafter that cannot be had is done without"
+        if self._moving:  # now it is a loss
+            self._moving, self._began_at = False, self._clock.now()
         again = self._clock.now() + delay(self._attempts)
-        if again - self._began_at > self._timeout:
-            self._give_up(self._lost, str(error))
-        log.warning("the restart has failed: %s; trying again in %.0f s", error, delay(self._attempts))
+        if again > self._latest:
+            self._give_up(loop, self._lost, str(error))
+        if self.given_up is None:
+            log.warning("the restart has failed: %s; trying again in %.0f s", error, delay(self._attempts))
         self.due = again
 
     def _finish(self, loop: Requests) -> None:
@@ -187,15 +240,22 @@ class Recovery:
         if lost is None:
             loop.draft_with(self.parts.drafter)
         else:
-            self.recoveries += 1
-            self.recovery_seconds += self.seconds
+            if not self._moving:
+                self.recoveries += 1
+                self.recovery_seconds += self.seconds
             log.warning("recovered after %.1f s", self.seconds)
             loop.resume(self.parts.pipeline, self.parts.drafter, self.parts.apart)
-        self.reason = None
+        self.reason = self.given_up = None
 
-    def _give_up(self, lost: PipelineLost, problem: str) -> None:
-        self.stop()
-        raise PipelineError(f"{lost}; no recovery within {self._timeout:.0f} s: {problem}") from lost
+    def _give_up(self, loop: Requests, lost: PipelineLost, problem: str) -> None:
+        """End all requests with the error. Raises it where nothing is waited for any more."""
+        error = f"{lost}; no recovery within {self._timeout:.0f} s: {problem}"
+        if not (self.keeps_trying and self.parts.may_return):
+            self.stop()
+            raise PipelineError(error) from lost
+        log.error("%s; no request is taken until hosts are back", error)
+        self.given_up = error
+        loop.lose_all()
 
     def _count(self, loop: Requests, lost: PipelineLost) -> None:
         """Count the loss against the requests that ran, and against the stages. Raises it where it is one too many."""

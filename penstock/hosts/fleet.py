@@ -17,6 +17,7 @@ from penstock.hosts.control import (
     BEAT,
     HEAD_DOOR,
     Attached,
+    CheckpointFound,
     Join,
     Message,
     Piece,
@@ -76,6 +77,8 @@ class Fleet:
             self._inbox.admit(HEAD_DOOR)
         self._offer: Offer | None = None
         """The checkpoint that every host has to have, or is sent."""
+        self.on_return: Callable[[], None] | None = None
+        """Called by the fleet's thread when a host can have stages: at first, and whenever it is back."""
         self._news = threading.Condition()
         """Told whenever a host has said something."""
         self._closing = False
@@ -184,15 +187,23 @@ class Fleet:
             self._inbox.wait(listening.next_look)
             for frames in self._inbox.take():
                 self._receive(frames)
+            for lease in self._inbox.broken():
+                self._lose(lease)
             if time.monotonic() >= listening.next_look:
                 self._look(listening.look(time.monotonic()))
+
+    def _lose(self, lease: str) -> None:
+        """A connection has ended: an agent that lives keeps its own until its head has left."""
+        for host in self.hosts.values():
+            if host.lease == lease and host.attached:
+                host.lose(f"host {host.name} was lost: its connection to this one has ended")
 
     def _look(self, seconds: float) -> None:
         for host in self.hosts.values():
             host.listened(seconds)
             if host.attached:
                 host.beat()
-            elif host.wants_back:
+            elif host.wants_back or (host.may_be_asked and not self.living):
                 self._attach(host)
 
     def _send(self, host: RemoteHost, wanted: WantPiece) -> None:
@@ -241,6 +252,8 @@ class Fleet:
                 host.ask_for(asked)
         elif isinstance(message, WantPiece):
             self._send(host, message)
+        if isinstance(message, Attached | CheckpointFound) and self.on_return is not None and self._usable(host):
+            self.on_return()
         with self._news:
             self._news.notify_all()
 

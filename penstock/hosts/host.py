@@ -27,6 +27,7 @@ class FleetHost(ProcessHost):
         self._started_by = started_by
         elsewhere = Elsewhere(fleet.hosts, fleet.reached_at, fleet.private_network)
         super().__init__("tcp", stage_timeout, fleet.security, on_loading, elsewhere)
+        fleet.on_return = self.wake
 
     def close(self) -> None:
         super().close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,6 +83,37 @@ def spread(names: Sequence[str], stages: int) -> tuple[str, ...]:
     """The host of each stage, as plans name it: neighbours share one. Hosts beyond the number of stages are spares."""
     used = names[:stages]
     return tuple(in_plans(used[stage * len(used) // stages]) for stage in range(stages))
+
+
+def moved(
+    hosts: Sequence[str], there: Sequence[str], has_room: Callable[[str, Sequence[int]], bool]
+) -> tuple[str, ...]:
+    """The host of each stage once some of ``hosts`` are gone; all names are those of plans.
+
+    A stage stays where it is as long as that host is ``there``. Another one goes to a host without stages, else to the
+    host of a neighbour, the one with fewer first, else to any. ``has_room`` says whether these stages fit on a host
+    together. Raises ConfigError where a stage fits nowhere.
+    """
+    stages: dict[str, list[int]] = {name: [i for i, host in enumerate(hosts) if host == name] for name in there}
+    placed = [host if host in stages else None for host in hosts]
+    for stage, kept in enumerate(placed):
+        if kept is None:
+            before = placed[stage - 1 : stage] if stage else []
+            after = [host for host in placed[stage + 1 :] if host is not None][:1]
+            beside = sorted((host for host in (*before, *after) if host is not None), key=lambda one: len(stages[one]))
+            order = [one for one in there if not stages[one]] + beside + sorted(there, key=lambda one: len(stages[one]))
+            found = next((one for one in order if has_room(one, [*stages[one], stage])), None)
+            if found is None:
+                raise ConfigError(f"none of the hosts that are there has room for stage {stage} of {len(hosts)}")
+            placed[stage] = found
+            stages[found].append(stage)
+    return tuple(host for host in placed if host is not None)
+
+
+def room(facts: HostFacts, device: str) -> float:
+    """Bytes that are free on the devices that stages on ``device``, "cuda" or a device of its own, may have there."""
+    found = [one for one in facts.devices if device in (one.device, one.device.partition(":")[0])]
+    return sum(one.free if one.memory else math.inf for one in found)
 
 
 def in_plans(name: str) -> str:

@@ -7,7 +7,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from penstock.config import FieldError
@@ -26,7 +27,10 @@ log = logging.getLogger(__name__)
 ANSWER_S: Final = 10.0
 """Seconds within which an agent has to answer."""
 TRY_AGAIN_S: Final = 3.0
-"""Seconds after which a host that was lost is asked again."""
+"""Seconds after which a host that was lost is asked again: twice as long after the second loss."""
+MOST_LOSSES: Final = 3
+LOSSES_WITHIN_S: Final = 600.0
+"""A host that is lost so often in so many seconds is left alone for as long, unless no other one is there."""
 
 
 class RemoteHost:
@@ -61,6 +65,8 @@ class RemoteHost:
         """Those of them that have not ended."""
         self._silent = 0.0
         self._lost_at = 0.0
+        self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
+        """Moments at which it was lost after it had been there."""
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------------------------------------------- as a launcher
@@ -118,6 +124,11 @@ class RemoteHost:
     @property
     def wants_back(self) -> bool:
         """Whether a host that was lost is to be asked again now."""
+        return not self.attached and time.monotonic() >= self._lost_at + pause_after(self._losses, self._lost_at)
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether it could be asked, should there be no other one."""
         return not self.attached and time.monotonic() >= self._lost_at + TRY_AGAIN_S
 
     def beat(self) -> None:
@@ -161,8 +172,10 @@ class RemoteHost:
 
     def lose(self, cause: str) -> None:
         """The host is not reached any more: all that it has started is lost."""
-        if self.facts is not None and cause != self.cause:
-            log.warning("%s", cause)
+        if self.facts is not None:
+            self._losses.append(time.monotonic())
+            seconds = pause_after(self._losses, self._losses[-1])
+            log.warning("%s; it is asked again in %.0f s", cause, seconds)
         with self._lock:
             self.attached, self.facts, self.cause, self._lost_at = False, None, cause, time.monotonic()
             for process in list(self._running):
@@ -191,6 +204,12 @@ class RemoteHost:
         if process in self._running:
             self._running.discard(process)
             os.write(self._listeners[process], exit_report(process, cause))
+
+
+def pause_after(losses: Sequence[float], now: float) -> float:
+    """Seconds for which a host that is lost ``now`` is left alone, after all its ``losses``, this one included."""
+    recent = sum(moment > now - LOSSES_WITHIN_S for moment in losses)
+    return LOSSES_WITHIN_S if recent >= MOST_LOSSES else TRY_AGAIN_S * 2 ** max(0, recent - 1)
 
 
 def places_of(name: str) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from penstock.core import ConfigError, PipelineError
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import needed_bytes
 from penstock.engine.places.on_ray import open_on_ray
@@ -13,7 +12,7 @@ from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
 from penstock.hosts.keys import security_for
-from penstock.hosts.placement import HERE, AskedHosts, asked_hosts, check_memory, hosts_asked_for, in_plans, other_hosts
+from penstock.hosts.placement import HERE, AskedHosts, asked_hosts, check_memory, hosts_asked_for, other_hosts
 from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
@@ -58,33 +57,14 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     fleet = host.fleet
     if options.hosts is not None and asked_hosts(options.hosts).come:
         options = replace(options, hosts=",".join(present(options.hosts, fleet)))
-    setup = resolve_options(options, fleet.living)
+    return provided(resolve_options(options, fleet.living), fleet)
+
+
+def provided(setup: Resolved, fleet: Fleet) -> Resolved:
+    """The same, once every host has the layers of its stages. Raises ConfigError for a host that cannot."""
     check_memory(setup.hosts, setup.devices, needed_bytes(setup), fleet.living)
     fleet.provide(Offer(setup.checkpoint.source, setup.checkpoint.num_layers), layers_by_host(setup))
     return setup
-
-
-def resolve_again(setup: Resolved, host: Host) -> Resolved:
-    """The same stages on those of their hosts that are there now: of a host that is lost, on the others.
-
-    Raises PipelineError where that cannot be, as long as it cannot.
-    """
-    if not isinstance(host, FleetHost):
-        return setup
-    options = setup.options
-    there = ["", *host.fleet.living]
-    if options.hosts is None:  # a cluster file's stages have their places
-        if missing := [name for name in setup.hosts if name not in there]:
-            raise PipelineError(f"host {missing[0]} is not there")
-        return setup
-    names = [name for name in present(options.hosts, host.fleet) if in_plans(name) in there]
-    if not names:
-        raise PipelineError("none of the hosts is there")
-    moved = replace(options, hosts=",".join(names), pipeline_parallel_size=setup.stages)
-    try:
-        return resolve_on(moved, host)
-    except ConfigError as error:
-        raise PipelineError(str(error)) from error
 
 
 def present(hosts: str, fleet: Fleet) -> list[str]:

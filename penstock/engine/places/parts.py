@@ -13,7 +13,7 @@ from penstock.drafters.ngram import NgramOptions
 from penstock.drafters.options import Weights
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.build import apart, drafter_parts, make_drafter, share_device, stage_plans, weights_plan
-from penstock.engine.places.opening import resolve_again
+from penstock.engine.places.moving import resolve_again, spares_idle
 from penstock.engine.resolve import Resolved
 from penstock.pipeline.base import Host, HostedPipeline
 from penstock.pipeline.plan import StagePlan
@@ -59,6 +59,8 @@ class EngineParts:
 
     def start(self) -> Generator[float | None]:
         """Start what there is not: see ``engine.recovery.Parts``."""
+        if self._pipeline is None:
+            self._setup = resolve_again(self._asked, self._host)
         try:
             yield from self._start_drafter()
         except PipelineError as error:
@@ -72,19 +74,43 @@ class EngineParts:
         A learned drafter reads what the stages compute: neither can go on without what the other one knew. Processes
         that still live keep their weights, and are used again.
         """
-        reads_stages = self._setup.speculator is not None and self._weights is not None
         lost_weights = self._weights is not None and self._weights.lost
-        lost_stages = self._pipeline is None or self._pipeline.lost or (lost_weights and reads_stages)
-        if self._weights is not None and (lost_weights or (lost_stages and reads_stages)):
+        lost_stages = self._pipeline is None or self._pipeline.lost or (lost_weights and self._drafter_reads)
+        if lost_stages:
+            self.drop_stages()
+        if lost_weights:
+            self._release_weights()
+            self._count_drafter_loss()
+        return lost_stages
+
+    def drop_stages(self) -> None:
+        """End what is lost of the stages, and have the others wait to be used again."""
+        if self._drafter_reads:
+            self._release_weights()
+        if self._pipeline is not None:
+            self._pipeline.release()
+            self._pipeline = None
+
+    @property
+    def out_of_place(self) -> bool:
+        """Whether stages share a host that did not, though another one is there by now."""
+        return self._pipeline is not None and spares_idle(self._asked, self._setup, self._host)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether hosts that are lost may come back, so that it is worth waiting for them."""
+        return any(self._asked.hosts)
+
+    @property
+    def _drafter_reads(self) -> bool:
+        """Whether the drafter reads what the stages compute."""
+        return self._setup.speculator is not None and self._weights is not None
+
+    def _release_weights(self) -> None:
+        if self._weights is not None:
             self._weights.release()
             self._weights = None
             self.drafter, self._lacks_drafter = self._stand_in(), True
-        if self._pipeline is not None and lost_stages:
-            self._pipeline.release()
-            self._pipeline = None
-        if lost_weights:
-            self._count_drafter_loss()
-        return lost_stages
 
     def close(self) -> None:
         """Stop every process and wait for it. Safe to call twice."""
@@ -106,7 +132,6 @@ class EngineParts:
     def _start_stages(self) -> Generator[float | None]:
         if self._pipeline is not None:
             return
-        self._setup = resolve_again(self._asked, self._host)
         self._pipeline = yield from self._begun(stage_plans(self._setup, self.drafter), "stage")
         share_device(self._setup, self.drafter, self._pipeline)
 

@@ -5,16 +5,19 @@ Each worker has an address of its own on this host, and keys of one cluster.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
-from penstock import LLM, ConfigError, PipelineError, SamplingParams
+from penstock import LLM, AsyncLLM, ConfigError, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
 from tests.workers import Worker, ended, workers
 
@@ -160,7 +163,54 @@ def test_the_stages_of_a_killed_worker_move_to_the_others(target: Path, pair: li
         LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm,
         llm.observing(KillAfter(third, results=7)),
     ):
+        (kept,) = pair[0].stages()
         assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)] == plain
-        assert len(pair[0].stages()) == 2
+        assert [stage == kept for stage in pair[0].stages()] == [True, False]
         llm.loop.audit()
     assert pair[0].stages() == []
+
+
+def test_a_server_outlives_all_its_hosts(target: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One dies: requests go on. The other one, too: they end with an error. Both come back, one after the other."""
+    monkeypatch.setattr("penstock.engine.recovery.LONGEST_DELAY", 0.5)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True)
+    with LLM(target, max_model_len=256) as llm:
+        expected = llm.generate("def f(x):", params)[0].outputs[0].token_ids
+
+    async def tokens(llm: AsyncLLM) -> list[int]:
+        outputs = [output async for output in llm.generate("def f(x):", params)]
+        return outputs[-1].outputs[0].token_ids
+
+    async def run(first: Worker, other: Worker) -> None:
+        names = f"{first.host},{other.host}"
+        options = {"max_model_len": 256, "hosts": names, "keys": str(keys), "recovery_timeout": 60.0}
+        async with AsyncLLM(target, **options) as llm:
+            llm.observe(KillAfter(other, results=7))
+            assert await tokens(llm) == expected
+            assert len(first.stages()) == 2
+            llm.observe(KillAfter(first, results=7))
+            with monkeypatch.context() as impatient:
+                impatient.setattr(llm._llm.loop.recovery, "_timeout", 0.5)
+                with pytest.raises(PipelineError, match=r"was lost.* no recovery within 0 s: none of the hosts"):
+                    await tokens(llm)
+            with pytest.raises(PipelineError, match="no request is taken until hosts are back"):
+                await llm.check_health()
+            with closing(Worker(first.host, "--keys", str(keys))) as again:
+                await until(lambda: llm.stats().recovering is None)
+                assert await tokens(llm) == expected
+                assert len(again.stages()) == 2
+                with closing(Worker(other.host, "--keys", str(keys))) as also:
+                    await until(lambda: len(also.stages()) == 1)
+                    assert await tokens(llm) == expected
+                    assert len(again.stages()) == 1
+                    assert llm.stats().recoveries == 2
+
+    with workers(2, keys) as found:
+        asyncio.run(run(*found))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)

@@ -79,8 +79,14 @@ class Stages:
         cores = [StageCore(one, self.pool.total, stage == 1) for stage, one in enumerate(layers)]
         return Breakable([StageDriver(stage, core, self.clock.now) for stage, core in enumerate(cores)], self.clock)
 
+    out_of_place = False
+    may_return = False
+
     def drop_lost(self) -> bool:
         return self.pipeline.lost
+
+    def drop_stages(self) -> None:
+        self.out_of_place = False
 
     def start(self) -> Generator[float | None]:
         self.started.append(self.clock.now())
@@ -176,6 +182,45 @@ def test_a_recovery_that_takes_too_long_ends_with_the_loss(takes: float, failure
     assert not stages.starting
     with pytest.raises(PipelineError, match="takes no more requests"):
         stages.add(1)
+
+
+def test_where_hosts_may_return_requests_end_with_the_loss_and_the_engine_does_not() -> None:
+    stages = Stages(failures=20)
+    stages.may_return = stages.recovery.keeps_trying = True
+    runs, waits = stages.add(0), stages.add(1)
+    stages.break_after(3)
+    while stages.recovery.given_up is None:
+        stages.loop.step()
+    assert (runs.finished, waits.finished) == (FinishReason.ERROR, FinishReason.ERROR)
+    assert (runs.error, waits.error) == ("", "")
+    with pytest.raises(PipelineError, match=r"no request is taken until hosts are back: .* no recovery within 100 s"):
+        stages.add(2)
+    while stages.recovery.given_up is not None:
+        stages.loop.step()
+    request = stages.add(3)
+    stages.run()
+    assert tokens_of(request) == expected()
+
+
+def test_stages_move_once_nothing_runs() -> None:
+    stages = Stages()
+    request = stages.add(0)
+    stages.out_of_place = True
+    stages.loop.step()
+    assert stages.recovery.reason == "stages move to hosts that are back", "what waits has not begun"
+    while stages.recovery.reason is not None:
+        stages.loop.step()
+    stages.out_of_place = True
+    while request.finished is None:
+        stages.loop.step()
+    assert len(stages.started) == 1
+    stages.loop.step()
+    assert stages.recovery.reason is not None
+    while stages.recovery.reason is not None:
+        stages.loop.step()
+    assert len(stages.started) == 2
+    assert tokens_of(request) == expected()
+    assert stages.recovery.recoveries == 0
 
 
 def test_without_a_timeout_every_loss_is_an_error() -> None:

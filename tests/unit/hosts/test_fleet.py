@@ -16,6 +16,7 @@ from penstock.hosts.agent import HostAgent
 from penstock.hosts.control import DOOR, Beat, StartStage, encode
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import Fleet
+from penstock.hosts.remote import LOSSES_WITHIN_S, TRY_AGAIN_S, pause_after
 from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.forking import exit_report
 from penstock.transport.security import LinkSecurity
@@ -233,3 +234,13 @@ def test_a_host_that_comes_back_without_the_checkpoint_is_not_used(
                 soon(lambda: host.checkpoints.get(OFFER.path) == "it is another one")
                 assert host.alive
                 assert made.living == {}
+
+
+def test_a_host_that_is_lost_again_and_again_is_left_alone() -> None:
+    assert [pause_after(losses, 100.0) for losses in ([], [100.0], [50.0, 100.0])] == [
+        TRY_AGAIN_S,
+        TRY_AGAIN_S,
+        2 * TRY_AGAIN_S,
+    ]
+    assert pause_after([10.0, 50.0, 100.0], 100.0) == LOSSES_WITHIN_S
+    assert pause_after([10.0, 50.0, 5000.0], 5000.0) == TRY_AGAIN_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from penstock.hosts.placement import (
     devices_elsewhere,
     hosts_asked_for,
     hosts_of_stages,
+    moved,
     named_hosts,
+    room,
     threads_elsewhere,
 )
 
@@ -122,3 +125,42 @@ def test_a_host_that_does_not_know_its_memory_is_believed() -> None:
     device = DeviceFacts(device="cpu", model="m", memory=0, free=0)
     living = {"a": HostFacts(name="x", incarnation="1", versions=VERSIONS, cores=1, devices=(device,))}
     check_memory(("a",), ("cpu", "cpu"), [99 << 40], living)
+
+
+def roomy(limits: dict[str, int] | None = None) -> Callable[[str, Sequence[int]], bool]:
+    """Hosts with room for so many stages; others have room for all."""
+    return lambda host, stages: len(stages) <= (limits or {}).get(host, 99)
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        ("abc", "abc"),
+        ("abcd", "abc"),
+        ("acd", "adc"),
+        ("ac", "aac"),
+        ("bc", "bbc"),
+        ("ab", "abb"),
+        ("a", "aaa"),
+        ("ade", "ade"),
+    ],
+)
+def test_stages_of_lost_hosts_move_and_the_others_stay(there: str, expected: str) -> None:
+    assert "".join(moved("abc", there, roomy())) == expected
+
+
+def test_stages_move_where_there_is_room() -> None:
+    assert moved("abc", "ac", roomy({"a": 1})) == ("a", "c", "c")
+    assert moved("abcd", "acd", roomy({"a": 1, "c": 1})) == ("a", "d", "c", "d")
+    with pytest.raises(ConfigError, match="none of the hosts that are there has room for stage 1 of 3"):
+        moved("abc", "ac", roomy({"a": 1, "c": 1}))
+
+
+def test_two_stages_of_a_lost_host_share_a_spare_or_the_neighbours() -> None:
+    assert moved(("a", "b", "b", "c"), ("a", "c", "s"), roomy()) == ("a", "s", "s", "c")
+    assert moved(("a", "b", "b", "c"), ("a", "c"), roomy()) == ("a", "a", "c", "c")
+
+
+def test_room_is_that_of_a_device_or_of_all_of_its_kind() -> None:
+    found = facts(gpus=2, free=5)
+    assert [room(found, device) for device in ("cpu", "cuda", "cuda:1", "cuda:2")] == [5, 10, 5, 0]
