@@ -141,9 +141,11 @@ class StageModel:
             return modules[0].register_forward_pre_hook(lambda _, given: self._tapped.update({0: given[0]}))
         return modules[index - 1].register_forward_hook(lambda _, __, output: self._keep(index, output))
 
+    @torch.inference_mode()
     def forget(self) -> None:
         """Know no row any more, and no request, and keep no states: as when loaded."""
         self._arenas.zero()
+        self._host.zero()
         self.tap(())
         self.grammars.forget_all()
 

@@ -14,7 +14,7 @@ from penstock.models.fused.norms import agree, sample_of
 from penstock.models.gate import refusal
 from penstock.models.recurrent.delta_net import DeltaNet, kimi_linear, olmo_hybrid, qwen3_5, qwen3_next
 from penstock.models.recurrent.mamba2 import Mamba2
-from penstock.models.recurrent.mixer import PROBED, Host, Mixer
+from penstock.models.recurrent.mixer import Host, Mixer
 from penstock.models.recurrent.short_convolution import ShortConvolution
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -64,5 +64,5 @@ def _same(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host)
 def _chain(count: int) -> BatchView:
     """A text of ``count`` rows in the first slots."""
     order = np.arange(count)
-    request = RequestView(PROBED, order, order, order, np.tri(count, dtype=bool))
+    request = RequestView(0, order, order, order, np.tri(count, dtype=bool))
     return BatchView(order * 0, order, order, order, order * 0, [request], order - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,6 @@ from penstock.models.recurrent.plan import TreePlan
 from penstock.models.recurrent.slots import SlotArrays
 from penstock.models.recurrent.state import State
 from penstock.stage.visibility import BatchView
-
-PROBED: Final = 0
-"""The request that a freshly loaded stage is tried with."""
 
 
 class Host:
@@ -27,12 +24,16 @@ class Host:
         self._new_state = new_state
         self.mixers: list[Mixer] = []
         self._plan: TreePlan | None = None
+        self._begun: set[int] = set()
+        """Requests that have had rows, and have not ended."""
 
     def begin(self, view: BatchView) -> None:
         """The batch whose rows come next."""
         if not self.mixers:
             return
         self._plan = TreePlan(view, self.capacity, self._device)
+        self._begun.update(one.request for one in view.views)
+        self._begun.difference_update(view.closed)
         for mixer in self.mixers:
             mixer.forget(view.closed)
 
@@ -54,7 +55,8 @@ class Host:
         for mixer in self.mixers:
             for slots in mixer.slots:
                 slots.zero()
-            mixer.forget((PROBED,))
+            mixer.forget(tuple(self._begun))
+        self._begun.clear()
 
 
 class Mixer(nn.Module):

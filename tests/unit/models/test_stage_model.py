@@ -44,8 +44,10 @@ def test_facts_of_a_stage(folder: Path) -> None:
     assert 0 <= first.weight_bytes + last.weight_bytes - whole.weight_bytes < 100
 
 
-def test_a_stage_that_forgets_is_as_when_loaded(folder: Path) -> None:
-    stage = load_stage(str(folder), 0, LAYERS, capacity=CAPACITY)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_next"])
+def test_a_stage_that_forgets_is_as_when_loaded(tmp_path: Path, architecture: str) -> None:
+    """Also of a request of the same number, whose state would go on."""
+    stage = load_stage(str(make_checkpoint(tmp_path, architecture)), 0, LAYERS, capacity=CAPACITY)
     stage.tap([1, LAYERS])
     before = stage.features(stage.forward(sequence_view(TOKENS), None))
     stage.forget()
