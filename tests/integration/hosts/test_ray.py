@@ -36,8 +36,10 @@ with LLM(target, max_model_len=256, hosts="ray", pipeline_parallel_size=2) as ll
 
 
 def environment(**more: str) -> dict[str, str]:
+    """Without a proxy, which would be asked for nodes' addresses and knows none."""
+    own = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0", "RAY_ADDRESS": ""}
-    return {**os.environ, **quiet, **more}
+    return {**own, **quiet, **more}
 
 
 @contextmanager
