@@ -2,9 +2,9 @@
 
     python -m benchmarks.costs.recurrent [--repeats N] [--threads N]
 
-One layer with Qwen3.5-4B's widths and random weights in float32, behind 100 certain tokens. The tree has 64 rows, of which
-each may have any of those before it as its parent. Both ways are measured in turn; medians. Take care that nothing else
-runs.
+One layer with Qwen3.5-4B's widths and random weights in float32, behind 100 certain tokens. The tree has 64 rows, of
+which each may have any of those before it as its parent. Both ways are measured in turn; medians. Take care that
+nothing else runs.
 """
 
 from __future__ import annotations
@@ -101,9 +101,8 @@ def main() -> None:
     pairs = [(measure(together), measure(apart)) for _ in range(options.repeats)]
     batch, single = (median(times) for times in zip(*pairs, strict=True))
     print(f"{ROWS} rows together {batch * 1e3:.1f} ms, one after another {single * 1e3:.1f} ms: {single / batch:.1f}x")
-    print(
-        f"a row takes {mixer.bytes / (CONTEXT + ROWS + 1) / 1024:.1f} KiB, keys and values {KV_NUMBERS * 4 / 1024:.1f}"
-    )
+    slot = mixer.bytes / (CONTEXT + ROWS + 1)
+    print(f"a row takes {slot / 1024:.1f} KiB, keys and values {KV_NUMBERS * 4 / 1024:.1f}")
 
 
 if __name__ == "__main__":
