@@ -21,6 +21,8 @@ CONFIRMED: Final = 0.75
 """A size that is seen again after its time has faded was as dear as it had looked from this share of that on."""
 SELDOMEST: Final = 64 * FADES
 """Batches within which even a time that was confirmed again and again loses half of its lead."""
+FURTHER: Final = 2
+"""Up to so many times the largest size seen, batches of real devices are taken to be no slower: little is risked."""
 SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
 """The size as which a number of rows counts."""
 
@@ -36,9 +38,10 @@ class BatchTimes:
     larger one. Above all sizes seen it is taken to be no slower. Below them half of the time is taken to be by the row,
     the other half to be fixed.
 
-    ``fade``: what was seen of a size counts less and less while only others are seen, and is forgotten when the size is
-    seen again. Real devices vary, and their first batches are late. A size that looks dear is not sent, so that nothing
-    else would ever correct its time. One that turns out to be as dear as it had looked fades half as fast from then on.
+    With ``fade`` that holds up to ``FURTHER`` times as many rows; from there on time is by the row. What was seen of a
+    size counts less and less while only others are seen, and is forgotten when the size is seen again. Real devices
+    vary, and their first batches are late. A size that looks dear is not sent, so that nothing else would ever correct
+    its time. One that turns out to be as dear as it had looked fades half as fast from then on.
     """
 
     def __init__(self, fade: bool = False) -> None:
@@ -138,6 +141,8 @@ class BatchTimes:
                     rows = of_rows
                 share = rows / of_rows
                 least = max(least, seconds * (share if after else (1 + share) / 2))
+            elif self._fades and seen:
+                least = max(least, times[SIZES.index(seen[-1])] * rows / (FURTHER * seen[-1]))
             sizes.append(rows)
             times.append(least)
         return list(np.interp(EVERY_SIZE, sizes, times).tolist())

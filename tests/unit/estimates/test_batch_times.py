@@ -154,3 +154,12 @@ def test_a_size_that_is_confirmed_to_be_dear_fades_half_as_fast() -> None:
     for _ in range(2 * FADES - 1):
         times.record(1, 0.010)
     assert times.seconds(4) == pytest.approx(0.013)
+
+
+def test_sizes_far_above_those_seen_are_by_the_row_where_times_fade() -> None:
+    times, modelled = BatchTimes(fade=True), BatchTimes()
+    for one in (times, modelled):
+        one.record(1, 0.010)
+        one.record(8, 0.020)
+    assert [times.seconds(rows) for rows in (8, 16, 32, 128)] == pytest.approx([0.020, 0.020, 0.040, 0.160])
+    assert modelled.seconds(128) == pytest.approx(0.020)
