@@ -8,6 +8,7 @@ from typing import Any, Final
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from penstock.core import ConfigError
+from penstock.models.text_part import WRAPPERS
 
 ATTENTION_TYPES: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention", "hybrid"})
 """Layer types that attend; Falcon-H1's hybrid ones carry a state beside it."""
@@ -62,12 +63,8 @@ RECURRENT: Final[dict[str, Parts]] = {
 """By model type, the architectures with layers that ``models/recurrent/`` computes in a tree.
 
 transformers claims no other attention for some of them; that they have it is found out when a stage is loaded."""
-
-
 CHUNKED: Final[dict[str, Parts]] = {"llama4_text": Parts("model", "embed_tokens", "layers", "norm")}
 """By model type, the architectures whose attention ``models/chunked.py`` knows."""
-WRAPPERS: Final = frozenset({"qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "llama4", "gemma4"})
-"""Multimodal architectures whose text part, given text alone, computes what the whole does."""
 
 
 def model_class(config: Any) -> Any:

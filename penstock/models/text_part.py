@@ -8,6 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+WRAPPERS: Final = frozenset({"qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "llama4", "gemma4"})
+"""Multimodal architectures whose text part, given text alone, computes what the whole does."""
 WRAPPED: Final = "text_config"
 """Where a multimodal configuration has that of its language model."""
 INSIDE: Final = "language_model"
@@ -16,7 +18,8 @@ HEAD: Final = "lm_head"
 
 def is_wrapper(stated: Mapping[str, Any]) -> bool:
     """Whether a configuration file describes a language model inside of another."""
-    return isinstance(stated.get(WRAPPED), dict)
+    model_type = stated.get("model_type")
+    return isinstance(model_type, str) and model_type in WRAPPERS and isinstance(stated.get(WRAPPED), dict)
 
 
 def text_name(name: str) -> str | None:

@@ -16,9 +16,10 @@ from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from tests.engines import InProcessEngine
+from tests.generated import generate
 from tests.gguf_files import TOKENS as VOCABULARY
 from tests.gguf_files import make_gguf
-from tests.integration.engine.test_exactness import PROMPTS, TOKENS, check_same, generate, strategies, tokens_of
+from tests.integration.engine.test_exactness import PROMPTS, TOKENS, check_same, strategies, tokens_of
 from tests.real_model import smollm2
 
 QUESTIONS = (
@@ -39,7 +40,7 @@ def dequantised(path: Path) -> Any:
 def test_every_strategy_gives_the_tokens_of_generate(tmp_path: Path, architecture: str, kind: Kind) -> None:
     path = make_gguf(tmp_path, architecture, kind=kind)
     model = dequantised(path)
-    expected = {tuple(prompt): generate(model, prompt) for prompt in PROMPTS}
+    expected = {tuple(prompt): generate(model, prompt, TOKENS) for prompt in PROMPTS}
 
     def answer(request: Request) -> list[int]:
         return expected[tuple(request.prompt)]
@@ -64,7 +65,7 @@ def test_target_and_draft_model_may_be_files(tmp_path: Path) -> None:
         talk = llm.get_tokenizer().render([{"role": "user", "content": "the"}], True)
     model = dequantised(target)
     for prompt, output in zip(PROMPTS, found, strict=True):
-        assert check_same(model, prompt, output.outputs[0].token_ids, generate(model, prompt))
+        assert check_same(model, prompt, output.outputs[0].token_ids, generate(model, prompt, TOKENS))
     assert sum(output.outputs[0].metrics.accepted for output in found) > 0
     assert talk == "<s>user: the</s><s>assistant:"
 
