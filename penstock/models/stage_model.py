@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ class StageModel:
         setattr(self._base, parts.norm, nn.Identity())
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
-        self._host = Host(capacity, self.device, self._new_state)
+        self._host = Host(capacity, self.device, partial(new_state, plain, self._precise))
         install(checkpoint.config, own, self._host)
         if not plain:
             self._base = fuse(self._base, parts, first, last)
@@ -225,11 +226,6 @@ class StageModel:
             return SlotAttention(self._arenas, Plan(view, self.device, in_place=True), precise_kernel)
         return fast_attention(self._arenas, view, self.device, torch_dtype(self.dtype))
 
-    def _new_state(self, capacity: int) -> State:
-        if self._plain:
-            return SteppedState(capacity)
-        return FoldedState(capacity, torch.float64 if self._precise else torch.float32)
-
     def _run(self, view: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
         if hidden is None:
@@ -260,6 +256,13 @@ class StageModel:
             check_entry(config, given.to(self.device), entered[0] if entered else None)
         self._arenas.zero()
         self._host.zero()
+
+
+def new_state(plain: bool, precise: bool, capacity: int) -> State:
+    """What a layer that carries a state keeps by slot."""
+    if plain:
+        return SteppedState(capacity)
+    return FoldedState(capacity, torch.float64 if precise else torch.float32)
 
 
 def _one_row() -> BatchView:
