@@ -43,7 +43,7 @@ def clock_of(host: ExaminedHost) -> str:
 
 def devices_table(report: Report) -> Table:
     """A row for each device. ``rows/s``: of one row at a time, and of 64."""
-    headings = ("host", "device", "memory free", "threads", "weights", "operations", "rows/s of 1, 64")
+    headings = ("host", "device", "memory free", "threads", "weights", "operations", "rows/s\nof 1, 64")
     table = Table(*headings, box=None, header_style="bold")
     for host in report.hosts:
         rates = {rate.device: rate for rate in host.rates}
@@ -55,7 +55,11 @@ def devices_table(report: Report) -> Table:
 
 def rates_of(rate: DeviceRates) -> tuple[str, str, str, str]:
     rows = f"{rate.rows_per_second[1]:.0f}, {rate.rows_per_second[64]:.0f}"
-    return str(rate.threads), f"{rate.weight_bandwidth_gb_s:.1f} GB/s", f"{rate.compute_tflops:.3f} TFLOPS", rows
+    return str(rate.threads), f"{rate.weight_bandwidth_gb_s:.1f} GB/s", operations_of(rate.compute_tflops), rows
+
+
+def operations_of(tflops: float) -> str:
+    return f"{tflops:.1f} TFLOPS" if tflops >= 1 else f"{1e3 * tflops:.0f} GFLOPS"
 
 
 def links_table(report: Report) -> Table:
