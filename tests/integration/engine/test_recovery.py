@@ -25,6 +25,8 @@ pytestmark = pytest.mark.processes
 
 STAGES: Final = 2
 PROMPTS: Final = [{"prompt_token_ids": [40 + i, 50, 60, 70]} for i in range(4)]
+ANSWERS: Final = 20
+"""Most answers in which a loss is noticed: a drafter that is killed at the end of one is missed in the next."""
 GREEDY: Final = [SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)] * 4
 SAMPLED: Final = [SamplingParams(temperature=0.8, seed=i, max_tokens=60, ignore_eos=True) for i in range(4)]
 
@@ -104,7 +106,10 @@ def test_tokens_are_the_same_whatever_is_killed(
         recovery = llm.loop.recovery
         assert recovery is not None
         with llm.observing(Attack(place, results, psutil.Process.kill)):
-            assert tokens(llm, params) == expected[params[0].temperature]
+            for _ in range(ANSWERS):
+                assert tokens(llm, params) == expected[params[0].temperature]
+                if recovery.recoveries + recovery.drafter_losses:
+                    break
         assert recovery.recoveries + recovery.drafter_losses >= 1
         llm.loop.audit()
         assert tokens(llm, params) == expected[params[0].temperature]
