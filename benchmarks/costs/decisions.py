@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core import FinishReason
+from benchmarks.shared.outputs import Deaf
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Batch, Cancel, Result, SampledToken, Sampling, Span
@@ -134,19 +134,6 @@ class Belt:
         return out
 
     def close(self) -> None:
-        pass
-
-
-class Deaf:
-    """An output that keeps nothing."""
-
-    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
-        return None
-
-    def detokenize_pending(self) -> None:
-        pass
-
-    def finish(self, reason: FinishReason, at: float) -> None:
         pass
 
 

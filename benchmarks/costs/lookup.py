@@ -14,10 +14,10 @@ import statistics
 import time
 from typing import Any
 
-from penstock.core import FinishReason
+from benchmarks.shared.outputs import Deaf
 from penstock.drafters.base import DraftRequest
 from penstock.drafters.ngram import NgramDrafter, NgramOptions
-from penstock.messages import SampledToken, Sampling
+from penstock.messages import Sampling
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
 from penstock.strategies.autoregressive import Autoregressive
@@ -31,19 +31,6 @@ DEPTH = 8
 VOCABULARY = 500
 COUNT = 8
 """Candidates asked for."""
-
-
-class Nowhere:
-    """Takes a request's output."""
-
-    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
-        return None
-
-    def detokenize_pending(self) -> None:
-        pass
-
-    def finish(self, reason: FinishReason, at: float) -> None:
-        pass
 
 
 def measured() -> list[dict[str, Any]]:
@@ -74,7 +61,7 @@ def asked(length: int) -> dict[str, Any]:
 
 def a_request(prompt: list[int]) -> Request:
     slots = len(prompt) + QUESTIONS * (DEPTH + 1) + 1
-    request = Request(0, prompt, Sampling(), QUESTIONS + 1, frozenset(), Autoregressive(), Nowhere())
+    request = Request(0, prompt, Sampling(), QUESTIONS + 1, frozenset(), Autoregressive(), Deaf())
     request.take_prefill_chunk(Nodes(SlotPool(slots, slots)), len(prompt))
     return request
 

@@ -301,17 +301,6 @@ def test_context_aware_expansion_drafts_anew_what_was_drafted_with_less_context(
     assert no_longer_named > 0
 
 
-def test_score_aware_expansion_goes_on_from_what_was_drafted_anew() -> None:
-    run = Round(Learning(3))
-    run.enter_round()
-    root = best(run.drafts, (7,), DEPTH)[1]
-    run.commit(root[-1])
-    run.enter()
-    chosen = {path for path in run.sent if within(path, root)}
-    base = by_score(base_tree(run.drafts, root, EXPANSION + 1))
-    assert run.enter() == [path for _, path in base if path not in chosen][: run.strategy.segment]
-
-
 def test_an_answer_to_a_question_from_before_the_new_root_is_not_taken_for_a_new_one() -> None:
     run = Round(Learning(4))
     run.enter_round()
@@ -393,8 +382,9 @@ def test_score_aware_expansion_passes_over_what_an_earlier_one_sent() -> None:
     assert found > 0, "none of these trees showed it"
 
 
-def test_score_aware_expansion_goes_on_from_the_base_tree_of_the_last_new_root() -> None:
-    run = Round(Drafts(8))
+@pytest.mark.parametrize("drafts", [Drafts(8), Learning(3)], ids=["drafted once", "drafted anew"])
+def test_score_aware_expansion_goes_on_from_the_base_tree_of_the_last_new_root(drafts: Drafts) -> None:
+    run = Round(drafts)
     run.enter_round()
     root = best(run.drafts, (7,), DEPTH)[1]
     run.commit(root[-1])
