@@ -21,7 +21,7 @@ import pytest
 NETWORKS: Final = "10.213"
 """The first two bytes of every network's addresses."""
 NAMESPACE: Final = re.compile(r"penstock-(\d+)-\d+")
-BRIDGE: Final = re.compile(r"ps(\d+)-br")
+LINK: Final = re.compile(r"ps(\d+)-(?:br|v\d+)")
 
 
 class Namespace:
@@ -31,10 +31,10 @@ class Namespace:
         self.address = f"{network}.{number}"
         self._name = f"penstock-{os.getpid()}-{number}"
         self._ahead = ahead
-        veth = f"ps{os.getpid()}-v{number}"
+        self._cable = f"ps{os.getpid()}-v{number}"
         ip("netns", "add", self._name)
-        ip("link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", self._name)
-        ip("link", "set", veth, "master", own_bridge(), "up")
+        ip("link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self._name)
+        ip("link", "set", self._cable, "master", own_bridge(), "up")
         self.inside("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
         self.link("up")
         self.inside("ip", "link", "set", "lo", "up")
@@ -67,6 +67,8 @@ class Namespace:
         self.inside("tc", "qdisc", "del", "dev", "eth0", "root")
 
     def close(self) -> None:
+        # The kernel removes a namespace's own links some time after its name, and its name is free at once.
+        ip("link", "del", self._cable)
         ip("netns", "del", self._name)
 
 
@@ -86,12 +88,12 @@ def listed(*arguments: str) -> list[dict[str, Any]]:
 
 def remove_leftovers() -> None:
     """What processes have left behind that are no more."""
+    for one in (*listed("link", "show", "type", "veth"), *listed("link", "show", "type", "bridge")):
+        if one and left_behind(LINK, one["ifname"]):
+            ip("link", "del", one["ifname"])
     for one in listed("netns", "list"):
         if left_behind(NAMESPACE, one["name"]):
             ip("netns", "del", one["name"])
-    for one in listed("link", "show", "type", "bridge"):
-        if one and left_behind(BRIDGE, one["ifname"]):
-            ip("link", "del", one["ifname"])
 
 
 def left_behind(names: re.Pattern[str], name: str) -> bool:
