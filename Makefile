@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev check
 	@: > $(SKIPS)
 	$(BIN)/python -m pytest -m "not processes" --numprocesses auto --dist worksteal --skips=$(SKIPS)
-	$(BIN)/python -m pytest -m "processes and not page" --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
 	@cat $(SKIPS)
 
