@@ -184,7 +184,7 @@ def metrics_of(
         "mean_acceptance_length": completion.metrics.mean_acceptance_length,
         **asdict(completion.metrics),
         "strategy": speculation.strategy if speculation else "autoregressive",
-        "method": speculation.method if speculation and drafts else None,
+        "method": " + ".join(speculation.methods) if speculation and drafts else None,
         "stages": setup.stages,
         "cluster": setup.cluster.name if setup.cluster else None,
         "emulated": setup.cluster is not None and setup.cluster.emulated,

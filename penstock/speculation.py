@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, Final
 
 from penstock.config import FieldError, known_name, nearest, parse
+from penstock.drafters.ngram import NgramOptions
 from penstock.drafters.options import DrafterOptions
 from penstock.drafters.registry import DRAFTERS
 from penstock.registry import Registry
@@ -16,7 +17,9 @@ from penstock.strategies.base import Strategy
 from penstock.strategies.options import StrategyOptions
 from penstock.strategies.registry import STRATEGIES
 
-DEFAULT_METHOD: Final = "ngram"
+LOOKUP: Final = "ngram"
+"""The method that may draft beside another one."""
+DEFAULT_METHOD: Final = LOOKUP
 PAIR: Final = "demo"
 """The target that comes with a draft model of the same name, which drafts for it where nobody is named."""
 DEFAULT_STRATEGY: Final = "auto"
@@ -26,12 +29,15 @@ DEFAULT_STRATEGY: Final = "auto"
 class SpeculativeConfig:
     """Who drafts and which drafted nodes enter the pipeline: prompt lookup and ``auto`` where nothing is said.
 
-    ``options`` are those of the method and the strategy together. Raises FieldError for a name that is unknown, an
-    option that neither of the two has, and a value that cannot be used.
+    ``method`` is one name, or two of which one is "ngram": then prompt lookup drafts beside the other method.
+    ``options`` are those of the methods and the strategy together. Raises FieldError for a name that is unknown, an
+    option that none of them has, and a value that cannot be used.
     """
 
     method: str
     """Who drafts: a name in ``drafters/registry.py``."""
+    lookup: NgramOptions | None
+    """Prompt lookup's options where it drafts beside ``method``."""
     strategy: str
     """Which nodes are drafted from and enter: a name in ``strategies/registry.py``."""
     drafter_options: DrafterOptions
@@ -39,15 +45,25 @@ class SpeculativeConfig:
     strategy_options: StrategyOptions
     """What of ``options`` is the strategy's, the rest by default."""
 
-    def __init__(self, *, method: str = DEFAULT_METHOD, strategy: str = DEFAULT_STRATEGY, **options: Any) -> None:
-        drafter = DRAFTERS[known_name(method, DRAFTERS, "method")]
+    def __init__(
+        self, *, method: str | Sequence[str] = DEFAULT_METHOD, strategy: str = DEFAULT_STRATEGY, **options: Any
+    ) -> None:
+        name, beside = methods_of(method)
+        drafter = DRAFTERS[name]
         chosen = STRATEGIES[known_name(strategy, STRATEGIES, "strategy")]
-        refuse_ignored(options, method, [strategy])
-        object.__setattr__(self, "method", method)
+        refuse_ignored(options, [name, *beside], [strategy])
+        lookup = parse(NgramOptions, only(options, NgramOptions)) if beside else None
+        object.__setattr__(self, "method", name)
+        object.__setattr__(self, "lookup", lookup)
         object.__setattr__(self, "strategy", strategy)
         object.__setattr__(self, "drafter_options", parse(drafter, only(options, drafter)))
         object.__setattr__(self, "strategy_options", parse(chosen, only(options, chosen)))
         self._check_order()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """All who draft."""
+        return (self.method,) if self.lookup is None else (self.method, LOOKUP)
 
     @property
     def drafts(self) -> bool:
@@ -57,7 +73,9 @@ class SpeculativeConfig:
     def with_options(self, options: Mapping[str, Any]) -> SpeculativeConfig:
         """The same but for these options. Raises FieldError as the constructor does."""
         given = {**values_of(self.drafter_options), **values_of(self.strategy_options), **options}
-        return SpeculativeConfig(method=self.method, strategy=self.strategy, **given)
+        if self.lookup is not None:
+            given = {**values_of(self.lookup), **given}
+        return SpeculativeConfig(method=self.methods, strategy=self.strategy, **given)
 
     def _check_order(self) -> None:
         """Raise FieldError where the drafter waits for nodes to enter and the strategy for the drafter."""
@@ -100,11 +118,12 @@ def parse_speculative_for(
         refuse_drafting(options, strategies)
     else:
         options = with_drafter(options, target)
-    method = known_name(options.pop("method", DEFAULT_METHOD), DRAFTERS, "method")
-    refuse_ignored(options, method, strategies)
-    drafting = only(options, DRAFTERS[method])
+    method, beside = methods_of(options.pop("method", DEFAULT_METHOD))
+    methods = [method, *beside]
+    refuse_ignored(options, methods, strategies)
+    drafting = {name: value for one in methods for name, value in only(options, DRAFTERS[one]).items()}
     return tuple(
-        SpeculativeConfig(method=method, strategy=strategy, **drafting, **only(options, STRATEGIES[strategy]))
+        SpeculativeConfig(method=methods, strategy=strategy, **drafting, **only(options, STRATEGIES[strategy]))
         for strategy in strategies
     )
 
@@ -112,11 +131,23 @@ def parse_speculative_for(
 def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
     """The options with who drafts where they leave it open: a model that is named, or the target's own draft model."""
     named = dict(options)
-    if target == PAIR and "model" not in named and named.get("method", "draft_model") == "draft_model":
+    method = named.get("method", "draft_model")
+    if target == PAIR and "model" not in named and "draft_model" in ([method] if isinstance(method, str) else method):
         named["model"] = PAIR
     if "model" in named:
         named.setdefault("method", "draft_model")
     return named
+
+
+def methods_of(method: object) -> tuple[str, list[str]]:
+    """The method, and "ngram" in a list where that drafts beside it. Raises FieldError for any other two."""
+    if not isinstance(method, list | tuple):
+        return known_name(method, DRAFTERS, "method"), []
+    names = [known_name(name, DRAFTERS, "method") for name in method]
+    others = [name for name in names if name != LOOKUP]
+    if not names or len(set(names)) < len(names) or len(others) > 1:
+        raise FieldError("method", f"is {list(method)}; name one method, or one and {LOOKUP!r} beside it")
+    return (others or names)[0], [LOOKUP] if len(names) > 1 else []
 
 
 def with_our_names(table: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
@@ -138,7 +169,7 @@ def refuse_drafting(options: Iterable[str], strategies: Sequence[str]) -> None:
             raise FieldError(option, f"means nothing to {words(strategies)}, which drafts nothing; remove it")
 
 
-def refuse_ignored(options: Iterable[str], method: str, strategies: Sequence[str]) -> None:
+def refuse_ignored(options: Iterable[str], methods: Sequence[str], strategies: Sequence[str]) -> None:
     """Raise FieldError for an option that is unknown, another method's, or another strategy's."""
     for option in options:
         of_methods, of_strategies = owners(DRAFTERS, option), owners(STRATEGIES, option)
@@ -146,8 +177,9 @@ def refuse_ignored(options: Iterable[str], method: str, strategies: Sequence[str
             known = (names_of(kind) for kind in [*DRAFTERS.values(), *STRATEGIES.values()])
             names = dict.fromkeys(chain(["method", "strategy"], *known))
             raise FieldError(option, f"is unknown; {nearest(option, names)}")
-        if of_methods and method not in of_methods:
-            raise FieldError(option, f"belongs to method {of_methods[0]!r}, not {method!r}; remove it or set method")
+        if of_methods and not set(of_methods) & set(methods):
+            given = " and ".join(map(repr, methods))
+            raise FieldError(option, f"belongs to method {of_methods[0]!r}, not {given}; remove it or set method")
         if of_strategies and not set(of_strategies) & set(strategies):
             raise FieldError(
                 option, f"belongs to {words(of_strategies)}, not {words(strategies)}; {remedy(strategies)}"

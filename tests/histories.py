@@ -17,7 +17,9 @@ from penstock.core import FinishReason
 from penstock.drafters.base import Drafter, DraftRequest
 from penstock.drafters.depths import Depths
 from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
+from penstock.drafters.merged import MergedDrafter
 from penstock.drafters.ngram import NgramDrafter
+from penstock.drafters.rated_lookup import RatedLookup
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.spd import SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
@@ -156,7 +158,9 @@ class History:
         scheduler = Scheduler(self.pool, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
         scheduler.growth = rng.choice([1, 4, 64])
         self.contended = self.pool.total % 3 == 0  # as above
-        self.loop = EngineLoop(pipeline, self.drafter, scheduler, self.clock, contended=self.contended)
+        self.loop = EngineLoop(
+            pipeline, self._beside_lookup(self.drafter), scheduler, self.clock, contended=self.contended
+        )
         self.shared = [rng.randrange(self.vocabulary) for _ in range(rng.choice([0, 20, 60]))]
         self.loop.observers.append(Preempted(self.preempted))
         self.requests = [self._request(number) for number in range(rng.randint(1, 5))]
@@ -167,6 +171,10 @@ class History:
         reader = inner.pipeline if isinstance(inner, LearnedDrafter) else None
         drivers = self._drivers(self.layers, self.reads)
         return self.target_kind(self.rng, drivers, self.clock, self._line(), reader)  # type: ignore[arg-type]
+
+    def _beside_lookup(self, drafter: EmulatedDrafter) -> Drafter:
+        """In a quarter of the histories prompt lookup drafts, too."""
+        return MergedDrafter(drafter, RatedLookup(3, 1)) if self.pool.total % 4 == 1 else drafter  # no draw, as below
 
     def _share_device(self, drafter: EmulatedDrafter, pipeline: UnrulyPipeline) -> None:
         if self.pool.total % 2:  # no draw of its own, which would make another history of every seed

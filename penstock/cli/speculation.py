@@ -13,7 +13,10 @@ from penstock.speculation import SpeculativeConfig, parse_speculative
 from penstock.strategies.registry import STRATEGIES
 
 EXAMPLE: Final = '{"method": "ngram", "width": 8}'
-EVERYTHING: Final = f"Everything about speculation, for example '{EXAMPLE}'. Methods: {', '.join(DRAFTERS)}."
+EVERYTHING: Final = (
+    f"Everything about speculation, for example '{EXAMPLE}'. Methods: {', '.join(DRAFTERS)}; ngram also beside another, "
+    '"method": ["eagle3", "ngram"].'
+)
 
 
 @dataclass(frozen=True, kw_only=True)

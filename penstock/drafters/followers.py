@@ -37,19 +37,29 @@ class Followers:
             self._tail.append(token)
             self.length += 1
 
-    def after(self, above: Sequence[int]) -> Iterator[int]:
-        """What followed the end of the text with the tokens ``above`` behind it, in these as well.
+    def after(self, above: Sequence[int], count: int) -> dict[int, int]:
+        """Up to ``count`` tokens that followed the text's end with ``above`` behind it, in these tokens as well.
 
-        Those after longer runs come first, then the more recent. The same token may come more than once.
+        Each with the length of the longest run that it followed. Those after longer runs come first, then the more
+        recent.
         """
+        found: dict[int, int] = {}
+        for token, length in self._occurrences(above):
+            found.setdefault(token, length)
+            if len(found) == count:
+                break
+        return found
+
+    def _occurrences(self, above: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """As ``after``, but the same token may come more than once."""
         tokens = [*self._tail, *above]
         for length, after in self._after.items():
             if length > len(tokens):
                 continue
             run = tuple(tokens[-length:])
-            yield from _followed(tokens, length, len(tokens) - len(above))
+            yield from ((token, length) for token in _followed(tokens, length, len(tokens) - len(above)))
             found = after.get(run, ())
-            yield from (found,) if isinstance(found, int) else reversed(found)
+            yield from ((token, length) for token in ((found,) if isinstance(found, int) else reversed(found)))
 
 
 def _note(after: dict[tuple[int, ...], int | dict[int, None]], run: tuple[int, ...], token: int) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.config import check, check_positive
-from penstock.drafters.base import Draft, DraftRequest
+from penstock.drafters.base import Draft, Drafter, DraftRequest
 from penstock.drafters.followers import Followers
 from penstock.drafters.instant import InstantDrafter
+from penstock.drafters.merged import MergedDrafter
 from penstock.drafters.options import DrafterOptions, DrafterParts
+from penstock.drafters.rated_lookup import RatedLookup
 from penstock.requests.request import Request
 from penstock.tree import Node
 
@@ -33,6 +35,10 @@ class NgramOptions(DrafterOptions):
 
     def start(self, parts: DrafterParts) -> NgramDrafter:
         return NgramDrafter(self.prompt_lookup_max, self.prompt_lookup_min)
+
+    def beside(self, drafter: Drafter) -> Drafter:
+        """Another drafter with prompt lookup beside it."""
+        return MergedDrafter(drafter, RatedLookup(self.prompt_lookup_max, self.prompt_lookup_min))
 
 
 class NgramDrafter(InstantDrafter):
@@ -67,9 +73,5 @@ class NgramDrafter(InstantDrafter):
     def _look_up(self, text: Followers, request: Request, node: Node, count: int) -> Draft:
         if not node.alive:
             return Draft(node, [])
-        found: dict[int, None] = {}
-        for token in text.after(request.path_below_root(node)):
-            found[token] = None
-            if len(found) == count:
-                break
+        found = text.after(request.path_below_root(node), count)
         return Draft(node, [(token, -math.log(2) * (i + 1)) for i, token in enumerate(found)])

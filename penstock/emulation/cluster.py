@@ -14,6 +14,7 @@ from penstock.cluster import (
 from penstock.cluster.timing import StageTiming
 from penstock.core import ConfigError
 from penstock.drafters.base import Drafter
+from penstock.drafters.merged import MergedDrafter
 from penstock.drafters.options import Weights
 from penstock.emulation.drafter import EmulatedDrafter
 from penstock.emulation.stage import StageEmulation
@@ -76,17 +77,28 @@ def on_its_device(cluster: Cluster | None, drafter: Drafter, depth: int | None, 
 
 
 def off_its_device(drafter: Drafter | None) -> Drafter | None:
-    """The drafter that ``on_its_device`` was given."""
-    return drafter.inner if isinstance(drafter, EmulatedDrafter) else drafter
+    """The drafter that ``on_its_device`` was given, or that has neither a device nor prompt lookup beside it."""
+    modelled = modelled_drafter(drafter)
+    return modelled.inner if modelled is not None else without_lookup(drafter)
+
+
+def modelled_drafter(drafter: Drafter | None) -> EmulatedDrafter | None:
+    """The drafter on its modelled device, if it is on one; prompt lookup beside it is on none."""
+    own = without_lookup(drafter)
+    return own if isinstance(own, EmulatedDrafter) else None
+
+
+def without_lookup(drafter: Drafter | None) -> Drafter | None:
+    return drafter.inner if isinstance(drafter, MergedDrafter) else drafter
 
 
 def take_turns(cluster: Cluster | None, drafter: Drafter | None, pipeline: SideChannel) -> None:
     """Have the drafter and the stage on whose device it is use that in turns, if the cluster places it there."""
-    stage = shared_stage(cluster, drafter)
-    if stage is not None and isinstance(drafter, EmulatedDrafter):
-        drafter.share(DeviceTurns(pipeline, stage))
+    stage, modelled = shared_stage(cluster, drafter), modelled_drafter(drafter)
+    if stage is not None and modelled is not None:
+        modelled.share(DeviceTurns(pipeline, stage))
 
 
 def shared_stage(cluster: Cluster | None, drafter: Drafter | None) -> int | None:
     """The stage whose modelled device the drafter uses, too."""
-    return cluster.drafting_stage if cluster is not None and isinstance(drafter, EmulatedDrafter) else None
+    return cluster.drafting_stage if cluster is not None and modelled_drafter(drafter) is not None else None

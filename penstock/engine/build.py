@@ -96,11 +96,14 @@ def feature_bytes(setup: Resolved) -> list[float]:
 def make_drafter(
     setup: Resolved, config: SpeculativeConfig, clock: Clock, weights: Pipeline | None, answers: PlainAnswers
 ) -> Drafter:
-    """The drafter of ``config.method``, on the cluster's device for it, over its own weights if it has any."""
+    """The drafter of ``config.method``, on the cluster's device for it, over its own weights if it has any.
+
+    Prompt lookup is beside it where ``config`` has it.
+    """
     drafter = config.drafter_options.start(drafter_parts(setup, config, answers, weights))
-    if config.drafter_options.priced_as is Weights.NONE:
-        return drafter
-    return on_its_device(setup.cluster, drafter, depth_of(setup), clock)
+    if config.drafter_options.priced_as is not Weights.NONE:
+        drafter = on_its_device(setup.cluster, drafter, depth_of(setup), clock)
+    return drafter if config.lookup is None else config.lookup.beside(drafter)
 
 
 def depth_of(setup: Resolved) -> int | None:

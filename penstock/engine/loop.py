@@ -384,7 +384,7 @@ class EngineLoop:
         for draft in drafts:
             self._take_draft(draft, context)
         if not self.drafter.busy:
-            if self._asked_rows:
+            if self.draft_due < math.inf:
                 seconds = self.clock.now() - self._asked_at
                 timing = self.drafter.timing
                 self._deferred.append(partial(self.estimates.record_draft, self._asked_rows, seconds, timing))

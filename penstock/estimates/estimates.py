@@ -43,8 +43,9 @@ class Estimates:
         return self.trials.of(1).plain.seconds_per_token or self.round_trips.alone_s
 
     def record_draft(self, rows: int, seconds: float, timing: DraftTiming) -> None:
-        """The drafter has answered, so many seconds after it was asked."""
-        self.drafter.record(rows, seconds)
+        """The drafter has answered, so many seconds after it was asked. Without a row it has computed nothing."""
+        if rows:
+            self.drafter.record(rows, seconds)
         self.trials.record_draft()
         if (turn := timing.turn) is not None:
             self.pipeline.record_drafter_turn(turn.stage, turn.end - turn.start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -81,6 +82,14 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
         ({"strategy": "autoregressive", "width": 8}, "width", "not strategy 'autoregressive'; remove it"),
         ({"strategy": "autoregressive", "method": "ngram"}, "method", "drafts nothing; remove it"),
         ({"method": "spd", "feature_lag": -1}, "feature_lag", "0 or above"),
+        ({"method": []}, "method", "name one method, or one and 'ngram' beside it"),
+        ({"method": ["ngram", "ngram"]}, "method", "name one method, or one"),
+        ({"method": ["eagle3", "spd"]}, "method", "is ['eagle3', 'spd']; name one method, or one"),
+        ({"method": ["eagle3", "ngramm"]}, "method", "did you mean 'ngram'?"),
+        ({"method": ["eagle3", 3]}, "method", "expected one of"),
+        ({"method": ["spd", "ngram"], "accuracy": [1]}, "accuracy", "not 'spd' and 'ngram'; remove it"),
+        ({"method": ["spd", "ngram"], "prompt_lookup_min": 9}, "prompt_lookup_min", "at most prompt_lookup_max"),
+        ({"method": ["early_exit", "ngram"], "strategy": "static_tree"}, "strategy", "with method 'early_exit' a"),
         ({"method": "eagle3", "feature_lag": 1}, "feature_lag", "belongs to method 'spd', not 'eagle3'"),
         ({"method": "early_exit", "strategy": "static_tree"}, "strategy", "with method 'early_exit' a token has to"),
         ({"method": "spd", "post_state": True, "strategy": "flowspec"}, "strategy", "with post_state a token has to"),
@@ -123,6 +132,21 @@ def test_further_options_leave_the_others_as_they_are() -> None:
         config.with_options({"tree_size": 4})
 
 
+@pytest.mark.parametrize("methods", [["ngram", "eagle3"], ("eagle3", "ngram")])
+def test_prompt_lookup_drafts_beside_another_method(methods: Sequence[str]) -> None:
+    config = parse_speculative({"method": methods, "model": "folder", "prompt_lookup_max": 6})
+    assert (config.method, config.methods) == ("eagle3", ("eagle3", "ngram"))
+    assert config.drafter_options.model == "folder"
+    assert config.lookup == NgramOptions(prompt_lookup_max=6)
+    more = config.with_options({"width": 8})
+    assert (more.methods, more.lookup) == (config.methods, config.lookup)
+
+
+def test_a_list_of_one_method_is_that_method() -> None:
+    assert parse_speculative({"method": ["ngram"]}) == parse_speculative({"method": "ngram"})
+    assert parse_speculative({"method": "ngram"}).lookup is None
+
+
 def test_none_speculates_plainly() -> None:
     assert isinstance(make_strategy(None, 3), Autoregressive)
 
@@ -155,13 +179,18 @@ def test_refusals_for_several_strategies(table: dict[str, Any], strategies: list
         ({}, "demo", SpeculativeConfig(method="draft_model", model="demo")),
         ({"method": "draft_model"}, "demo", SpeculativeConfig(method="draft_model", model="demo")),
         ({"method": "ngram"}, "demo", SpeculativeConfig(method="ngram")),
+        (
+            {"method": ["draft_model", "ngram"]},
+            "demo",
+            SpeculativeConfig(method=("draft_model", "ngram"), model="demo"),
+        ),
         ({"strategy": "autoregressive"}, "demo", SpeculativeConfig(strategy="autoregressive")),
         ({"model": "d"}, "demo", SpeculativeConfig(method="draft_model", model="d")),
         ({"model": "d"}, "m", SpeculativeConfig(method="draft_model", model="d")),
         ({}, "m", SpeculativeConfig(method="ngram")),
     ],
 )
-def test_who_drafts_where_it_is_left_open(table: dict[str, str], target: str, expected: SpeculativeConfig) -> None:
+def test_who_drafts_where_it_is_left_open(table: dict[str, Any], target: str, expected: SpeculativeConfig) -> None:
     assert parse_speculative(table, target) == expected
     assert EngineOptions(model=target, speculative_config=table).speculative_config == expected
 

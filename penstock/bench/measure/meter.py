@@ -10,7 +10,7 @@ from penstock.bench.measure.hits import HitCounts
 from penstock.bench.measure.lockstep import Lockstep
 from penstock.cluster.timing import LinkTiming
 from penstock.drafters.base import Draft, Drafter
-from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.cluster import modelled_drafter
 from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
 from penstock.messages import Batch, Result, Span
@@ -24,7 +24,7 @@ class Meter(Observer):
         """``row_bytes`` are those of the features that each stage sends the drafter per row."""
         self.stages = stages
         self._row_bytes = row_bytes or [0.0] * stages
-        self._drafter = drafter if isinstance(drafter, EmulatedDrafter) else None
+        self._drafter = modelled_drafter(drafter)
         self.draft_asks, self.draft_overruns = self._draft_counts()
         self.submitted_at: dict[int, float] = {}
         self.results: list[tuple[Result, float]] = []

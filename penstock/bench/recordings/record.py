@@ -57,8 +57,9 @@ class Text:
 
 def check_record(path: Path, speculation: SpeculativeConfig | None) -> None:
     """Raise FieldError, before anything starts, where no recording can be made or written."""
-    if speculation is None or speculation.method != "draft_model":
-        found = "no strategy drafts" if speculation is None else f"the method is {speculation.method!r}"
+    if speculation is None or speculation.methods != ("draft_model",):
+        methods = " and ".join(map(repr, speculation.methods)) if speculation is not None else ""
+        found = f"the method is {methods}" if methods else "no strategy drafts"
         raise FieldError("record", f"needs a draft model's distributions, but {found}: use method 'draft_model'")
     check(path.parent.is_dir() and not path.is_dir(), "record", str(path), "a file in a folder that exists")
 

@@ -109,7 +109,7 @@ def setup_of(setup: Resolved) -> Setup:
             for name, host, (first, last) in zip(names, setup.hosts, setup.layers, strict=True)
         ],
         strategy=speculation.strategy if speculation is not None else "autoregressive",
-        drafter=speculation.method if speculation is not None else None,
+        drafter=" + ".join(speculation.methods) if speculation is not None else None,
         emulated=EMULATED if emulated else None,
         max_model_len=setup.max_model_len,
     )

@@ -53,8 +53,10 @@ def compared(target: Path, drafter: dict[str, Any]) -> list[StrategyRun]:
     return virtual.compared(cluster, drafter, [CHAIN, TREE], questions, **options)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
-def test_runs_of_real_models_repeat_and_take_the_modelled_time_alone(target: Path, method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["eagle3", "draft_model", ["eagle3", "ngram"]])
+def test_runs_of_real_models_repeat_and_take_the_modelled_time_alone(
+    target: Path, method: str | list[str], tmp_path: Path
+) -> None:
     model = target if method == "draft_model" else speculators.eagle3(open_checkpoint(str(target))).save(tmp_path)
     drafter = {"method": method, "model": str(model)}
     runs, again = compared(target, drafter), compared(target, drafter)

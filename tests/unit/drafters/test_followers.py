@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from penstock.drafters.followers import Followers
 
 
-def scanned(tokens: list[int], longest: int, shortest: int) -> list[int]:
-    """What followed the last tokens, longer runs first, then the more recent; each token once."""
-    found: dict[int, None] = {}
+def scanned(tokens: list[int], longest: int, shortest: int) -> dict[int, int]:
+    """What followed the last tokens and the longest run that it did, longer runs first, then the more recent."""
+    found: dict[int, int] = {}
     for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         for end in range(len(tokens) - 1, length - 1, -1):
             if tokens[end - length : end] == tokens[-length:]:
-                found.setdefault(tokens[end])
-    return list(found)
+                found.setdefault(tokens[end], length)
+    return found
 
 
 @given(
@@ -31,15 +31,17 @@ def test_it_finds_what_a_scan_finds(tokens: list[int], cuts: list[int], longest:
     for end in bounds:
         text.extend(tokens[text.length : end])
     above = tokens[text.length :]
-    assert list(dict.fromkeys(text.after(above))) == scanned(tokens, longest, shortest)
+    found = scanned(tokens, longest, shortest)
+    assert list(text.after(above, 99).items()) == list(found.items())
+    assert list(text.after(above, 2).items()) == list(found.items())[:2]
 
 
 def test_the_most_recent_comes_first() -> None:
     text = Followers(2, 1)
     text.extend([1, 2, 7, 1, 2, 8, 1, 2])
-    assert list(text.after([])) == [8, 7, 8, 7]
+    assert list(text.after([], 9)) == [8, 7]
     text.extend([7, 1, 2])
-    assert list(text.after([])) == [7, 8, 7, 8]
+    assert list(text.after([], 9)) == [7, 8]
 
 
 class Watched(int):
@@ -61,6 +63,6 @@ def test_a_look_up_does_not_walk_over_the_text() -> None:
         text = Followers(3, 1)
         text.extend(Watched(i % 10) for i in range(length))
         Watched.looked = 0
-        assert list(dict.fromkeys(text.after([]))) == [0]
+        assert text.after([], 9) == {0: 3}
         looked.append(Watched.looked)
     assert looked[0] == looked[1] < 100

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from penstock.cluster import draft_link, draft_timing, feature_links, link_timings, load_cluster, stage_timings
+from penstock.drafters.merged import MergedDrafter
 from penstock.drafters.ngram import NgramDrafter
-from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations
+from penstock.drafters.rated_lookup import RatedLookup
+from penstock.emulation.cluster import (
+    drafter_emulation,
+    modelled_drafter,
+    off_its_device,
+    on_its_device,
+    stage_emulations,
+)
 from penstock.emulation.drafter import EmulatedDrafter
 from penstock.pipeline.clock import VirtualClock
 
@@ -35,5 +43,9 @@ def test_a_stage_shares_its_device_with_a_drafter_that_takes_time() -> None:
     assert isinstance(drafter, EmulatedDrafter)
     assert isinstance(off_its_device(drafter), NgramDrafter)
     assert (draft_timing(cluster), draft_link(cluster)) == (drafter._timing, drafter._link)
-    for one, shared in ((drafter, [False, False, False, True]), (NgramDrafter(4, 1), [False] * 4)):
+    merged = MergedDrafter(drafter, RatedLookup(4, 1))
+    assert modelled_drafter(merged) is modelled_drafter(drafter) is drafter
+    assert off_its_device(merged) is off_its_device(drafter)
+    on_stage, nowhere = [False, False, False, True], [False] * 4
+    for one, shared in ((drafter, on_stage), (merged, on_stage), (NgramDrafter(4, 1), nowhere)):
         assert [stage.shared for stage in stage_emulations(cluster, 4, one) if stage] == shared

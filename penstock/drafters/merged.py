@@ -1,0 +1,187 @@
+"""Two sources of drafts in one tree: a drafter, and prompt lookup beside it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.drafters.base import Draft, Drafter, DraftRequest
+from penstock.drafters.rated_lookup import RatedLookup
+from penstock.estimates.calibration import Calibration
+from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.fading_share import FadingShare
+from penstock.requests.request import Request
+from penstock.tree import Node
+
+SURE: Final = 0.9
+"""The least chance of what has been looked up from which on the drafter is not asked: the answer is there at once."""
+UNLIKELY: Final = 0.2
+"""The chance of a node's path below which the drafter is not asked about it while another answer is sure."""
+START: Final = 0.05
+"""Lookup's weight where nothing is known."""
+MEMORY: Final = 500.0
+"""Tokens after which old ones fade in that weight."""
+FAINT: Final = -12.0
+"""Log chance of a token that is not among the drafter's candidates."""
+
+Candidates = Sequence[tuple[int, float]]
+Context = tuple[bool, int]
+"""What lookup's weight depends on."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """A node that the drafter was asked about, what was looked up for it, and what the drafter has said."""
+
+    request: Request
+    node: Node
+    count: int
+    found: Candidates
+    drafted: Candidates = ()
+    own: Candidates = ()
+    """``drafted`` with the chances that its calibration gave them."""
+
+
+class MergedDrafter:
+    """Candidates of a drafter and of prompt lookup, each source calibrated by itself, best first.
+
+    Where the text has gone on in the same way again and again, what was looked up is all but sure, and is the answer at
+    once. The drafter is left alone then: a copied passage is drafted as fast as by lookup alone. Everywhere else the
+    drafter answers, in its own time, and what was looked up joins its candidates with the share in which it was right.
+
+    The two are mixed: a token's chance is (1 - w) p + w q, its chance by the drafter and by lookup. The weight w is the
+    share of tokens that lookup explains better (deleted interpolation, Jelinek and Mercer, 1980; with a text's own past
+    as one of two models, Kuhn and De Mori, 1990). It is learned apart for sampled and greedy requests, and by how sure
+    the look-up is: given the noise of a sampled token, a drafter knows much that lookup does not.
+    """
+
+    def __init__(self, drafter: Drafter, lookup: RatedLookup) -> None:
+        self.inner = drafter
+        self._lookup = lookup
+        self._calibration = Calibration()
+        """Of the drafter's own candidates."""
+        self._weights: defaultdict[Context, FadingShare] = defaultdict(lambda: FadingShare(MEMORY))
+        """Lookup's."""
+        self._asked: dict[int, Asked] = {}
+        """By node."""
+        self._learned: dict[int, int] = {}
+        """By request, how many of its committed nodes the drafter's calibration has taken in."""
+        self._answers: list[Draft] = []
+
+    @property
+    def reads_target(self) -> bool:
+        return self.inner.reads_target
+
+    @property
+    def busy(self) -> bool:
+        return self.inner.busy or bool(self._answers)
+
+    @property
+    def timing(self) -> DraftTiming:
+        return self.inner.timing
+
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
+        """Begin a round. Rows are the drafter's alone; a look-up takes none."""
+        left = [rest for ask in asks if (rest := self._look_up(ask)).nodes]
+        return self.inner.ask(left) if left else 0
+
+    def poll(self) -> list[Draft]:
+        answers, self._answers = self._answers, []
+        return answers + [self._with_lookup(draft) for draft in self.inner.poll()]
+
+    @property
+    def due(self) -> float | None:
+        return 0.0 if self._answers else self.inner.due
+
+    def prepare_grammar(self, request: Request) -> None:
+        self.inner.prepare_grammar(request)
+
+    def has_grammar(self, request: Request) -> bool:
+        return self.inner.has_grammar(request)
+
+    def forget(self, request: Request) -> None:
+        self._learned.pop(request.number, None)
+        self._asked = {number: asked for number, asked in self._asked.items() if asked.request is not request}
+        self._lookup.forget(request)
+        self.inner.forget(request)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _look_up(self, ask: DraftRequest) -> DraftRequest:
+        """Answer for nodes of which look-ups are sure enough. Returns what is left for the drafter."""
+        self._learn(ask.request)
+        root = ask.request.tree.root
+        found = [(node, self._lookup.candidates(ask.request, node, ask.count)) for node in ask.nodes if node.alive]
+        any_sure = any(is_sure(candidates) for _, candidates in found)
+        left = [node for node in ask.nodes if not node.alive]
+        for node, candidates in found:
+            passed_over = any_sure and node.score - root.score < math.log(UNLIKELY)
+            if is_sure(candidates) or passed_over:
+                self._answers.append(Draft(node, mixed((), candidates, 1.0, ask.count)))
+            else:
+                self._asked[node.id] = Asked(ask.request, node, ask.count, candidates)
+                left.append(node)
+        return replace(ask, nodes=left)
+
+    def _learn(self, request: Request) -> None:
+        """Take in what became of the drafter's candidates since the request was looked at last."""
+        committed, known = request.committed, self._learned.get(request.number, 0)
+        if known == len(committed):
+            return
+        for i in range(max(0, known - 1), len(committed) - 1):
+            asked = self._asked.get(committed[i].id)
+            if asked is not None and asked.drafted:
+                self._calibration.record(asked.drafted, committed[i + 1].token)
+                self._weigh(asked, committed[i + 1].token)
+        self._learned[request.number] = len(committed)
+        self._asked = {
+            number: asked for number, asked in self._asked.items() if asked.node.open or asked.request is not request
+        }
+
+    def _weigh(self, asked: Asked, picked: int) -> None:
+        """Take in how much of the token that was picked lookup explains (one step of expectation maximisation)."""
+        if not asked.found:
+            return
+        weight = self._weight(asked)
+        by_lookup = weight * dict(asked.found).get(picked, 0.0)
+        by_drafter = (1 - weight) * math.exp(dict(asked.own).get(picked, FAINT))
+        self._weights[context_of(asked)].record(by_lookup / (by_lookup + by_drafter))
+
+    def _weight(self, asked: Asked) -> float:
+        return self._weights[context_of(asked)].of(START) if asked.found else 0.0
+
+    def _with_lookup(self, draft: Draft) -> Draft:
+        """The drafter's answer or correction, with what was looked up when it was asked."""
+        asked = self._asked.get(draft.node.id)
+        if draft.candidates is None or asked is None:
+            return draft
+        chances = self._calibration.chances(draft.candidates)
+        own = [(token, chance) for (token, _), chance in zip(draft.candidates, chances, strict=True)]
+        if not asked.drafted:
+            asked.drafted, asked.own = draft.candidates, own
+        return Draft(draft.node, mixed(own, asked.found, self._weight(asked), asked.count))
+
+
+def is_sure(found: Candidates) -> bool:
+    return any(chance >= SURE for _, chance in found)
+
+
+def context_of(asked: Asked) -> Context:
+    """Whether the request is sampled, and the quarter in which the best chance of what was found for a node lies."""
+    return asked.request.sampling.temperature > 0, int(4 * max(chance for _, chance in asked.found))
+
+
+def mixed(own: Candidates, found: Candidates, weight: float, count: int) -> list[tuple[int, float]]:
+    """The ``count`` best of both with their log chances, best first.
+
+    ``own`` are the drafter's (token, log chance), ``found`` lookup's (token, chance). Ties go to the drafter's.
+    """
+    chances = {token: (1 - weight) * math.exp(chance) for token, chance in own}
+    for token, chance in found:
+        chances[token] = chances.get(token, 0.0) + weight * chance
+    best = sorted(chances.items(), key=lambda entry: -entry[1])[:count]
+    return [(token, math.log(chance) if chance else -math.inf) for token, chance in best]

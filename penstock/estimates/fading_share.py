@@ -1,0 +1,24 @@
+"""A share that is learned from what is seen, beginning with what is expected."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TRUST: Final = 4.0
+"""How many values the expectation is worth against what was seen."""
+
+
+class FadingShare:
+    """(TRUST x expected + sum of values) / (TRUST + number of values), old ones fading after so many as ``memory``."""
+
+    def __init__(self, memory: float) -> None:
+        self._keep = 1 - 1 / memory
+        self._sum = 0.0
+        self._seen = 0.0
+
+    def record(self, value: float) -> None:
+        self._sum = self._keep * self._sum + value
+        self._seen = self._keep * self._seen + 1.0
+
+    def of(self, expected: float) -> float:
+        return (TRUST * expected + self._sum) / (TRUST + self._seen)
