@@ -14,8 +14,8 @@ from penstock.strategies.registry import STRATEGIES
 
 EXAMPLE: Final = '{"method": "ngram", "width": 8}'
 EVERYTHING: Final = (
-    f"Everything about speculation, for example '{EXAMPLE}'. Methods: {', '.join(DRAFTERS)}; ngram also beside another, "
-    '"method": ["eagle3", "ngram"].'
+    f"Everything about speculation, for example '{EXAMPLE}'. Methods: {', '.join(DRAFTERS)}; "
+    'ngram also beside another, "method": ["eagle3", "ngram"].'
 )
 
 
