@@ -3,8 +3,9 @@
     python -m benchmarks.load.chaos [KILLS] [SEED]
 
 Four requests at once on two stages of the demo target, greedy and at T = 0.8, by each strategy and with each kind of
-drafter. A process is killed at a random result: a stage, the drafter or, seldom, the fork server. Afterwards slots are
-audited, and what is left of the processes is counted. KILLS is the least number of them (100).
+drafter, on this host and on two workers with addresses of their own. A process is killed at a random result: a stage,
+the drafter or, less often, the fork server or a worker's agent. Afterwards slots are audited, and what is left of the
+processes is counted. KILLS is the least number of them (100).
 
 What was seen is added to benchmarks/measured/load/chaos.json, in place of what the same seed has given before. The exit
 code is 1 if anything was wrong.
@@ -17,19 +18,20 @@ import os
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-import psutil
-
+from benchmarks.load.killing.victims import Elsewhere, Here, Victims
+from benchmarks.load.killing.workers import KilledWorker, workers
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
 from penstock.engine.loop import Observer
 from penstock.messages import Batch, Result
-from penstock.pipeline.forkserver import shared_fork_server
 
 NAME, HOW = "chaos", "Measured, with the demo pair"
 KILLS: Final = 100
@@ -41,30 +43,51 @@ KILLS_EACH: Final = 2
 """Of one call: a drafter that is lost more often within a minute is not started again."""
 RESULTS: Final = range(5, 60)
 """At one of these, counted from the call's beginning or from the kill before, a process is killed."""
+WORKERS: Final = 2
+
+
+class Setting(NamedTuple):
+    method: str
+    strategy: str
+    on_workers: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a model does."""
+        return self.method not in ("none", "ngram")
+
+    def __str__(self) -> str:
+        drafter = f", {self.method}" if self.method != "none" else ""
+        return f"{self.strategy}{drafter}{', on workers' if self.on_workers else ''}"
+
+
 SETTINGS: Final = (
-    ("none", "autoregressive"),
-    ("ngram", "auto"),
-    ("draft_model", "auto"),
-    ("draft_model", "continuous"),
-    ("draft_model", "pipedec"),
-    ("draft_model", "static_tree"),
-    ("draft_model", "flowspec"),
-    ("eagle3", "continuous"),
-    ("spd", "continuous"),
+    Setting("none", "autoregressive"),
+    Setting("draft_model", "auto", on_workers=True),
+    Setting("ngram", "auto"),
+    Setting("none", "autoregressive", on_workers=True),
+    Setting("draft_model", "auto"),
+    Setting("ngram", "continuous", on_workers=True),
+    Setting("draft_model", "continuous"),
+    Setting("draft_model", "pipedec"),
+    Setting("eagle3", "continuous", on_workers=True),
+    Setting("draft_model", "static_tree"),
+    Setting("draft_model", "flowspec"),
+    Setting("draft_model", "pipedec", on_workers=True),
+    Setting("eagle3", "continuous"),
+    Setting("spd", "continuous"),
+    Setting("spd", "continuous", on_workers=True),
 )
-SERVER: Final = "fork server"
-FORK_SERVER: Final = 0.15
-"""Chance that it is the fork server's turn: another one takes seconds to start."""
 
 
 class Killer(Observer):
     """Kills some processes, and measures how long it takes after each until a batch comes out that enters later."""
 
-    def __init__(self, rng: random.Random, drafts: bool) -> None:
+    def __init__(self, rng: random.Random, victims: Victims) -> None:
         self.killed: list[tuple[str, float]] = []
         """What, and those seconds."""
         self._rng = rng
-        self._drafts = drafts
+        self._victims = victims
         self._left = KILLS_EACH
         self._in = rng.choice(RESULTS)
         self._struck: tuple[str, float] | None = None
@@ -83,27 +106,14 @@ class Killer(Observer):
             self._left -= 1
             self._in = self._rng.choice(RESULTS)
             self._entered_then = self._entered
-            self._struck = self._kill(), at
-
-    def _kill(self) -> str:
-        server = psutil.Process(shared_fork_server()._process.pid)
-        if self._rng.random() < FORK_SERVER:
-            server.kill()
-            return SERVER
-        victims = living(server)  # the drafter has been started first, or, once it was lost, last
-        place = self._rng.randrange(len(victims))
-        victims[place].kill()
-        return "stage or drafter" if self._drafts else "stage"
-
-
-def living(server: psutil.Process) -> list[psutil.Process]:
-    return [one for one in server.children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+            self._struck = self._victims.kill(self._rng), at
 
 
 @contextmanager
-def engine(method: str, strategy: str) -> Iterator[LLM]:
-    config = None if method == "none" else {"method": method, "strategy": strategy}
-    with LLM("demo", pipeline_parallel_size=STAGES, speculative_config=config) as llm:
+def engine(setting: Setting, others: Sequence[KilledWorker]) -> Iterator[LLM]:
+    config = {"method": setting.method, "strategy": setting.strategy} if setting.method != "none" else None
+    places = {"hosts": ",".join(one.host for one in others), "keys": str(others[0].keys)} if others else {}
+    with LLM("demo", pipeline_parallel_size=STAGES, speculative_config=config, **places) as llm:
         yield llm
 
 
@@ -118,36 +128,39 @@ def tokens(llm: LLM, temperature: float) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params(temperature))]
 
 
-def attacked(setting: tuple[str, str], rng: random.Random, expected: dict[float, list[list[int]]]) -> dict[str, Any]:
+def attacked(
+    setting: Setting, others: Sequence[KilledWorker], rng: random.Random, expected: dict[float, list[list[int]]]
+) -> dict[str, Any]:
     """One engine, with kills amid a call at each temperature."""
-    method, strategy = setting
     killed: list[tuple[str, float]] = []
     problems: list[str] = []
-    with engine(method, strategy) as llm:
+    victims = Elsewhere(others) if others else Here(setting.drafts)
+    for worker in others:
+        worker.wait_until_it_listens()
+    with engine(setting, others) as llm:
         for temperature in TEMPERATURES:
-            killer = Killer(rng, drafts=method not in ("none", "ngram"))
+            killer = Killer(rng, victims)
             with llm.observing(killer):
                 if tokens(llm, temperature) != expected[temperature]:
-                    problems.append(f"{method}, {strategy}, T = {temperature}: other tokens")
+                    problems.append(f"{setting}, T = {temperature}: other tokens")
             killed += killer.killed
             llm.loop.audit()
         recovery = llm.loop.recovery
         assert recovery is not None
         counts = recovery.recoveries, recovery.drafter_losses
-    left = living(psutil.Process(shared_fork_server()._process.pid))
-    problems += [f"{method}, {strategy}: left behind {one}" for one in left]
+    problems += [f"{setting}: left behind {one}" for one in victims.left()]
     return {"killed": killed, "recoveries": counts[0], "drafter_losses": counts[1], "problems": problems}
 
 
-def figures_of(found: Sequence[tuple[tuple[str, str], dict[str, Any]]], seconds: float) -> dict[str, Any]:
+def figures_of(found: Sequence[tuple[Setting, dict[str, Any]]], seconds: float) -> dict[str, Any]:
     """One portion's."""
     pauses: dict[str, list[float]] = {}
     for _, one in found:
         for kind, pause in one["killed"]:
             pauses.setdefault(kind, []).append(round(pause, 3))
     by_setting: Counter[str] = Counter()
-    for (method, strategy), one in found:
-        by_setting[f"{strategy}, {method}" if method != "none" else strategy] += len(one["killed"])
+    for setting, one in found:
+        by_setting[str(setting)] += len(one["killed"])
     return {
         "seconds": round(seconds),
         "requests": len(found) * len(TEMPERATURES) * len(PROMPTS),
@@ -187,7 +200,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
     return [
         f"{figures['kills']} kills, {figures['requests']} requests of {TOKENS} tokens, {figures['seconds']} s: "
         f"{figures['recoveries']} recoveries, {figures['drafter_losses']} of a drafter",
-        *(f"{name:28} {count} kills" for name, count in figures["by_setting"].items()),
+        *(f"{name:36} {count} kills" for name, count in figures["by_setting"].items()),
         *(f"{kind}: {pause}" for kind, pause in figures["pauses"].items()),
         *(figures["problems"] or ["every token the same, every slot accounted for, nothing left behind"]),
     ]
@@ -197,12 +210,13 @@ def main(kills: int = KILLS, seed: int = 0) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.disable()
     rng, begun = random.Random(seed), time.monotonic()
-    with engine("none", "autoregressive") as llm:
+    with engine(Setting("none", "autoregressive"), ()) as llm:
         expected = {temperature: tokens(llm, temperature) for temperature in TEMPERATURES}
-    found: list[tuple[tuple[str, str], dict[str, Any]]] = []
-    while sum(len(one["killed"]) for _, one in found) < kills:
-        setting = SETTINGS[(seed + len(found)) % len(SETTINGS)]
-        found.append((setting, attacked(setting, rng, expected)))
+    found: list[tuple[Setting, dict[str, Any]]] = []
+    with tempfile.TemporaryDirectory() as folder, workers(WORKERS, Path(folder)) as others:
+        while sum(len(one["killed"]) for _, one in found) < kills:
+            setting = SETTINGS[(seed + len(found)) % len(SETTINGS)]
+            found.append((setting, attacked(setting, others if setting.on_workers else (), rng, expected)))
     portions = kept_figures(NAME) | {str(seed): figures_of(found, time.monotonic() - begun)}
     print(*lines(together([portions[str(seed)]])), sep="\n")
     store(NAME, HOW, (["python -m benchmarks.load.chaos KILLS SEED"], portions))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.load import attack, chaos, interference, serve_http, serving, soak
+from benchmarks.load.killing.victims import SERVER
 from benchmarks.sections.base import Section, paragraphs
 from penstock.bench.entries import PLAIN
 from penstock.bench.formats import markdown
@@ -176,13 +177,14 @@ def render_chaos(portions: Any) -> str:
     rows = [
         [kind, str(pause["kills"]), f"{pause['median_s']:.2f}", f"{pause['longest_s']:.2f}"]
         for kind, pause in figures["pauses"].items()
-        if kind != chaos.SERVER  # whose stages go on until the engine has noticed
+        if kind != SERVER  # whose stages go on until the engine has noticed
     ]
-    servers = figures["pauses"].get(chaos.SERVER, {"kills": 0})["kills"]
+    servers = figures["pauses"].get(SERVER, {"kills": 0})["kills"]
     verdict = "; ".join(figures["problems"]) or "nothing"
     return paragraphs(
         f"{figures['kills']} processes killed at random tokens, amid {figures['requests']} requests of "
-        f"{chaos.TOKENS} tokens, {len(chaos.PROMPTS)} at a time on {chaos.STAGES} stages, greedily and at T = 0.8: "
+        f"{chaos.TOKENS} tokens, {len(chaos.PROMPTS)} at a time on {chaos.STAGES} stages of this host or on two "
+        "workers with addresses of their own, greedily and at T = 0.8: "
         f"{'; '.join(figures['by_setting'])}. {servers} of them were the fork server, which takes all others along. "
         f"Stages were replaced {figures['recoveries']} times, the drafter alone {figures['drafter_losses']} times. "
         "Every token is compared with what plain decoding gives without any kill, "

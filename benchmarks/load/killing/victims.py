@@ -1,0 +1,75 @@
+"""Which processes of an engine may be killed: its own, or those of the workers that have its stages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+import psutil
+
+from benchmarks.load.killing.workers import KilledWorker, living
+from penstock.pipeline.forkserver import shared_fork_server
+
+SERVER: Final = "fork server"
+SERVER_CHANCE: Final = 0.15
+"""That it is a fork server's turn: another one takes seconds to start."""
+AGENT: Final = "agent"
+AGENT_CHANCE: Final = 0.3
+GONE_S: Final = 10.0
+"""Seconds after an engine's end within which nothing of it is left on any host."""
+
+
+class Victims(Protocol):
+    def kill(self, rng: random.Random) -> str:
+        """Kill one. Returns what it was."""
+        ...
+
+    def left(self) -> list[psutil.Process]:
+        """Those that have outlived their engine."""
+        ...
+
+
+class Here:
+    """An engine on this host. ``drafts``: whether a model drafts."""
+
+    def __init__(self, drafts: bool) -> None:
+        self._drafts = drafts
+
+    def kill(self, rng: random.Random) -> str:
+        server = psutil.Process(shared_fork_server()._process.pid)
+        if rng.random() < SERVER_CHANCE:
+            server.kill()
+            return SERVER
+        victims = living(server)  # the drafter has been started first, or, once it was lost, last
+        victims[rng.randrange(len(victims))].kill()
+        return "stage or drafter" if self._drafts else "stage"
+
+    def left(self) -> list[psutil.Process]:
+        return living(psutil.Process(shared_fork_server()._process.pid))
+
+
+class Elsewhere:
+    """An engine on workers. One that is killed is started again at once."""
+
+    def __init__(self, workers: Sequence[KilledWorker]) -> None:
+        self._workers = workers
+
+    def kill(self, rng: random.Random) -> str:
+        for one in self._workers:
+            one.remember()
+        chance = rng.random()
+        used = [one for one in self._workers if one.stages]
+        worker = rng.choice(used or self._workers)
+        server, stages = worker.server, worker.stages
+        if chance < AGENT_CHANCE or server is None or not stages:
+            worker.start_again()
+            return AGENT
+        kind = SERVER if chance < AGENT_CHANCE + SERVER_CHANCE else "stage on a worker"
+        with suppress(psutil.NoSuchProcess):
+            (server if kind == SERVER else rng.choice(stages)).kill()
+        return kind
+
+    def left(self) -> list[psutil.Process]:
+        return [one for worker in self._workers for one in worker.left(GONE_S)]

@@ -1,0 +1,97 @@
+"""Workers (`penstock worker`) on addresses of this host that stand for other hosts; started again when killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from penstock.hosts.keys import make_cluster
+
+PORT: Final = 17700
+START_S: Final = 60.0
+LOOK_S: Final = 0.05
+
+
+class KilledWorker:
+    """A worker, and all that it has ever started. ``host`` is what `--hosts` calls it."""
+
+    def __init__(self, host: str, keys: Path) -> None:
+        self.host = host
+        self.keys = keys
+        self.ever: set[psutil.Process] = set()
+        """Its processes, those of its former lives included, as far as they were looked at."""
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "penstock.cli", "worker", "--listen", self.host, "--keys", str(self.keys)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    @property
+    def agent(self) -> psutil.Process:
+        return psutil.Process(self._process.pid)
+
+    @property
+    def server(self) -> psutil.Process | None:
+        """Its fork server, once there is one."""
+        return next(iter(self.agent.children()), None)
+
+    @property
+    def stages(self) -> list[psutil.Process]:
+        server = self.server
+        return [] if server is None else living(server)
+
+    def wait_until_it_listens(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not any(one.status == psutil.CONN_LISTEN for one in self.agent.net_connections("tcp")):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the worker at {self.host} does not listen")
+            time.sleep(LOOK_S)
+
+    def remember(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            self.ever |= {self.agent, *self.agent.children(recursive=True)}
+
+    def start_again(self) -> None:
+        """Kill the agent, and have another one listen at the same place."""
+        self.remember()
+        self._process.kill()
+        self._process.wait()
+        self._start()
+
+    def left(self, seconds: float) -> list[psutil.Process]:
+        """Stages that have not ended after so many seconds, and what its former lives have left."""
+        self.remember()
+        server = self.server
+        _, alive = psutil.wait_procs(self.ever - {self.agent, server}, seconds)
+        self.ever = set(alive)
+        return alive
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(START_S)
+
+
+def living(server: psutil.Process) -> list[psutil.Process]:
+    """The stages of a fork server."""
+    with suppress(psutil.NoSuchProcess):
+        return [one for one in server.children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    return []
+
+
+@contextmanager
+def workers(count: int, folder: Path) -> Iterator[list[KilledWorker]]:
+    keys = folder / "keys"
+    make_cluster(keys, "chaos")
+    found = [KilledWorker(f"127.0.0.{2 + i}:{PORT}", keys) for i in range(count)]
+    try:
+        yield found
+    finally:
+        for one in found:
+            one.close()
