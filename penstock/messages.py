@@ -316,9 +316,15 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
 
 
 class LinkBroken(msgspec.Struct, tag="link_broken", kw_only=True):
-    """To the engine: a connection to this stage has ended, though nobody has told the stage to leave."""
+    """To the engine: a connection of this stage has ended, though nobody has told the stage to leave.
+
+    With ``to`` ("upstream", "downstream" or "drafter") it is the stage's own to that neighbour, which it does not reach
+    for this ``cause``; else somebody's to the stage.
+    """
 
     stage: Index
+    to: str = ""
+    cause: str = ""
 
 
 class Stop(msgspec.Struct, tag="stop", kw_only=True):

@@ -57,6 +57,16 @@ class Namespace:
         """Plug the host's cable in ("up") or pull it ("down")."""
         self.inside("ip", "link", "set", "eth0", state)
 
+    @contextmanager
+    def without_way_to(self, other: Namespace) -> Iterator[None]:
+        """Nothing that this host sends to the other one arrives, not even an acknowledgement; all else does."""
+        where = f"{other.address}/32"
+        self.inside("ip", "route", "add", "blackhole", where)
+        try:
+            yield
+        finally:
+            self.inside("ip", "route", "del", "blackhole", where)
+
     def send_at(self, rate: str) -> None:
         """Let no more leave the host in a second ("20mbit")."""
         self.inside(

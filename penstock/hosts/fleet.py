@@ -141,6 +141,10 @@ class Fleet:
                     told = there
                 self._news.wait(BEAT)
 
+    def cut_off(self, name: str, cause: str) -> None:
+        """Have a host be lost that this one reaches, since others do not."""
+        self.hosts[name].cut_off = f"host {name} was lost: {cause}"
+
     def close(self) -> None:
         """Leave the hosts, which end what they have started. Safe to call twice."""
         if self._closing:

@@ -25,7 +25,7 @@ class FleetHost(ProcessHost):
     ) -> None:
         self.fleet = fleet
         self._started_by = started_by
-        elsewhere = Elsewhere(fleet.hosts, fleet.reached_at, fleet.private_network)
+        elsewhere = Elsewhere(fleet.hosts, fleet.reached_at, fleet.cut_off, fleet.private_network)
         super().__init__("tcp", stage_timeout, fleet.security, on_loading, elsewhere)
         fleet.on_return = self.wake
 

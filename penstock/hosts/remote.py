@@ -56,6 +56,8 @@ class RemoteHost:
         """Whether that has not ended: the agent has answered, or may yet."""
         self.cause = ""
         """Why the latest lease that has ended did."""
+        self.cut_off = ""
+        """Why it is to be lost, though it answers. May be set by any thread."""
         self._sockets = sockets
         self._host, self._address = places_of(name)
         self._outbox: Outbox | None = None
@@ -73,7 +75,7 @@ class RemoteHost:
 
     @property
     def alive(self) -> bool:
-        return self.attached and self.facts is not None
+        return self.attached and self.facts is not None and not self.cut_off
 
     @property
     def clock_offset(self) -> float:
@@ -108,7 +110,7 @@ class RemoteHost:
 
     def attach(self, head: str) -> str:
         """Ask the agent to serve ``head``, an inbox's address. Returns the lease's secret."""
-        self.facts, self._silent = None, 0.0
+        self.facts, self._silent, self.cut_off = None, 0.0, ""
         self.checkpoints.clear()
         self.fetching.clear()
         self._outbox = self._sockets.connect(self._address, control.DOOR)
@@ -167,7 +169,10 @@ class RemoteHost:
     def listened(self, seconds: float) -> None:
         """The head has listened for so many seconds more."""
         self._silent += seconds
-        if self.attached and self._silent > (ANSWER_S if self.facts is None else control.LEASE):
+        if self.attached and self.cut_off:
+            self.leave()
+            self.lose(self.cut_off)
+        elif self.attached and self._silent > (ANSWER_S if self.facts is None else control.LEASE):
             self.lose(f"host {self.name} was lost: it has said nothing for {control.LEASE:.1f} s")
 
     def lose(self, cause: str) -> None:

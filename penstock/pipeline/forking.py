@@ -32,11 +32,14 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.pipeline.loss import EngineUnreached
 from penstock.pipeline.plan import StageSpec
 
 PRELOADED: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 COMMANDS: Final = 0
 """The descriptor of the socket."""
+UNREACHED: Final = 3
+"""The exit code of a stage that cannot tell the engine anything."""
 
 
 def serve(lifeline: int, folder: str) -> None:
@@ -132,6 +135,8 @@ def exit_report(process: str, cause: str) -> bytes:
 
 
 def cause_of(code: int) -> str:
+    if code == UNREACHED:
+        return "it does not reach the engine; does a firewall keep it from the ports of the engine's host?"
     return f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
 
 
@@ -163,6 +168,7 @@ def become_stage(spec: StageSpec, engine: socket.socket, lifeline: int, folder: 
         run(spec)
         code = 0
     except BaseException as error:
+        code = UNREACHED if isinstance(error, EngineUnreached) else 1
         # The engine has been told; the traceback is for whoever reads stderr in a debugging session.
         if os.environ.get("PENSTOCK_DEBUG"):
             sys.excepthook(type(error), error, error.__traceback__)

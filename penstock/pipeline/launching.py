@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,5 +47,7 @@ class Elsewhere:
     """By the name that plans give a host."""
     reached_at: str
     """This host's address, as those hosts reach it."""
+    cut_off: Callable[[str, str], None]
+    """Have a host, by that name, be lost for a cause: others do not reach it, though this one does."""
     private_network: bool = False
     """Whether plain connections may leave this host."""

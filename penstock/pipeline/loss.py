@@ -6,7 +6,7 @@ import math
 from enum import IntEnum
 from typing import Final
 
-from penstock.core import PipelineLost
+from penstock.core import PenstockError, PipelineLost
 
 
 class Source(IntEnum):
@@ -25,6 +25,10 @@ GRACE_S: Final = {Source.CONNECTION: 1.5, Source.PROCESS: 0.1, Source.STAGE: 0.0
 process behind it, which may be another pipeline's. What a process has said before its end is on its way already."""
 
 
+class EngineUnreached(PenstockError):
+    """A stage has no connection to its engine."""
+
+
 class Loss:
     """The first report counts, unless one that says more follows within its grace."""
 
@@ -38,6 +42,11 @@ class Loss:
         if self.error is None or (source > self._source and now < self.at):
             self.error, self._source = error, source
             self.at = now + GRACE_S[source]
+
+    @property
+    def source(self) -> Source:
+        """Who has reported it."""
+        return self._source
 
     def raise_if_due(self, now: float) -> None:
         if self.error is not None and now >= self.at:

@@ -131,6 +131,11 @@ class ProcessHost:
         assert self._elsewhere is not None, f"a plan names host {host!r}, and this engine knows no other"
         return self._elsewhere.launchers[host]
 
+    def cut_off(self, host: str, cause: str) -> None:
+        """Have another host be lost, as a plan names it: this one reaches it, but others do not."""
+        assert self._elsewhere is not None
+        self._elsewhere.cut_off(host, cause)
+
     def _open_inbox(self) -> Inbox:
         inbox = self.sockets.inbox(self.bind_address("engine"))
         inbox.watch(self._reports, self._read_reports)
@@ -326,6 +331,8 @@ class ProcessPipeline:
         self._rows: deque[int] = deque()
         """Of the batches in flight."""
         self._start_by = [math.inf] * self.stages
+        self._cut_off = ("", "")
+        """A host that others do not reach, and the cause, should nobody report a better one for the loss."""
         host.register(self._session, self._on_message, self._on_broken, self._on_listened)
         for index, plan in enumerate(plans):
             self._processes.append(host.process_for(plan))
@@ -350,7 +357,7 @@ class ProcessPipeline:
         for index in self._lacking:
             if self._host.now() > self._start_by[index]:
                 self._lose(index, Source.STAGE, "it has not started in time")
-        self._loss.raise_if_due(self._host.now())
+        self._raise_if_due()
         if len(self.started) < self.stages:
             return False
         self._join()
@@ -403,8 +410,17 @@ class ProcessPipeline:
         return TapSpec(layers=layers, address=self.started[0].address, session=self._session)
 
     def poll(self) -> list[Result]:
-        self._loss.raise_if_due(self._host.now())
+        self._raise_if_due()
         return self._end.arrived()
+
+    def _raise_if_due(self) -> None:
+        """Raise the loss. Where no process has ended, it is a host's that others do not reach."""
+        try:
+            self._loss.raise_if_due(self._host.now())
+        except PipelineLost:
+            if self._loss.source is Source.CONNECTION and self._cut_off[0]:
+                self._host.cut_off(*self._cut_off)
+            raise
 
     @property
     def due(self) -> float | None:
@@ -492,7 +508,7 @@ class ProcessPipeline:
         elif isinstance(message, Failed):
             self._lose(message.stage, Source.STAGE, message.cause, message.details)
         elif isinstance(message, LinkBroken):
-            self._on_exit(message.stage, Source.CONNECTION, "a connection to it has ended")
+            self._on_link_broken(message)
         else:
             self._take_in(message, delivery.arrives)
         return True
@@ -529,10 +545,31 @@ class ProcessPipeline:
             self._last_heartbeat[stage] = self._host.now()
             self._silence.heard(stage)
 
+    def _on_link_broken(self, told: LinkBroken) -> None:
+        """A stage says that somebody's connection to it has ended, or that it does not reach a neighbour."""
+        if not told.to or told.stage >= self.stages:
+            self._on_exit(told.stage, Source.CONNECTION, "a connection to it has ended")
+            return
+        other = told.stage + {"upstream": -1, "downstream": 1}.get(told.to, 0)
+        inside = told.to != "drafter" and 0 <= other < self.stages
+        name = self._who(other) if inside else "the engine" if told.to != "drafter" else "the drafter"
+        self._on_unreached(told.stage, other if inside else ANY_STAGE, f"it does not reach {name}: {told.cause}")
+
+    def _on_unreached(self, stage: int, other: int, cause: str) -> None:
+        """A stage and another one, or engine or drafter (ANY_STAGE), are not connected: one's host is to be lost."""
+        hosts = [self._plans[one].host if one != ANY_STAGE else "" for one in sorted((stage, other), reverse=True)]
+        if hosts[0] != hosts[1]:
+            self._cut_off = hosts[0] or hosts[1], f"{self._who(stage)}: {cause}"
+        self._on_exit(stage, Source.CONNECTION, cause)
+
     def _on_listened(self, seconds: float) -> bool:
         """Whether a stage has been silent for too long. One that loads its layers or is to leave says nothing."""
         if not self._inboxes or self._closing or self.lost:
             return False
+        for stage, inbox in enumerate(self._inboxes):
+            if cause := inbox.unreached:
+                self._on_unreached(stage, ANY_STAGE, f"the engine does not reach it: {cause}")
+                return True
         self._silence.listened(seconds)
         allowed = self._allowed()
         silent = self._silence.longer_than(allowed)

@@ -33,6 +33,7 @@ from penstock.messages import (
 )
 from penstock.pipeline.assembly import compute_with, load_layers, make_core, make_driver
 from penstock.pipeline.grammars import GrammarDesk
+from penstock.pipeline.loss import EngineUnreached
 from penstock.pipeline.memory import returned_at_once
 from penstock.pipeline.plan import StageSpec
 from penstock.stage.driver import Core, Outgoing
@@ -95,6 +96,8 @@ class Worker:
         self._sockets = sockets
         self._outboxes: dict[str, Outbox] = {"engine": engine}
         """By where a message goes: "engine", "upstream", "downstream" and "drafter", as far as they are known."""
+        self._unreached: set[str] = set()
+        """Those of them that the engine has been told of."""
         self._packed: tuple[Outgoing, Frames] | None = None
         """What leaves next, as it does."""
         self._wired = self._stopped = self._acknowledged = False
@@ -127,6 +130,7 @@ class Worker:
         return framed if plan.emulation is None else share_host(framed, plan.emulation)
 
     def _tell_reading(self, read: int, total: int) -> None:
+        self._look_at_links()
         self._tell_engine(Loading(stage=self._spec.index, read=read, total=total))
 
     def _tell_engine(self, message: Message) -> None:
@@ -179,10 +183,20 @@ class Worker:
         if self._inbox.broken() and not self._stopped:
             self._tell_engine(LinkBroken(stage=self._spec.index))
 
+    def _look_at_links(self) -> None:
+        """Tell the engine whom this stage does not reach. Raises EngineUnreached."""
+        for to in self._outboxes.keys() - self._unreached:
+            if cause := self._outboxes[to].unreached:
+                if to == "engine":
+                    raise EngineUnreached(cause)
+                self._unreached.add(to)
+                self._tell_engine(LinkBroken(stage=self._spec.index, to=to, cause=cause))
+
     def _beat(self) -> None:
         """Tell the engine that this loop goes round, unless it has not even taken in the last time."""
         if time.monotonic() < self._beat_at:
             return
+        self._look_at_links()
         self._beat_at = time.monotonic() + HEARTBEAT
         if self._acknowledged:
             self._tell_engine(Heartbeat(stage=self._spec.index))

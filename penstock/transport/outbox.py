@@ -16,14 +16,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from penstock.transport.addresses import Place, prepare
+from penstock.transport.addresses import SILENT_S, Place, prepare, unanswered
 from penstock.transport.framing import Bytes, on_the_wire, token_of
 from penstock.transport.security import reason_of
 
 log = logging.getLogger(__name__)
 
-CONNECT_S: Final = 10.0
-"""Seconds within which a receiver has to accept a connection, and to answer each step of TLS."""
+CONNECT_S: Final = float(SILENT_S)
+"""Seconds within which the receiver's system has to accept a connection."""
+HANDSHAKE_S: Final = 120.0
+"""Seconds within which the receiver has to answer each step of TLS: a stage answers nothing while it computes."""
 PIECE: Final = 1 << 18
 """Bytes that are enciphered before they leave: the receiver deciphers them while the next ones are."""
 GONE: Final = (ConnectionError, FileNotFoundError)
@@ -49,6 +51,18 @@ class Outbox:
         """What has to leave before anything else can."""
         self._writer: threading.Thread | None = None
         self._start(self._connect)
+
+    @property
+    def unreached(self) -> str:
+        """Why nothing arrives, once that is known: there is no connection, or the receiver's system answers nothing.
+
+        A receiver that has ended the connection in good order is none that is not reached.
+        """
+        with self._lock:
+            if self.fault or self._gone or not self._open:
+                return self.fault
+            seconds = unanswered(self._socket)
+        return f"no answer for {seconds:.0f} s" if seconds > SILENT_S else ""
 
     def send(self, *frames: Bytes) -> None:
         """Send a message of one or two frames. Never blocks; a receiver that is gone is no error here."""
@@ -89,6 +103,7 @@ class Outbox:
             self._socket.connect(self._place.where)
             if self._gone:  # closed before it could be shut down
                 raise ConnectionAbortedError
+            self._socket.settimeout(HANDSHAKE_S)
             if self._security is not None:
                 self._tls = Sealing(self._socket, self._security)
             self._socket.settimeout(None)

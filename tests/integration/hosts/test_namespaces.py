@@ -151,3 +151,17 @@ def test_a_cut_link_changes_no_token(target: Path, hosts: list[Namespace], worke
             hosts[1].link("up")
         assert same.outputs[0].token_ids == plain.outputs[0].token_ids
         llm.loop.audit()
+
+
+def test_hosts_that_do_not_reach_each_other_are_not_used_together(
+    target: Path, hosts: list[Namespace], workers: list[Worker], keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection between two stages never comes up, though both answer the head."""
+    with LLM(target, max_model_len=256) as llm:
+        (plain,) = llm.generate("x", SAMPLED)
+    with hosts[1].without_way_to(hosts[0]), closing(over(workers, target, keys)) as llm:
+        (same,) = llm.generate("x", SAMPLED)
+        assert len(workers[0].stages()) == 2
+    assert same.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert f"host {workers[1].host} was lost: stage 1" in caplog.text
+    assert "does not reach stage 0" in caplog.text

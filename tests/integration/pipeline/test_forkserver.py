@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,9 @@ import psutil
 import pytest
 
 from penstock.pipeline import forkserver, processes
+from penstock.pipeline.forking import UNREACHED, cause_of
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
+from penstock.pipeline.plan import StagePlan, StageSpec
 from penstock.pipeline.processes import ProcessHost
 from tests.integration.pipeline.test_processes import alive, gone, pipeline_of, stage_processes, start
 from tests.serving import until
@@ -121,6 +124,40 @@ def test_a_host_whose_fork_server_has_died_starts_stages_with_another(target: Pa
         host.wait(pipeline.due)
     pipeline.close()
     host.close()
+
+
+def test_a_stage_that_does_not_reach_its_engine_ends_and_says_so(target: Path) -> None:
+    server = shared_fork_server()
+    told, pipe = os.pipe()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        plan = StagePlan(
+            model=str(target),
+            first=0,
+            last=1,
+            capacity=64,
+            dtype="float32",
+            device="cpu",
+            max_model_len=64,
+            vocab_size=64,
+        )
+        spec = StageSpec(
+            process="p",
+            session="s",
+            index=0,
+            stages=1,
+            bind="tcp://127.0.0.1:*",
+            engine=f"tcp://127.0.0.1:{taken.getsockname()[1]}",
+            plan=plan,
+        )
+        server.listen("p", pipe)
+        server.start(spec)
+        report = json.loads(os.read(told, 65536))
+    server.forget("p")
+    os.close(told)
+    os.close(pipe)
+    assert report["cause"] == cause_of(UNREACHED)
+    assert "does not reach the engine" in report["cause"]
 
 
 def test_what_is_killed_is_the_process_never_its_number(target: Path) -> None:

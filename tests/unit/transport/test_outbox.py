@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.messages import Frame
+from penstock.transport import outbox as outboxes
 from penstock.transport.addresses import place_of
 from penstock.transport.framing import on_the_wire, token_of
 from penstock.transport.outbox import PIECE, Outbox, left_of
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
+from tests.agents import soon
 from tests.links import KINDS, SESSION, SOON, address_for, received
 
 
@@ -121,3 +123,23 @@ def test_a_senders_buffer_may_change_once_it_has_been_sent(deaf: str) -> None:
     assert b"before" in bytes(outbox._rest[-1])[-20:]
     assert not any(bytes(part).endswith(bytes(9)) for part in outbox._rest)
     outbox.close()
+
+
+def test_who_does_not_listen_is_not_reached() -> None:
+    with socket.socket() as taken, Sockets() as sockets:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        outbox = sockets.connect(f"tcp://127.0.0.1:{taken.getsockname()[1]}", SESSION)
+        soon(lambda: outbox.unreached == "Connection refused")
+
+
+def test_a_receiver_whose_system_answers_nothing_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Sockets() as sockets, sockets.inbox("tcp://127.0.0.1:*") as inbox:
+        inbox.admit(SESSION)
+        outbox = sockets.connect(inbox.address, SESSION)
+        outbox.send(b"hello")
+        assert received(inbox, 1) == [[b"hello"]]
+        assert outbox.unreached == ""
+        monkeypatch.setattr(outboxes, "SILENT_S", -1.0)
+        assert outbox.unreached == "no answer for 0 s"
+        sockets.disconnect(outbox)
+        assert outbox.unreached == ""
