@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -19,9 +21,11 @@ LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.
 """Of a container (cgroup v2): bytes that it may use, or "max", and bytes that it uses."""
 CUDA_QUERY: Final = (
     "nvidia-smi",
-    "--query-gpu=index,name,memory.total,memory.free",
+    "--query-gpu=index,uuid,name,memory.total,memory.free",
     "--format=csv,noheader,nounits",
 )
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+"""What CUDA may see, which it numbers anew: indices of the driver's, or the beginnings of GPUs' UUIDs."""
 QUERY_S: Final = 5.0
 """Seconds that the driver may take to answer."""
 
@@ -91,15 +95,48 @@ def memory() -> tuple[int, int]:
     return total, free
 
 
+class Gpu(NamedTuple):
+    """As the driver lists it; memory in bytes."""
+
+    number: str
+    uuid: str
+    model: str
+    memory: int
+    free: int
+
+
 def cuda_devices() -> list[DeviceFacts]:
     """As the driver's own program tells: a process that asks torch would keep a context on each of them."""
     try:
         answer = subprocess.run(CUDA_QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [device_of(line) for line in answer.splitlines() if line.count(",") == 3]
+    gpus = [gpu_of(line) for line in answer.splitlines() if line.count(",") == 4]
+    return [
+        DeviceFacts(device=f"cuda:{i}", model=gpu.model, memory=gpu.memory, free=gpu.free)
+        for i, gpu in enumerate(visible(gpus, os.environ.get(VISIBLE)))
+    ]
 
 
-def device_of(line: str) -> DeviceFacts:
-    index, model, total, free = (part.strip() for part in line.split(","))
-    return DeviceFacts(device=f"cuda:{index}", model=model, memory=int(total) << 20, free=int(free) << 20)
+def gpu_of(line: str) -> Gpu:
+    number, uuid, model, total, free = (part.strip() for part in line.split(","))
+    return Gpu(number, uuid, model, int(total) << 20, int(free) << 20)
+
+
+def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
+    """Those that CUDA_VISIBLE_DEVICES, if it is set, leaves, in its order: up to the first that is none or named twice.
+
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars. A part of a GPU (MIG) has a memory that
+    nobody tells here: 0.
+    """
+    if setting is None:
+        return list(gpus)
+    found: list[Gpu] = []
+    for name in map(str.strip, setting.split(",")):
+        named = [one for one in gpus if one.number == name or (name.startswith("GPU-") and one.uuid.startswith(name))]
+        if name.startswith("MIG-"):
+            named = [Gpu("", name, "part of a GPU", 0, 0)]
+        if len(named) != 1 or named[0] in found:
+            break
+        found += named
+    return found

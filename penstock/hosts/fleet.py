@@ -169,7 +169,6 @@ class Fleet:
         problems = [problem for host in hosts if (problem := problem_with(host))]
         if problems:
             raise ConfigError("; ".join(problems))
-        check_different(self.living)
 
     def _wait(self, settled: Callable[[], bool]) -> None:
         """Until that is so, or hosts have had time enough to answer; one that is sent its layers takes as long."""
@@ -210,6 +209,14 @@ class Fleet:
             elif host.wants_back or (host.may_be_asked and not self.living):
                 self._attach(host)
 
+    def _refused(self, host: RemoteHost, facts: HostFacts) -> str:
+        """Why the agent that has answered is not to be used; empty if it is."""
+        if problem := difference(host.name, own_versions(), facts.versions):
+            return problem
+        others = [one for one in self.hosts.values() if one is not host and one.facts is not None]
+        same_agent = [one.name for one in others if one.facts and one.facts.incarnation == facts.incarnation]
+        return f"host {host.name} is the same host as {same_agent[0]}; name it once" if same_agent else ""
+
     def _send(self, host: RemoteHost, wanted: WantPiece) -> None:
         try:
             if self._offer is None:
@@ -230,7 +237,8 @@ class Fleet:
             raise MalformedMessage(f"{type(message).__name__} does not open a head's door, or {MOST_HOSTS} have come")
         if not is_in_numbers(message.host):  # to look a name up may take long
             raise MalformedMessage(f"a worker has come from {message.host!r}, which is no address in numbers")
-        if message.host not in self.hosts:
+        _, address = places_of(message.host)
+        if all(address != host.address for host in self.hosts.values()):
             log.info("host %s has come", message.host)
             host = self.hosts[message.host] = RemoteHost(message.host, self._sockets)
             self._attach(host)
@@ -249,7 +257,8 @@ class Fleet:
             log.warning("refused a message: %s", error)
             return
         host.take(message)
-        if isinstance(message, Attached) and (problem := difference(host.name, own_versions(), message.facts.versions)):
+        if isinstance(message, Attached) and (problem := self._refused(host, message.facts)):
+            host.leave()
             host.lose(problem)
         elif isinstance(message, Attached):
             for asked in list(host.asked.values()):
@@ -275,15 +284,6 @@ def difference(name: str, own: Versions, its: Versions) -> str:
     other = [field for field in words if getattr(its, field) != getattr(own, field)]
     said = " and ".join(f"{words[field]} {getattr(its, field)}, this one {getattr(own, field)}" for field in other)
     return f"host {name} has {said}; install the same on both" if other else ""
-
-
-def check_different(living: Mapping[str, HostFacts]) -> None:
-    """Raise FieldError where two names are one agent's."""
-    known: dict[str, str] = {}
-    for name, facts in living.items():
-        if facts.incarnation in known:
-            raise FieldError("hosts", f"names {name!r}, which is the same host as {known[facts.incarnation]!r}")
-        known[facts.incarnation] = name
 
 
 def answer_of(host: RemoteHost, path: str) -> str:

@@ -59,7 +59,8 @@ class RemoteHost:
         self.cut_off = ""
         """Why it is to be lost, though it answers. May be set by any thread."""
         self._sockets = sockets
-        self._host, self._address = places_of(name)
+        self._host, self.address = places_of(name)
+        """The latter: its agent's, in numbers."""
         self._outbox: Outbox | None = None
         self._listeners: dict[str, int] = {}
         """By the names of processes, whom to tell of their ends."""
@@ -113,7 +114,7 @@ class RemoteHost:
         self.facts, self._silent, self.cut_off = None, 0.0, ""
         self.checkpoints.clear()
         self.fetching.clear()
-        self._outbox = self._sockets.connect(self._address, control.DOOR)
+        self._outbox = self._sockets.connect(self.address, control.DOOR)
         self.lease, self.attached = secrets.token_hex(16), True
         self._tell(control.Attach(head=head, host=self._host))
         return self.lease

@@ -192,7 +192,7 @@ def test_one_host_by_two_names_is_refused(server: NotingServer, security: LinkSe
     with agent(security, "tcp://0.0.0.0:*") as one:
         port = one.address.rpartition(":")[2]
         with pytest.raises(
-            ConfigError, match=f"names '127.0.0.3:{port}', which is the same host as '127.0.0.2:{port}'"
+            ConfigError, match=rf"host 127\.0\.0\.[23]:{port} is the same host as 127\.0\.0\.[23]:{port}"
         ):
             Fleet([f"127.0.0.2:{port}", f"127.0.0.3:{port}"], security)
 
@@ -234,6 +234,21 @@ def test_a_host_that_comes_back_without_the_checkpoint_is_not_used(
                 soon(lambda: host.checkpoints.get(OFFER.path) == "it is another one")
                 assert host.alive
                 assert made.living == {}
+
+
+def test_a_host_that_others_do_not_reach_is_lost_and_comes_back(
+    server: NotingServer, security: LinkSecurity, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.hosts.remote.TRY_AGAIN_S", 0.0)
+    with agent(security) as one, fleet(one, security=security) as made:
+        host = made.hosts[name_of(one)]
+        lease = host.lease
+        host.listen("s", pipe[1])
+        made.cut_off(host.name, "stage 0 does not reach it")
+        assert made.living == {}
+        assert reports(pipe[0]) == [{"process": "s", "cause": f"host {host.name} was lost: stage 0 does not reach it"}]
+        soon(lambda: list(made.living) == [host.name])
+        assert host.lease != lease
 
 
 def test_a_host_that_is_lost_again_and_again_is_left_alone() -> None:

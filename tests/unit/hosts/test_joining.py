@@ -50,6 +50,23 @@ def test_a_worker_that_comes_later_is_one_more_host(server: NotingServer, securi
             soon(lambda: list(made.living) == [name_of(one), name_of(late)])
 
 
+def test_a_worker_that_is_named_and_comes_is_one_host(
+    server: NotingServer, security: LinkSecurity, door: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes under its address in numbers, or under another address of its own."""
+    with agent(security, "tcp://0.0.0.0:*") as one:
+        port = one.address.rpartition(":")[2]
+        named = f"localhost:{port}"
+        with closing(Fleet([named], security, door=door)) as made:
+            with (
+                Joining(door, f"127.0.0.1:{port}", security, False),
+                Joining(door, f"127.0.0.9:{port}", security, False),
+            ):
+                soon(lambda: f"host 127.0.0.9:{port} is the same host as {named}" in caplog.text)
+            assert list(made.living) == [named]
+            assert f"127.0.0.1:{port}" not in made.hosts
+
+
 def test_a_head_that_begins_again_gets_its_workers_back(
     server: NotingServer, security: LinkSecurity, door: str
 ) -> None:
