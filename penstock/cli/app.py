@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "simulate": (
         "Compare strategies on modelled devices in virtual time: no model needed, thousands of tokens in seconds."
     ),
+    "profile": "Measure what MODEL's layers take on this host or on others, and the links between them, for plans.",
     "plan": "Choose which devices hold which layers, in which order, from a cluster file's prices and by simulation.",
     "compare": "Two benches: which settings differ, and how much faster the second one is on the same requests.",
     "acceptance": "How often Penstock's rule and the papers' accept one of k candidates, from recorded distributions.",
@@ -34,7 +35,13 @@ COMMANDS: Final = {
     ),
 }
 """What each does. Its ``app`` is in the module of its name, unless PLACES has it elsewhere."""
-PLACES: Final = {"worker": "hosts.worker", "keys": "hosts.keys", "hosts": "hosts.hosts", "doctor": "hosts.doctor"}
+PLACES: Final = {
+    "worker": "hosts.worker",
+    "keys": "hosts.keys",
+    "hosts": "hosts.hosts",
+    "doctor": "hosts.doctor",
+    "profile": "hosts.profile",
+}
 
 
 class Commands(TyperGroup):

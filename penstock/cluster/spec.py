@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Final
 
+from penstock.cluster.measured import LayerTimes
 from penstock.cluster.prices import ModelPrice
 from penstock.config import FieldError, check, check_positive
 
@@ -45,6 +46,8 @@ class Device(DeviceKind):
     name: str
     host: str = "localhost"
     kind: str | None = None
+    measured: LayerTimes | None = None
+    """What ``as_model``'s layers took on it, beside the numbers that price other models there."""
 
     @property
     def priced(self) -> bool:

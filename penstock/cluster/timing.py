@@ -2,7 +2,8 @@
 
 A device's pass over a batch lasts ``fixed + max(reading, computing)``, the roofline: its weights, and the keys and
 values that the batch attends to, are read once; every row and its attention are computed. A message on a link lasts
-``latency + bytes / rate``. Stage processes wait by these numbers, and the simulator adds them.
+``latency + bytes / rate``. Stage processes wait by these numbers, and the simulator adds them. Where a device's layers
+have been measured, what was measured counts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock.cluster.measured import Grid, interpolated
 from penstock.cluster.prices import ModelPrice
 from penstock.cluster.spec import Cluster, Device
 from penstock.core import ConfigError
@@ -37,7 +39,7 @@ def chunk(rows: int, cached: int = 0) -> Attended:
     return Attended(rows * (cached + (rows + 1) / 2), cached + rows)
 
 
-class DeviceTiming(msgspec.Struct, frozen=True, array_like=True):
+class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One device's part of a stage: fixed time per batch, time to read its weights, time to compute one row.
 
     ``pair_s`` is a row's attention to one token, ``slot_s`` reads one token's keys and values.
@@ -55,6 +57,21 @@ class DeviceTiming(msgspec.Struct, frozen=True, array_like=True):
             return 0.0
         reading = self.weight_s + self.slot_s * attended.slots
         return self.fixed_s + max(reading, self.row_s * rows + self.pair_s * attended.pairs)
+
+
+class MeasuredTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One device's part of a stage as it was measured: seconds by the rows of a batch and the tokens before it."""
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    grid: Grid
+    """[rows][contexts]"""
+
+    def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
+        """Time for a batch. One without surviving rows is only passed on."""
+        if not rows:
+            return 0.0
+        return interpolated(self.rows, self.contexts, self.grid, rows, max(0.0, attended.slots - rows))
 
 
 class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +92,7 @@ class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
 class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     """A stage: its devices in sequence and the links between them. It takes one batch at a time."""
 
-    devices: tuple[DeviceTiming, ...]
+    devices: tuple[DeviceTiming | MeasuredTiming, ...]
     between: tuple[LinkTiming, ...] = ()
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
@@ -91,7 +108,7 @@ def stage_timings(cluster: Cluster) -> tuple[StageTiming, ...]:
     return tuple(
         StageTiming(
             devices=tuple(
-                device_timing(cluster.device(name), model, layers, cluster.time_scale, head=name == last)
+                stage_part(cluster.device(name), model, layers, cluster.time_scale, head=name == last)
                 for name, layers in zip(stage.devices, stage.layers, strict=True)
             ),
             between=tuple(link_timing(cluster, one, other, model.row_bytes) for one, other in pairwise(stage.devices)),
@@ -158,6 +175,17 @@ def emulated_model(cluster: Cluster) -> ModelPrice:
             f"cluster {cluster.name} has no as_model: nothing is emulated, so there are no modelled times"
         )
     return cluster.as_model
+
+
+def stage_part(
+    device: Device, model: ModelPrice, layers: int, time_scale: float, *, head: bool
+) -> DeviceTiming | MeasuredTiming:
+    """So many of ``as_model``'s layers on a device: as measured there, else as priced."""
+    times = device.measured
+    if times is None:
+        return device_timing(device, model, layers, time_scale, head=head)
+    grid = tuple(tuple(time_scale * s for s in line) for line in times.of_stage(layers, head=head))
+    return MeasuredTiming(times.rows, times.contexts, grid)
 
 
 def device_timing(device: Device, model: ModelPrice, layers: int, time_scale: float, *, head: bool) -> DeviceTiming:

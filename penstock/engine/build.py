@@ -183,10 +183,12 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock) -> EngineLoop:
 
 
 def planned_pieces(setup: Resolved) -> PieceTable | None:
-    """How prompts are cut where stages' times are modelled, unless ``prefill_chunk`` says it."""
-    if setup.cluster is None or not setup.cluster.emulated or setup.options.prefill_chunk is not None:
+    """How prompts are cut where stages' times are modelled or measured, unless ``prefill_chunk`` says it."""
+    if setup.options.prefill_chunk is not None:
         return None
-    return PieceTable(stage_timings(setup.cluster), link_timings(setup.cluster))
+    if setup.cluster is not None and setup.cluster.emulated:
+        return PieceTable(stage_timings(setup.cluster), link_timings(setup.cluster))
+    return PieceTable(*setup.prefill_times) if setup.prefill_times is not None else None
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:

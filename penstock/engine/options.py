@@ -18,6 +18,7 @@ from penstock.speculation import SpeculativeConfig, parse_speculative
 DEVICES: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 SHORTEST_STAGE_TIMEOUT: Final = 5.0
 """Seconds: some heartbeats, of which a busy host delays one or two."""
+AUTO: Final = "auto"
 DEMO: Final = Path(__file__).parent.parent / "demo"
 
 MODEL_NAME: Final = Option("Checkpoint folder, GGUF file or hub id; 'demo' is the pair that is shipped.", MODEL)
@@ -108,7 +109,13 @@ class PipelineOptions:
 
     pipeline_parallel_size: Stages = None
     layer_split: Annotated[
-        str | None, Option("Layers of each stage.", PIPELINE, metavar="N,N,...", default="an even split")
+        str | None,
+        Option(
+            "Layers of each stage; auto: as suits the hosts, which are measured where penstock profile has not.",
+            PIPELINE,
+            metavar="N,N,...|auto",
+            default="auto for hosts that have been measured and differ, else an even split",
+        ),
     ] = None
     cluster: Annotated[str | Cluster | None, CLUSTER] = None
     hosts: Hosts = None
@@ -148,7 +155,11 @@ class SharingOptions:
     ] = True
     prefill_chunk: Annotated[
         int | None,
-        Option("Most tokens of prompts in one batch.", SHARING, default="128; planned pieces on an emulated cluster"),
+        Option(
+            "Most tokens of prompts in one batch.",
+            SHARING,
+            default="128; planned pieces where stages are profiled or emulated",
+        ),
     ] = None
     prefill_stretch: Annotated[
         float,
@@ -190,6 +201,9 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
             stated = self.pipeline_parallel_size is not None or not asked_hosts(self.hosts).come
             check(stated, "pipeline_parallel_size", None, "given where hosts join or Ray has them: how many stages")
             check(self.cluster is None, "hosts", self.hosts, "left out: the cluster says where its stages are")
+            free = self.pipeline_parallel_size is None or self.layer_split != AUTO or asked_hosts(self.hosts).come
+            wanted = "left out with layer_split auto: the plan says how many stages"
+            check(free, "pipeline_parallel_size", self.pipeline_parallel_size, wanted)
         positive = ("pipeline_parallel_size", "threads", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
         for name in positive:
             value = getattr(self, name)

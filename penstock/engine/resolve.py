@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.cluster import Cluster
+from penstock.cluster import Cluster, LinkTiming, StageTiming
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
 from penstock.drafters.options import Weights
 from penstock.emulation.cluster import check_drafter
-from penstock.engine.options import DEMO, EngineOptions, model_folder
+from penstock.engine.options import AUTO, DEMO, EngineOptions, model_folder
 from penstock.hosts.cores import shared_threads, usable_cores
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.placement import (
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 DEMO_DRAFTERS: Final = DEMO / "drafters"
 DEFAULT_MODEL_LEN: Final = 4096
+
+
+class PrefillTimes(NamedTuple):
+    """What a prompt's pieces take in each stage, and on each link from the engine through the stages and back."""
+
+    stages: Sequence[StageTiming]
+    links: Sequence[LinkTiming]
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class Resolved:
     max_model_len: int
     kv_slots: int
     speculative_slots: int
+    prefill_times: PrefillTimes | None = None
+    """Where all stages are real and have been measured."""
 
     @property
     def stages(self) -> int:
@@ -184,9 +193,12 @@ def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
 
 
 def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluster | None) -> list[tuple[int, int]]:
-    """The layers [first, last) of each stage: by hand, or even, the head counting for the last stage."""
+    """The layers [first, last) of each stage: by hand, or even, the head counting for the last stage.
+
+    "auto" is even on one host, and has been replaced where there are others (``places/planned.py``).
+    """
     stages = len(cluster.stages) if cluster else options.pipeline_parallel_size
-    if options.layer_split is not None:
+    if options.layer_split not in (None, AUTO):
         ranges = parse_layer_split(options.layer_split, checkpoint.num_layers)
         if stages is not None and len(ranges) != stages:
             raise FieldError("layer_split", f"names {len(ranges)} stages, there are {stages}")
@@ -287,7 +299,7 @@ def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:
 def check_layers(options: EngineOptions, layers: int) -> None:
     """Raise ConfigError for a split of another number of layers, and for stages on real devices that would get none."""
     cluster = options.cluster
-    if options.layer_split is not None:
+    if options.layer_split not in (None, AUTO):
         parse_layer_split(options.layer_split, layers)
         return
     named = len(hosts_asked_for(options.hosts, None))

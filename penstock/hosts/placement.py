@@ -59,6 +59,12 @@ def named_hosts(text: str) -> tuple[str, ...]:
     return names
 
 
+def check_named(text: str | None) -> None:
+    """Raise FieldError where hosts come whose names nobody knows before."""
+    if text is not None and asked_hosts(text).come:
+        raise FieldError("hosts", f"is {text!r}; name them, since each is measured")
+
+
 def hosts_asked_for(hosts: str | None, cluster: Cluster | None) -> tuple[str, ...]:
     """Every host by name that stages are to be on, in their order: as ``hosts`` says, or a cluster of real devices."""
     if hosts is not None:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from penstock.cluster.memory import held_by
 from penstock.cluster.prices import ModelPrice
-from penstock.cluster.spec import Cluster, Device, DeviceKind
-from penstock.cluster.timing import MESSAGE_ROW_BYTES, Attended, LinkTiming, device_timing, link_timing
+from penstock.cluster.spec import Cluster, Device
+from penstock.cluster.timing import MESSAGE_ROW_BYTES, Attended, LinkTiming, link_timing, stage_part
 from penstock.config import FieldError
 from penstock.planner.partition import Problem, Seconds
 
@@ -77,13 +77,9 @@ def problem_of(cluster: Cluster, devices: Sequence[Device], batch: Batch) -> Pro
     )
 
 
-def numbers_of(device: Device) -> DeviceKind:
-    """What its times follow from."""
-    return DeviceKind(
-        weight_bandwidth_gb_s=device.weight_bandwidth_gb_s,
-        compute_tflops=device.compute_tflops,
-        overhead_ms=device.overhead_ms,
-    )
+def numbers_of(device: Device) -> Device:
+    """What its times follow from: the same for devices that are alike."""
+    return replace(device, name="any", host="", kind=None, memory_gb=None)
 
 
 def crossing(link: LinkTiming, batch: Batch) -> float:
@@ -94,13 +90,12 @@ def busy(link: LinkTiming, batch: Batch) -> float:
     return link.seconds(batch.rows) + link.latency_s
 
 
-def stage_table(cluster: Cluster, model: ModelPrice, kind: DeviceKind, batch: Batch) -> Seconds:
+def stage_table(cluster: Cluster, model: ModelPrice, device: Device, batch: Batch) -> Seconds:
     """[L + 1, L + 1]: seconds for layers i to j - 1, the head's among them where they are the last; no layer: inf."""
-    device = Device(name="any", **vars(kind))
     counts = range(1, model.layers + 1)
     inner, last = (
         [
-            device_timing(device, model, n, cluster.time_scale, head=head).seconds(batch.rows, batch.attended)
+            stage_part(device, model, n, cluster.time_scale, head=head).seconds(batch.rows, batch.attended)
             for n in counts
         ]
         for head in (False, True)

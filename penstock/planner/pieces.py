@@ -38,6 +38,10 @@ class Flow:
     def __init__(self, stages: Sequence[StageTiming], links: Sequence[LinkTiming]) -> None:
         self._stages = stages
         self._links = links
+        self._stage_s = lru_cache(maxsize=1 << 17)(self._seconds)
+
+    def _seconds(self, stage: int, rows: int, cached: int) -> float:
+        return self._stages[stage].seconds(rows, chunk(rows, cached))
 
     @property
     def stages(self) -> int:
@@ -45,8 +49,7 @@ class Flow:
 
     def slowest_s(self, rows: int, cached: int) -> float:
         """Seconds of the slowest stage for so many tokens behind ``cached`` ones."""
-        attended = chunk(rows, cached)
-        return max(stage.seconds(rows, attended) for stage in self._stages)
+        return max(self._stage_s(stage, rows, cached) for stage in range(self.stages))
 
     def first_token_s(self, begin: int, ends: Sequence[int]) -> float:
         """Seconds until the last of the pieces has come out of the last stage and its answer to the engine.
@@ -54,21 +57,19 @@ class Flow:
         A stage says that its buffer is free when it begins a piece, and that takes the link's latency. What it has
         computed leaves when the next one has said so, and only then does it begin another.
         """
-        stages, links = self._stages, self._links
-        free = [0.0] * (
-            len(stages) + 1
-        )  # when the buffer before each stage is known to be free; the engine's always is
-        left = [0.0] * len(stages)
+        links, stages = self._links, self.stages
+        free = [0.0] * (stages + 1)  # when the buffer before each stage is known to be free; the engine's always is
+        left = [0.0] * stages
         sent = [0.0] * len(links)
         at = 0.0
         for first, last in pairwise((begin, *ends)):
-            rows, attended, at = last - first, chunk(last - first, first), free[0]
-            for i, stage in enumerate(stages):
+            rows, at = last - first, free[0]
+            for i in range(stages):
                 link = links[i]
                 sent[i] = max(at, sent[i]) + link.seconds(rows, header_bytes(rows, i)) - link.latency_s
                 start = max(sent[i] + link.latency_s, left[i])
                 free[i] = start + link.latency_s
-                at = left[i] = max(start + stage.seconds(rows, attended), free[i + 1])
+                at = left[i] = max(start + self._stage_s(i, rows, first), free[i + 1])
         return at + links[-1].seconds(1)
 
 

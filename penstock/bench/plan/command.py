@@ -14,9 +14,11 @@ from penstock.bench.plan.options import PlanOptions
 from penstock.bench.plan.priced import price_of
 from penstock.bench.plan.report import as_table, remarks, stages_table, table_of
 from penstock.bench.plan.write import cluster_toml
+from penstock.bench.profile.hosts import hosts_profile
 from penstock.cluster import PRICES, Cluster, load_devices
 from penstock.core import ConfigError
 from penstock.engine.options import model_folder
+from penstock.engine.profile.cluster import cluster_of_hosts
 from penstock.hosts.doctor.report import read_report
 from penstock.progress import progress_bar
 
@@ -31,7 +33,7 @@ class Outcome(NamedTuple):
 def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> Outcome:
     """Plan, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
     console = console or Console(stderr=True)
-    planning = Planning(cluster_to_plan(options), options)
+    planning = Planning(cluster_to_plan(options, console), options)
     outcome = planned(planning, console)
     if options.output is not None:
         options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
@@ -45,8 +47,10 @@ def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | 
     return outcome
 
 
-def cluster_to_plan(options: PlanOptions) -> Cluster:
+def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:
     """A cluster file's, or one of hosts as they were measured. Raises ConfigError."""
+    if options.hosts is not None:
+        return cluster_of_hosts(hosts_profile(options, console), drafts=True)
     if options.doctor is None:
         assert options.cluster is not None
         return load_devices(options.cluster, as_model=options.model, bandwidth_gbit_s=options.bandwidth_gbit_s)

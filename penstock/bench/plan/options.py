@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from penstock.bench.options import Bandwidth
+from penstock.bench.profile.options import HostsOptions
 from penstock.config import FieldError, check, known_name
 from penstock.options import MODEL, OUTPUT, PIPELINE, Option
 
@@ -15,7 +16,7 @@ METHODS: Final = ("penstock", "jupiter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(HostsOptions):
     """What is planned, for what, and how it is judged. Raises FieldError."""
 
     cluster: Annotated[
@@ -61,12 +62,13 @@ class PlanOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        if (self.cluster is None) == (self.doctor is None):
-            raise FieldError("cluster", "or doctor has to be given, and not both: what is planned for")
-        if self.doctor is not None:
+        super().__post_init__()
+        if [self.cluster, self.doctor, self.hosts].count(None) != 2:
+            raise FieldError("cluster", "or hosts or doctor has to be given, and only one of them: what is planned for")
+        if self.real:
             check(self.model is not None, "model", None, "the checkpoint that the hosts are to run")
-            check(self.bandwidth_gbit_s is None, "bandwidth_gbit_s", self.bandwidth_gbit_s, "left out with doctor")
-            check(self.output is None, "output", str(self.output), "left out with doctor: the plan is two options")
+            check(self.bandwidth_gbit_s is None, "bandwidth_gbit_s", self.bandwidth_gbit_s, "left out: links are real")
+            check(self.output is None, "output", str(self.output), "left out: the plan of real hosts is two options")
         known_name(self.goal, GOALS, "goal")
         known_name(self.method, METHODS, "method")
         check(self.prompt_tokens >= 1, "prompt_tokens", self.prompt_tokens, "at least 1")
@@ -74,3 +76,8 @@ class PlanOptions:
         if self.output is not None:
             check(self.output.suffix == ".toml", "output", str(self.output), "a file that ends in .toml")
             check(self.output.parent.is_dir(), "output", str(self.output), "in a folder that exists")
+
+    @property
+    def real(self) -> bool:
+        """Whether the plan is for real hosts."""
+        return self.cluster is None

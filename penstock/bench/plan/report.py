@@ -28,7 +28,7 @@ def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> 
         "drafter": chosen.cluster.drafter,
         "engine": chosen.cluster.engine,
         "left_out": left_out(planning, chosen),
-        **(run_with(chosen) if planning.options.doctor is not None else {}),
+        **(run_with(chosen) if planning.options.real else {}),
         **figures(chosen),
         "least_slowest_stage_ms": 1e3 * planning.least_slowest_s,
         "limited_by": limit(planning, chosen),
@@ -130,7 +130,7 @@ def remarks(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> I
         yield f"{drafter}, the engine on {chosen.cluster.engine}" + (f"; left out: {', '.join(out)}." if out else ".")
     if (more := planning.with_one_more()) is not None:
         yield f"One more like {more[0].name}: a slowest stage of {1e3 * more[1]:.1f} ms could be had."
-    if planning.options.doctor is not None:
+    if planning.options.real:
         given = run_with(chosen)
         yield f"Run it with --hosts {given['hosts']} --layer-split {given['layer_split']}"
     if planning.options.tokens:

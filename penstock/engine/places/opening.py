@@ -8,6 +8,8 @@ from dataclasses import replace
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import needed_bytes
 from penstock.engine.places.on_ray import open_on_ray
+from penstock.engine.places.planned import planned
+from penstock.engine.profile.stages import with_prefill_times
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
@@ -53,11 +55,13 @@ def missing_hosts(options: EngineOptions) -> int:
 def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     """The options on the hosts that ``host`` reaches. Raises ConfigError for what one of them cannot do."""
     if not isinstance(host, FleetHost):
-        return resolve_options(options)
+        return with_prefill_times(resolve_options(options), {}, encrypted=False)
     fleet = host.fleet
     if options.hosts is not None and asked_hosts(options.hosts).come:
         options = replace(options, hosts=",".join(present(options.hosts, fleet)))
-    return provided(resolve_options(options, fleet.living), fleet)
+    options = planned(options, host)
+    setup = provided(resolve_options(options, fleet.living), fleet)
+    return with_prefill_times(setup, fleet.living, encrypted=fleet.security is not None)
 
 
 def provided(setup: Resolved, fleet: Fleet) -> Resolved:

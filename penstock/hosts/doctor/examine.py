@@ -73,6 +73,24 @@ def examine(names: Sequence[str], keys: str | None, insecure: bool, on_step: OnS
             return Report(hosts=hosts, links=links)
 
 
+def examine_links(
+    names: Sequence[str], security: LinkSecurity | None, private_network: bool, on_step: OnStep
+) -> list[LinkRates]:
+    """Between this host and the others, each way. Raises ConfigError for a host that cannot be used."""
+    with ExitStack() as open_fleets:
+        fleets: dict[str, Fleet] = {}
+        for name in names:
+            fleets[name] = Fleet([name], security, private_network=private_network)
+            open_fleets.callback(fleets[name].close)
+        with Examination(fleets, security, private_network) as examination:
+            pairs = list(permutations((HERE, *names), 2))
+            links = []
+            for pair in pairs:
+                links.append(examination.link(*pair))
+                on_step(len(links), len(pairs))
+            return links
+
+
 def attached(security: LinkSecurity | None, insecure: bool, name: str) -> Fleet | str:
     """A fleet of this host alone, or why there is none."""
     try:
@@ -130,6 +148,8 @@ class Examination:
         return ExaminedHost(host=name, problem=problem or too_full(name, facts), facts=facts, clock=clock, rates=rates)
 
     def link(self, source: str, to: str) -> LinkRates:
+        if silent := [name for name in (source, to) if name not in self._addresses]:
+            return LinkRates(source=source, to=to, problem=self._silence(silent[0], PROBE_S))
         self._tell(source, MeasureLink(address=self._addresses[to]))
         answer = self._answer(LinkMeasured, source, MEASURE_S)
         if answer is None or answer.problem:

@@ -91,8 +91,8 @@ def test_what_says_nothing_is_refused(tmp_path: Path) -> None:
     file.write_bytes(msgspec.json.encode(report()))
     for flags, words in (
         (["--doctor", str(file)], "model is None; it has to be the checkpoint"),
-        (["--doctor", str(file), "--cluster", "demo"], "cluster or doctor has to be given, and not both"),
-        ([], "cluster or doctor has to be given"),
+        (["--doctor", str(file), "--cluster", "demo"], "cluster or hosts or doctor has to be given, and only one"),
+        ([], "cluster or hosts or doctor has to be given"),
         (["--doctor", str(tmp_path / "none.json"), "--model", "demo"], "No such file"),
     ):
         result = invoke("plan", *flags)

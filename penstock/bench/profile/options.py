@@ -1,0 +1,83 @@
+"""What ``penstock profile`` is told, and what ``penstock plan`` is told of real hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from penstock.config import FieldError, check
+from penstock.engine.options import Dtype, EngineOptions, Insecure, KeysFolder, Quantization
+from penstock.hosts.placement import check_named
+from penstock.options import MODEL, PIPELINE, Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsOptions:
+    """A model, how it is held, and the hosts that it is measured on. Raises FieldError."""
+
+    model: str | None = None
+    hosts: Annotated[
+        str | None,
+        Option(
+            "Hosts on which `penstock worker` runs; localhost is this one.",
+            PIPELINE,
+            metavar="HOST[:PORT],...",
+            default="",
+        ),
+    ] = None
+    keys: KeysFolder = None
+    insecure: Insecure = False
+    dtype: Dtype = "float32"
+    quantization: Quantization = "auto"
+    device: Annotated[str, Option("cpu, cuda or cuda:N, on every host.", MODEL)] = "cpu"
+    threads: Annotated[
+        int | None, Option("Threads that a stage computes with.", PIPELINE, default="all cores of its host")
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        Option("Most tokens of a text, behind which layers are measured.", MODEL, default="the checkpoint's, to 4096"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_named(self.hosts)
+
+    def engine_options(self) -> EngineOptions:
+        """Those of an engine that would run the model there. Raises FieldError."""
+        assert self.model is not None
+        return EngineOptions(
+            model=self.model,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            hosts=self.hosts,
+            keys=self.keys,
+            insecure=self.insecure,
+            threads=self.threads,
+            speculative_config=None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(HostsOptions):
+    """A model and where it is measured, this host alone unless others are named; or a cluster file's prices."""
+
+    model: Annotated[
+        str | None,
+        Option(
+            "Checkpoint folder, GGUF file or hub id; with a cluster file a priced model's name.",
+            MODEL,
+            positional=True,
+            default="",
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None, Option("Measure nothing: what the prices of this cluster file come to.", PIPELINE, default="")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cluster is not None:
+            check(self.hosts is None, "hosts", self.hosts, "left out with a cluster file: nothing is measured")
+        elif self.model is None:
+            raise FieldError("model", "is missing: name the checkpoint to measure, or a cluster file")

@@ -1,0 +1,110 @@
+"""``layer_split="auto"``: the stages that suit the hosts at hand, from what was measured of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from penstock.cluster.measured import LayerTimes
+from penstock.config import FieldError
+from penstock.core import ConfigError
+from penstock.engine.options import AUTO, EngineOptions
+from penstock.engine.profile.cluster import cluster_of_hosts
+from penstock.engine.profile.hosts import HostsProfile, completed, known_profile
+from penstock.engine.profile.measure import OnStep
+from penstock.hosts.host import FleetHost
+from penstock.hosts.placement import asked_hosts
+from penstock.planner.costs import Batch, candidates, problem_of
+from penstock.planner.search import Plan, front
+
+log = logging.getLogger(__name__)
+
+ALIKE: Final = 1.1
+"""Devices of which none is so many times as fast as another are alike: an even split is as good."""
+PLAIN: Final = Batch(rows=1, context=512)
+SPECULATIVE: Final = Batch(rows=8, context=512)
+HITS: Final = 0.5
+"""Of the tokens of a text the share that is taken to come one batch after another; the rest costs a trip."""
+
+
+def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
+    """The options with hosts, in their order, and layers as planned. Says what was decided, once.
+
+    "auto" measures what has not been measured. Where nothing is said of layers, hosts are planned for if they have been
+    measured and differ, and share the layers evenly else. Raises ConfigError where the model fits in no way.
+    """
+    asked = options.layer_split == AUTO
+    if options.hosts is None or not (asked or may_be_planned(options)):
+        return options
+    try:
+        profile = known_profile(options, host)
+    except FieldError:  # of a kind that is not planned for
+        if asked:
+            raise
+        return options
+    if asked:
+        profile = completed(profile, host, reporting)
+    elif profile.missing:
+        log.warning("layers are split evenly: `penstock profile` has not measured %s", profile.missing)
+        return options
+    elif alike(profile.times.values()):
+        return options
+    return decided(options, profile)
+
+
+def reporting(what: str) -> OnStep:
+    """A start says what it measures, once."""
+
+    def on_step(done: int, total: int) -> None:
+        if done == 1:
+            log.warning("measuring %s, to split the layers", what)
+
+    return on_step
+
+
+def may_be_planned(options: EngineOptions) -> bool:
+    """Whether nothing says how many layers a stage has, nor that hosts have several stages."""
+    assert options.hosts is not None
+    names = asked_hosts(options.hosts).names
+    return options.layer_split is None and len(names) > 1 and options.pipeline_parallel_size in (None, len(names))
+
+
+def alike(times: Iterable[LayerTimes]) -> bool:
+    """Whether the devices take about as long for a layer, of one row and of many."""
+    found = list(times)
+    for row in (0, -1):
+        each = [one.layer_ms[row][0] for one in found]
+        if max(each) > ALIKE * min(each):
+            return False
+    return True
+
+
+def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
+    drafts, found = options.speculative_config is not None, profile.candidates
+    cluster = cluster_of_hosts(profile, drafts=False)
+    devices = candidates(cluster)
+    problem = problem_of(cluster, devices, SPECULATIVE if drafts else PLAIN)
+    plans = front(problem)
+    if not plans:
+        have = ", ".join(f"{one.name} {one.free / 1e9:.2f}" for one in found.devices.values())
+        raise ConfigError(f"layer_split: the model fits on these hosts in no way; they have, in GB: {have}")
+    best = min(plans, key=lambda plan: token_s(plan, HITS if drafts else 0.0))
+    order = [devices[part.device].name for part in best.parts]
+    spares = [name for name in found.names if name not in order]
+    split = ",".join(str(part.layers) for part in best.parts)
+    log.warning(
+        "layers are split %s over %s%s: %.1f ms a trip, the slowest stage %.1f ms",
+        split,
+        ", ".join(order),
+        f", and {', '.join(spares)} kept as spares" if spares else "",
+        1e3 * best.trip_s,
+        1e3 * best.slowest_s,
+    )
+    return replace(options, hosts=",".join([*order, *spares]), pipeline_parallel_size=len(order), layer_split=split)
+
+
+def token_s(plan: Plan, hits: float) -> float:
+    """Seconds of a token, of which a share comes with the next batch, and the others after a whole trip."""
+    return hits * plan.slowest_s + (1 - hits) * plan.trip_s

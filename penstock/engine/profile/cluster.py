@@ -1,0 +1,50 @@
+"""Hosts that have been measured as a cluster to plan for: one device of each, and the links between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.cluster.measured import LayerTimes
+from penstock.cluster.prices import ModelPrice, eagle
+from penstock.cluster.spec import Cluster, Device, Links, Stage
+from penstock.engine.profile.devices import Candidate
+from penstock.engine.profile.hosts import HostsProfile
+from penstock.hosts.placement import HERE
+
+
+def cluster_of_hosts(profile: HostsProfile, *, drafts: bool) -> Cluster:
+    """The engine is on this host, and drafts there, with a head like EAGLE's, if it does.
+
+    Where this host is not among them, it is taken to be like the first. All has to have been measured.
+    """
+    found, price, links = profile.candidates, profile.candidates.price, profile.links
+    assert links is not None, "nothing is missing"
+    devices = [measured_device(one, profile.times[name], price) for name, one in found.devices.items()]
+    if HERE not in found.devices:
+        devices.append(replace(devices[0], name=HERE, host=HERE, memory_gb=None, measured=None))
+    return Cluster(
+        name="hosts",
+        description="hosts that penstock profile has measured",
+        devices=tuple(devices),
+        links=Links(between=tuple(links)),
+        stages=tuple(Stage(devices=(name,)) for name in found.names),
+        engine=HERE,
+        drafter=HERE if drafts else None,
+        as_model=price,
+        draft_as_model=eagle(price) if drafts else None,
+        kv_slots=found.capacity,
+    )
+
+
+def measured_device(candidate: Candidate, times: LayerTimes, price: ModelPrice) -> Device:
+    """With its layers' times, and rates that follow from them: what prices a drafter there."""
+    one_s, many_s = times.layer_ms[0][0] / 1e3, times.layer_ms[-1][0] / 1e3
+    return Device(
+        name=candidate.name,
+        host=candidate.name,
+        memory_gb=candidate.free / 1e9 if candidate.free else None,
+        weight_bandwidth_gb_s=price.weight_bytes(1, head=False) / one_s / 1e9,
+        compute_tflops=price.row_operations(1, head=False) * times.rows[-1] / many_s / 1e12,
+        overhead_ms=times.stage_ms[0],
+        measured=times,
+    )

@@ -1,0 +1,147 @@
+"""The devices that a model may be split over, one of each host, and what its layers take there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from penstock.cluster.measured import LayerTimes
+from penstock.cluster.prices import ModelPrice
+from penstock.config import FieldError
+from penstock.core import ConfigError
+from penstock.engine.build import stage_plans
+from penstock.engine.options import EngineOptions
+from penstock.engine.places.footprint import needed_bytes
+from penstock.engine.profile.measure import OnStep, contexts_within, measured_times, parts_of
+from penstock.engine.profile.price import price_of
+from penstock.engine.profile.store import DeviceKey, DeviceProfile, ProfileStore
+from penstock.engine.resolve import Resolved, resolve_options
+from penstock.hosts.facts import HostFacts, own_facts
+from penstock.hosts.host import FleetHost
+from penstock.hosts.placement import HERE, device_on, in_gb, in_plans
+from penstock.hosts.weights.digest import digest_of
+from penstock.hosts.weights.offering import Offer
+from penstock.pipeline.base import Host
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A host's device, with the whole model as it would be held there."""
+
+    name: str
+    """The host's."""
+    facts: HostFacts
+    setup: Resolved
+    key: DeviceKey
+
+    @property
+    def device(self) -> str:
+        return self.setup.devices[0]
+
+    @property
+    def free(self) -> int:
+        """Bytes of its memory; 0 if the host does not say."""
+        found = self.facts.device(self.device)
+        return found.free if found is not None else 0
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One of each host, by its name, and the model's price list."""
+
+    devices: dict[str, Candidate]
+    price: ModelPrice
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.devices)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that every stage has room for."""
+        return next(iter(self.devices.values())).setup.kv_slots
+
+
+def candidates_on(options: EngineOptions, names: list[str], living: Mapping[str, HostFacts]) -> Candidates:
+    """The options' device of each of these hosts. Raises ConfigError for one that lacks it, or has several."""
+    alone = replace(
+        options, hosts=None, cluster=None, layer_split=None, pipeline_parallel_size=None, speculative_config=None
+    )
+    whole = resolve_options(replace(alone, device="cpu"))
+    digest = digest_of(whole.checkpoint.source)
+    found = {}
+    for name in names:
+        facts = own_facts("") if name == HERE else living[name]
+        device = only_device(name, facts, options.device)
+        threads = options.threads or (facts.cores if device == "cpu" else 1)
+        setup = replace(
+            whole, hosts=(in_plans(name),), devices=(device,) * 2, threads=(threads,) * 2, speculative_slots=0
+        )
+        found[name] = Candidate(name, facts, setup, key_of(name, facts, setup, digest))
+    return Candidates(found, price_of(whole))
+
+
+def only_device(name: str, facts: HostFacts, device: str) -> str:
+    gpus = [one.device for one in facts.devices if one.device != "cpu"]
+    if device == "cuda" and len(gpus) > 1:
+        problem = f"plans one device a host, and {name} has {len(gpus)} GPUs: name one with device, or state the layers"
+        raise FieldError("layer_split", problem)
+    return device_on(name, facts, device, 0, 1)
+
+
+def key_of(name: str, facts: HostFacts, setup: Resolved, digest: str, stage: int = 0) -> DeviceKey:
+    """What the times of a stage depend on. ``digest`` is the checkpoint's."""
+    device = setup.devices[stage]
+    found = facts.device(device)
+    return DeviceKey(
+        host=name,
+        node=facts.name,
+        device=device,
+        device_model="" if found is None else found.model,
+        threads=setup.threads[stage],
+        model=digest,
+        dtype=setup.options.dtype,
+        quantization=setup.quantization,
+        penstock=facts.versions.penstock,
+        torch=facts.versions.torch,
+    )
+
+
+def profiled(candidate: Candidate, host: Host, store: ProfileStore, on_step: OnStep) -> LayerTimes:
+    """Measure, and keep what was found. Raises ConfigError where memory does not suffice, and PipelineError."""
+    contexts = contexts_within(candidate.setup.max_model_len)
+    setup = in_parts(candidate)
+    if isinstance(host, FleetHost) and candidate.name != HERE:
+        offer = Offer(setup.checkpoint.source, setup.checkpoint.num_layers)
+        host.fleet.provide(offer, {candidate.name: setup.layers})
+    times = measured_times(host, stage_plans(setup), contexts, on_step)
+    store.keep(DeviceProfile(key=candidate.key, times=times))
+    return times
+
+
+def in_parts(candidate: Candidate) -> Resolved:
+    """The four stages that are measured, with as many layers as there is memory for."""
+    whole = candidate.setup
+    layers = whole.checkpoint.num_layers
+
+    def parted(most: int) -> Resolved:
+        parts = parts_of(layers, most)
+        return replace(
+            whole,
+            layers=parts,
+            hosts=whole.hosts * len(parts),
+            devices=(candidate.device,) * (len(parts) + 1),
+            threads=(whole.threads[0],) * (len(parts) + 1),
+        )
+
+    first, one, _, last = needed_bytes(parted(1))
+    left = candidate.free - first - one - last
+    if not candidate.free:
+        return parted(layers)
+    if left < one:
+        problem = f"host {candidate.name}: {candidate.device} has {in_gb(candidate.free)} free, and four layers with"
+        raise ConfigError(f"{problem} the embedding and the head take {in_gb(first + 2 * one + last)}")
+    return parted(int(0.8 * left / one))

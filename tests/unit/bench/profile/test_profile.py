@@ -1,0 +1,43 @@
+"""``penstock profile``: of a cluster file it says what the prices come to, and it refuses what cannot be measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.cli.invoke import invoke
+
+
+def test_an_emulated_clusters_profile_is_that_of_its_prices() -> None:
+    """A Jetson NX of the preset: a layer of Llama-2-7B in 4 bits, 2 ms a batch, and rows beyond what that hides."""
+    found = invoke("profile", "--cluster", "jupiter-heterogeneous", "--json")
+    assert found.exit_code == 0
+    table = json.loads(found.stdout)
+    assert set(table["times"]) == {"nano-1", "tx2-1", "tx2-2", "nx-1"}
+    nx = table["times"]["nx-1"]
+    assert nx["stage_ms"] == pytest.approx([2.0] * 5, abs=1e-6)
+    one, four, *_, many = (line[0] for line in nx["layer_ms"])
+    assert one == pytest.approx(four, rel=0.01)
+    assert many > 15 * one
+    assert nx["layer_ms"][0][-1] > nx["layer_ms"][0][0]
+    shown = invoke("profile", "--cluster", "jupiter-heterogeneous")
+    assert "nx-1: from 14 rows on 90% of the best rows per second" in shown.stderr
+    assert "KV of 4096 tokens" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "model is missing: name the checkpoint to measure, or a cluster file"),
+        (["--cluster", "demo", "--hosts", "a"], "hosts is 'a'; it has to be left out with a cluster file"),
+        (["no-such-model", "--hosts", "join://a:1"], "hosts is 'join://a:1'; name them, since each is measured"),
+        (["demo", "--device", "tpu"], "device is 'tpu'"),
+        (["--cluster", "local-2"], "as_model is None; it has to be named"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(flags: list[str], words: str) -> None:
+    result = invoke("profile", *flags)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,167 @@
+"""``layer_split="auto"``: which hosts get which layers, from stored profiles, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.cluster.measured import LayerTimes
+from penstock.cluster.spec import Link
+from penstock.config import FieldError
+from penstock.core import ConfigError
+from penstock.engine.options import EngineOptions
+from penstock.engine.places import planned as places
+from penstock.engine.places.planned import planned
+from penstock.engine.profile.devices import candidates_on
+from penstock.engine.profile.links import link_key
+from penstock.engine.profile.stages import with_prefill_times
+from penstock.engine.profile.store import DeviceProfile, LinkProfile, ProfileStore, profiles_folder
+from penstock.engine.resolve import resolve_options
+from penstock.hosts.facts import DeviceFacts, HostFacts, own_versions
+from penstock.hosts.host import FleetHost
+from penstock.planner.pieces import PieceTable
+
+NAMES = ("a:1", "b:1", "c:1")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def facts(name: str, *gpus: str, free: int = 8_000_000_000) -> HostFacts:
+    devices = tuple(DeviceFacts(device=one, model="m", memory=2 * free, free=free) for one in ("cpu", *gpus))
+    return HostFacts(name=name, incarnation=name, versions=own_versions(), cores=2, devices=devices)
+
+
+def host(*found: HostFacts) -> FleetHost:
+    """What a fleet of these hosts tells, and no more."""
+    made = object.__new__(FleetHost)
+    made.fleet = SimpleNamespace(living={one.name: one for one in found}, security=None)  # type: ignore[assignment]
+    return made
+
+
+THREE = host(*map(facts, NAMES))
+
+
+def options(**given: Any) -> EngineOptions:
+    return EngineOptions(**{"model": "demo", "hosts": ",".join(NAMES), "speculative_config": None, **given})
+
+
+def times(layer_ms: float) -> LayerTimes:
+    return LayerTimes(
+        rows=(1, 64), contexts=(0,), layer_ms=((layer_ms,), (8 * layer_ms,)), stage_ms=(0.1, 0.1), head_ms=(0.5, 1.0)
+    )
+
+
+def keep(fleet: FleetHost, speeds: dict[str, float], latency_ms: float = 0.1) -> None:
+    """Profiles of these hosts, by the time of a layer, and of all links."""
+    store, names = ProfileStore(profiles_folder()), list(speeds)
+    found = candidates_on(options(), names, fleet.fleet.living)
+    for name, layer_ms in speeds.items():
+        store.keep(DeviceProfile(key=found.devices[name].key, times=times(layer_ms)))
+    for i, one in enumerate(["localhost", *names]):
+        for other in names[i:]:
+            link = Link(bandwidth_gbit_s=1.0, latency_ms=latency_ms)
+            store.keep(LinkProfile(key=link_key(one, other, encrypted=False), link=link))
+
+
+def split_of(found: EngineOptions) -> dict[str, int]:
+    assert found.layer_split is not None
+    return dict(zip(found.hosts.split(","), map(int, found.layer_split.split(",")), strict=False))  # type: ignore[union-attr]
+
+
+def test_unequal_hosts_get_layers_by_their_speed_where_drafts_keep_them_busy(caplog: pytest.LogCaptureFixture) -> None:
+    keep(THREE, {"a:1": 1.0, "b:1": 1.5, "c:1": 3.0}, latency_ms=0.01)
+    found = planned(options(speculative_config={}), THREE)
+    split = split_of(found)
+    assert sum(split.values()) == 16
+    assert split["a:1"] > split.get("b:1", 0) >= split.get("c:1", 0)
+    assert found.pipeline_parallel_size == len(split)
+    (line,) = caplog.messages
+    assert line.startswith(f"layers are split {found.layer_split} over ")
+    assert "the slowest stage" in line
+
+
+def test_plain_decoding_takes_the_fastest_alone_and_keeps_the_others_as_spares(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keep(THREE, {"a:1": 2.0, "b:1": 1.0, "c:1": 3.0})
+    found = planned(options(), THREE)
+    assert (found.hosts, found.layer_split, found.pipeline_parallel_size) == ("b:1,a:1,c:1", "16", 1)
+    assert "a:1, c:1 kept as spares" in caplog.messages[0]
+
+
+def test_hosts_that_are_alike_or_unknown_share_evenly(caplog: pytest.LogCaptureFixture) -> None:
+    assert planned(options(), THREE) == options()
+    assert caplog.messages == ["layers are split evenly: `penstock profile` has not measured a:1, b:1, c:1"]
+    keep(THREE, {"a:1": 1.0, "b:1": 1.05, "c:1": 1.0})
+    assert planned(options(), THREE) == options()
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("given", [{"layer_split": "6,5,5"}, {"pipeline_parallel_size": 6}, {"hosts": "a:1"}])
+def test_what_is_written_down_stays(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    keep(THREE, {"a:1": 1.0, "b:1": 1.5, "c:1": 3.0})
+    assert planned(options(**given), THREE) == options(**given)
+    assert not caplog.messages
+
+
+def test_auto_plans_alike_hosts_too_and_measures_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(THREE, {"a:1": 1.0, "b:1": 1.0, "c:1": 1.0})
+    assert planned(options(layer_split="auto"), THREE).layer_split == "16"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    caplog.clear()
+
+    def complete(profile: Any, host: Any, reporting: Any) -> Any:
+        assert profile.missing == "a:1, b:1, c:1"
+        for name in NAMES:
+            reporting(name)(1, 2)
+        return replace(profile, times={name: times(1.0) for name in NAMES}, links=[])
+
+    monkeypatch.setattr(places, "completed", complete)
+    monkeypatch.setattr(places, "decided", lambda options, profile: options)
+    planned(options(layer_split="auto"), THREE)
+    assert caplog.messages == [f"measuring {name}, to split the layers" for name in NAMES]
+
+
+def test_a_host_with_several_gpus_is_planned_for_by_name_only() -> None:
+    fleet = host(facts("a:1", "cuda:0", "cuda:1"), facts("b:1", "cuda:0"))
+    two = {"hosts": "a:1,b:1", "device": "cuda"}
+    with pytest.raises(FieldError, match="a:1 has 2 GPUs: name one with device"):
+        planned(options(**two, layer_split="auto"), fleet)
+    assert planned(options(**two), fleet) == options(**two)
+
+
+def test_where_the_model_fits_in_no_way_it_is_said() -> None:
+    tiny = host(*(facts(name, free=1000) for name in NAMES))
+    keep(tiny, {"a:1": 1.0, "b:1": 2.0, "c:1": 1.0})
+    with pytest.raises(ConfigError, match=r"fits on these hosts in no way; they have, in GB: a:1 0\.00"):
+        planned(options(), tiny)
+
+
+def test_a_number_of_stages_beside_auto_is_refused() -> None:
+    with pytest.raises(FieldError, match="pipeline_parallel_size is 2; it has to be left out with layer_split auto"):
+        options(layer_split="auto", pipeline_parallel_size=2)
+
+
+def test_prompts_of_measured_stages_enter_in_planned_pieces(caplog: pytest.LogCaptureFixture) -> None:
+    """Three stages that take as long for a row as reading their weights: many short pieces keep them busy."""
+    keep(THREE, {"a:1": 1.0, "b:1": 1.5, "c:1": 3.0})
+    living = THREE.fleet.living
+    asked = options(layer_split="8,5,3", threads=2)
+    setup = with_prefill_times(resolve_options(asked, living), living, encrypted=False)
+    assert setup.prefill_times is not None
+    stages, links = setup.prefill_times
+    assert [round(1e3 * stage.seconds(1), 3) for stage in stages] == [8.1, 7.6, 9.1]
+    assert [link.row_bytes for link in links] == [24, 4 * 192, 4 * 192, 24]
+    ends = PieceTable(stages, links).ends(256)
+    assert len(ends) > 2
+    for other in (options(layer_split="8,5,3", threads=1), options(layer_split="8,5,3", prefill_chunk=64)):
+        assert with_prefill_times(resolve_options(other, living), living, encrypted=False).prefill_times is None

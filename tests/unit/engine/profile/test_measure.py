@@ -1,0 +1,95 @@
+"""The profiler finds what stages take: here modelled ones, in virtual time, that really keep a text's rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.cluster.measured import LayerTimes
+from penstock.cluster.timing import DeviceTiming, StageTiming, chunk
+from penstock.config import FieldError
+from penstock.emulation.stage import StageEmulation, emulated_driver
+from penstock.engine.profile.measure import ROWS, Bench, contexts_within, layer_ms, parts_of, times_of
+from penstock.engine.profile.text import MeasuredText
+from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
+from penstock.pipeline.plan import StagePlan
+from penstock.stage.core import StageCore
+from tests.hash_model import HashLayers
+
+CAPACITY = 300
+LAYER = DeviceTiming(fixed_s=0.0, weight_s=2.0, row_s=0.25, pair_s=0.001, slot_s=0.01)
+FIXED_S, HEAD_S = 0.5, 8.0
+
+
+def layers_of(plan: StagePlan) -> int:
+    return plan.last - plan.first
+
+
+def plan(first: int, last: int) -> StagePlan:
+    return StagePlan(
+        model="", first=first, last=last, capacity=CAPACITY, dtype="", device="", max_model_len=CAPACITY, vocab_size=50
+    )
+
+
+def timing(layers: int, *, head: bool) -> StageTiming:
+    part = DeviceTiming(*(layers * number for number in (0.0, 2.0, 0.25, 0.001, 0.01)))
+    beside = DeviceTiming(FIXED_S + HEAD_S * head, 0.0, 0.0)
+    return StageTiming(devices=(part, beside))
+
+
+def measured(contexts: tuple[int, ...]) -> LayerTimes:
+    clock = VirtualClock()
+    plans = [plan(*part) for part in parts_of(10, 10)]
+    drivers = [
+        emulated_driver(
+            i,
+            StageCore(HashLayers(i, CAPACITY, 50), CAPACITY, is_last=i == 3),
+            clock.now,
+            StageEmulation(timing=timing(layers_of(one), head=i == 3)),
+        )
+        for i, one in enumerate(plans)
+    ]
+    host = InProcessHost(clock)
+    steps: list[tuple[int, int]] = []
+    found = times_of(Bench(host, InProcessPipeline(drivers, clock)), plans, contexts, lambda *step: steps.append(step))
+    assert steps == [(i + 1, len(contexts) * len(ROWS)) for i in range(len(contexts) * len(ROWS))]
+    return found
+
+
+def test_layers_stages_and_head_are_told_apart() -> None:
+    found = measured((0, 40))
+    for i, rows in enumerate(ROWS):
+        for j, context in enumerate((0, 40)):
+            assert found.layer_ms[i][j] == pytest.approx(1e3 * LAYER.seconds(rows, chunk(rows, context)))
+    assert found.stage_ms == pytest.approx([1e3 * FIXED_S] * len(ROWS))
+    assert found.head_ms == pytest.approx([1e3 * HEAD_S] * len(ROWS))
+
+
+def test_the_stages_are_the_ends_one_layer_and_as_many_as_fit() -> None:
+    assert parts_of(30, 99) == ((0, 1), (1, 2), (2, 29), (29, 30))
+    assert parts_of(30, 5) == ((0, 1), (1, 2), (2, 7), (29, 30))
+    assert parts_of(4, 0) == ((0, 1), (1, 2), (2, 3), (3, 4))
+    with pytest.raises(FieldError, match="model has 3 layers; a profile takes 4"):
+        parts_of(3, 1)
+
+
+def test_a_text_is_as_long_as_the_model_takes() -> None:
+    assert contexts_within(4096) == (0, 512, 2048)
+    assert contexts_within(800) == (0, 512)
+    assert contexts_within(100) == (0,)
+
+
+def test_a_stage_of_many_that_is_no_slower_counts_alone() -> None:
+    assert layer_ms(one=3.0, many=2.0, layers=4) == 0.5
+    assert layer_ms(one=3.0, many=5.0, layers=1) == 5.0
+
+
+def test_what_is_tried_leaves_no_trace_and_what_stays_is_told_once() -> None:
+    text = MeasuredText(50)
+    tried, stays, then = text.attempt(3), text.advance(2), text.attempt(1)
+    assert (tried.rows.slots, stays.rows.slots, then.rows.slots) == ([0, 1, 2], [0, 1], [2])
+    assert (tried.wanted, stays.wanted) == ([0, 1, 2], [])
+    assert [one.slots for one in then.committed] == [[0, 1]]
+    assert not text.attempt(1).committed
+    nodes = [*tried.rows.nodes, *stays.rows.nodes, *then.rows.nodes]
+    assert len(set(nodes)) == len(nodes)

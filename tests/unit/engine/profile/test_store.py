@@ -1,0 +1,68 @@
+"""What is kept of profiles: found again by what it depends on, and never in another's place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.cluster.spec import Link
+from penstock.core import ConfigError
+from penstock.engine.profile.links import link_key, slower_ways, stored_links
+from penstock.engine.profile.store import DeviceKey, DeviceProfile, LinkProfile, ProfileStore
+from penstock.hosts.doctor.report import LinkRates
+from tests.unit.cluster.test_measured import TIMES
+
+KEY = DeviceKey(
+    host="a",
+    node="a.lan",
+    device="cpu",
+    device_model="x86_64",
+    threads=2,
+    model="0" * 64,
+    dtype="float32",
+    quantization="none",
+    penstock="1",
+    torch="2",
+)
+
+
+def test_a_profile_is_of_one_device_model_and_version(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path / "profiles")
+    assert store.times(KEY) is None
+    store.keep(DeviceProfile(key=KEY, times=TIMES))
+    assert ProfileStore(tmp_path / "profiles").times(KEY) == TIMES
+    for name, other in {"threads": 1, "quantization": "int4", "torch": "3", "host": "b", "model": "1" * 64}.items():
+        assert store.times(msgspec.structs.replace(KEY, **{name: other})) is None
+
+
+def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path)
+    store.keep(DeviceProfile(key=KEY, times=TIMES))
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:-9], whole.replace(b'"rows":[1,4]', b'"rows":[4,1]'), whole.replace(b'"a"', b'"b"')):
+        file.write_bytes(damaged)
+        assert store.times(KEY) is None
+
+
+def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written"):
+        ProfileStore(tmp_path / "file").keep(DeviceProfile(key=KEY, times=TIMES))
+
+
+def test_links_are_known_both_ways_by_the_worse_figures_and_only_all_together(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path)
+    there, back = ("b", "localhost", 0.5, 3.0), ("localhost", "b", 0.9, 1.0)
+    (found,) = slower_ways(
+        LinkRates(source=one, to=other, bandwidth_gbit_s=rate, latency_ms=ms) for one, other, rate, ms in (there, back)
+    )
+    assert (found.ends, found.bandwidth_gbit_s, found.latency_ms) == (("b", "localhost"), 0.5, 3.0)
+    key = link_key("localhost", "b", encrypted=True)
+    store.keep(LinkProfile(key=key, link=Link(bandwidth_gbit_s=0.5, latency_ms=3.0)))
+    assert stored_links(["localhost", "b"], store, encrypted=True) == [found]
+    assert stored_links(["localhost", "b"], store, encrypted=False) is None
+    assert stored_links(["localhost", "b", "c"], store, encrypted=True) is None
+    assert stored_links(["localhost"], store, encrypted=True) == []
