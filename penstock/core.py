@@ -105,6 +105,7 @@ INTEGERS: Final = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
 OPTIONAL: Final = ("seed", "logprobs")
 BIGGEST: Final = 2**31 - 1
 """Above every token id."""
+OUTLINE_MODES: Final = ("off", "auto", "on")
 STRUCTURES: Final = ("json", "json_object", "regex", "choice", "grammar")
 LONGEST_STRUCTURE: Final = 65_536
 """Characters. One as long takes up to a tenth of a second to compile, beside whatever else goes on."""
@@ -423,3 +424,34 @@ class RequestOutput:
     """Whether all of them have ended."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that the prefix cache had."""
+    outline: OutlineOutput | None = None
+    """How the answer came about, where ``outline_decoding`` was "on" or "auto"."""
+
+
+@dataclass
+class OutlineOutput:
+    """How an answer came about that was asked for with ``outline_decoding``.
+
+    An answer of points is not what plain decoding of the question gives. Each of its points is what plain decoding of
+    that point's own prompt gives, token for token.
+
+    ```python
+    from penstock import OutlineOutput
+
+    outline = OutlineOutput(used=True, reason='outline_decoding is "on"', titles=["Water", "The wheel"])
+    print(outline.used, outline.titles)
+    ```
+    """
+
+    used: bool = False
+    """Whether the answer is put together of points; else it is the plain one."""
+    reason: str = ""
+    """Why it is, or is not."""
+    kind: str | None = None
+    """What form the target gives the answer, where it was asked ("auto"): list, code, math, short or text."""
+    titles: list[str] = field(default_factory=list)
+    """What the points are about."""
+    points: list[RequestOutput] = field(default_factory=list)
+    """The points' own requests, in order, where the answer is put together of them."""
+    guides: list[RequestOutput] = field(default_factory=list)
+    """The requests that came before: what form the answer has, and its outline."""

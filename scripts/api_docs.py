@@ -25,6 +25,7 @@ from penstock import (
     CompletionOutput,
     ConfigError,
     FinishReason,
+    OutlineOutput,
     PenstockError,
     PipelineError,
     QueueFull,
@@ -121,6 +122,7 @@ CHAPTERS: Final = (
         (
             Entry(RequestOutput, fields=True),
             Entry(CompletionOutput, fields=True),
+            Entry(OutlineOutput, fields=True),
             Entry(FinishReason, fields=True),
             Entry(Logprob, fields=True),
             Entry(SpeculationMetrics, ("mean_acceptance_length", "hit_rate"), fields=True),

@@ -22,6 +22,8 @@ class Job:
         self.params = params
         self.requests: list[Request] = []
         self.completions: list[Completion] = []
+        self.pinned = 0
+        """First tokens of the prompt that are to stay in the prefix cache when it has ended."""
 
     @property
     def ended(self) -> bool:

@@ -18,10 +18,15 @@ from penstock.engine.empty import warn_of_empty_answers
 from penstock.engine.job import Job, Prompt, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions
+from penstock.engine.outlined.offline import Run, answer_in_points
 from penstock.engine.places.opening import open_host, resolve_on
 from penstock.engine.places.parts import EngineParts
 from penstock.engine.resolve import Resolved, check_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
+from penstock.outlines.asks import Steps
+from penstock.outlines.dialogue import Dialogue
+from penstock.outlines.forms import Forms
+from penstock.outlines.steps import Answering, check_outline
 from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.requests.request import Request
@@ -78,6 +83,7 @@ class LLM:
         except BaseException:
             self.close()
             raise
+        self._forms = Forms()
         self._loop: EngineLoop = make_loop(self._setup, self._parts, self._host)
 
     # ------------------------------------------------------------------------------------------ what users call
@@ -86,6 +92,8 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        outline_decoding: str = "off",
     ) -> list[RequestOutput]:
         """Complete all prompts and return when the last one is done, in the prompts' order.
 
@@ -102,12 +110,18 @@ class LLM:
         ```
 
         A prompt is a text, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``. ``sampling_params`` is one for all
-        prompts or a list with one for each; None takes the checkpoint's generation_config. Raises RequestError before
-        anything starts if a prompt or its parameters cannot work, or in the end if a structured output could not go on,
-        and PipelineError if a stage is lost and not replaced within ``recovery_timeout``.
+        prompts or a list with one for each; None takes the checkpoint's generation_config. ``outline_decoding`` is
+        that of ``chat``; the texts are then questions. Raises RequestError before anything starts if a prompt or its
+        parameters cannot work, or in the end if a structured output could not go on, and PipelineError if a stage is
+        lost and not replaced within ``recovery_timeout``.
         """
         many = prompts_of(prompts)
         params = self._params(sampling_params, len(many))
+        if outline_decoding != "off":
+            tokenizer = self.get_tokenizer()
+            return self._in_points(
+                [Dialogue.of_text(tokenizer, text_of_prompt(one)) for one in many], params, outline_decoding
+            )
         learn_answers(self, many, params)
         outputs = self.complete([self.job(prompt, one) for prompt, one in zip(many, params, strict=True)])
         warn_of_empty_answers(outputs, many, self._tokenizer)
@@ -123,6 +137,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        outline_decoding: str = "off",
     ) -> list[RequestOutput]:
         """Answer one conversation or several: ``generate`` with prompts that the chat template makes of messages.
 
@@ -143,8 +158,11 @@ class LLM:
         parts, and what it holds is never read as a special token. ``chat_template`` is Jinja text in place of the
         checkpoint's own, ``tools`` are functions that it describes to the model, ``chat_template_kwargs`` its further
         variables. ``continue_final_message``, with ``add_generation_prompt=False``, has the model go on with the last
-        message. Raises RequestError for messages that are none or that the template refuses, and where there is no
-        template, besides what ``generate`` raises.
+        message. ``outline_decoding`` "on" has an outline written first, and its points side by side as requests of
+        their own: an answer that is another than the plain one, and that comes sooner. "auto" has the target say
+        whether the answer is a list at all. ``RequestOutput.outline`` says what became of it. Raises RequestError for
+        messages that are none or that the template refuses, and where there is no template, besides what ``generate``
+        raises.
         """
         chat = ChatFormat(
             chat_template=chat_template,
@@ -153,8 +171,11 @@ class LLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        tokenizer = self.get_tokenizer()
-        return self.generate([chat_prompt(tokenizer, one, chat) for one in conversations_of(messages)], sampling_params)
+        tokenizer, conversations = self.get_tokenizer(), conversations_of(messages)
+        if outline_decoding != "off":
+            params = self._params(sampling_params, len(conversations))
+            return self._in_points([Dialogue(tokenizer, one, chat) for one in conversations], params, outline_decoding)
+        return self.generate([chat_prompt(tokenizer, one, chat) for one in conversations], sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Iterate over the first completion's text as it comes, in whole characters.
@@ -296,6 +317,8 @@ class LLM:
 
     def start(self, job: Job) -> None:
         """Queue a job. Raises RequestError if it can never run, PipelineError if nothing runs any more."""
+        if job.pinned:
+            self._loop.pool.cache.pin(job.ids[: job.pinned])
         for request in job.requests:
             self._loop.add(request)
 
@@ -312,7 +335,23 @@ class LLM:
                 request.finished = FinishReason.ERROR
                 request.output.finish(FinishReason.ERROR, self._host.now())
 
+    def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
+        """An answer with ``outline_decoding``, step by step. Raises RequestError for what does not go with it."""
+        check_outline(mode, params)
+        self.check(params)
+        longest = min(self._setup.max_model_len, self._setup.kv_slots)
+        return Answering(dialogue, params, self._forms, longest).steps(mode)
+
     # --------------------------------------------------------------------------------------------------- inside
+
+    def _in_points(
+        self, dialogues: Sequence[Dialogue], params: Sequence[SamplingParams], mode: str
+    ) -> list[RequestOutput]:
+        runs = [
+            Run(self.steps(dialogue, one, mode), dialogue.plain())
+            for dialogue, one in zip(dialogues, params, strict=True)
+        ]
+        return answer_in_points(self, runs)
 
     def _pieces(self, job: Job) -> Iterator[str]:
         completion = job.completions[0]
@@ -362,6 +401,14 @@ class LLM:
     def _abort_all(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self.abort(job)
+
+
+def text_of_prompt(prompt: Prompt) -> str:
+    """Raises RequestError for a prompt of token ids, which no guide can stand before."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    if not isinstance(text, str) or (isinstance(prompt, Mapping) and "prompt_token_ids" in prompt):
+        raise RequestError("outline_decoding needs the question as a text, not as token ids")
+    return text
 
 
 def text_of(completion: Completion) -> Iterator[str]:

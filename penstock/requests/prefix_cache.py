@@ -5,7 +5,8 @@ found by the block they follow and their tokens, so that what is found is what w
 hashes alike (vLLM's automatic prefix caching hashes the chain; here the chain itself is the key of a dict).
 
 Requests hold references. A block that nobody holds any more stays until its slots are wanted: the one that was let go
-first goes first, and of one request's blocks the last, so that no block ever outlives the one that it follows.
+first goes first, and of one request's blocks the last, so that no block ever outlives the one that it follows. Those of
+a pinned text go after all others: what every request of some kind begins with outlasts whatever comes between two.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from penstock.tree import Node
 
 BLOCK: Final = 16
 """Tokens of one block; vLLM's block size."""
+MOST_PINS: Final = 64
+"""Texts that are pinned at a time; a further one takes the place of the oldest."""
 
 
 @dataclass(eq=False)
@@ -29,6 +32,7 @@ class Block:
     before: int
     nodes: tuple[Node, ...]
     holders: int = 0
+    pinned: bool = False
 
     @property
     def key(self) -> tuple[int, tuple[int, ...]]:
@@ -42,16 +46,20 @@ class PrefixCache:
         self._known: dict[tuple[int, tuple[int, ...]], Block] = {}
         self._unheld: dict[int, Block] = {}
         """By number, in the order in which they are to go."""
+        self._unheld_pinned: dict[int, Block] = {}
+        """Likewise, once none of the others is left."""
+        self._pins: dict[tuple[int, ...], None] = {}
+        """Whole blocks, the oldest text first."""
         self._made = 0
 
     @property
     def unheld_slots(self) -> int:
         """Slots of blocks that nobody holds."""
-        return len(self._unheld) * BLOCK
+        return (len(self._unheld) + len(self._unheld_pinned)) * BLOCK
 
     @property
     def held_slots(self) -> int:
-        return (len(self._known) - len(self._unheld)) * BLOCK
+        return len(self._known) * BLOCK - self.unheld_slots
 
     def find(self, before: Block | None, tokens: Sequence[int]) -> Block | None:
         """The block of these ``BLOCK`` tokens after ``before``, or at the beginning."""
@@ -66,6 +74,20 @@ class PrefixCache:
                 return
             yield before
 
+    def pin(self, tokens: Sequence[int]) -> None:
+        """Keep the whole blocks of a text, those that are still to come too, for as long as any other could go."""
+        text = tuple(tokens[: len(tokens) // BLOCK * BLOCK])
+        if not text or text in self._pins:
+            return
+        if len(self._pins) == MOST_PINS:
+            del self._pins[next(iter(self._pins))]
+        self._pins[text] = None
+        known = list(self.chain([*text, 0]))
+        for block in reversed(known):
+            block.pinned = True
+            if self._unheld.pop(block.number, None) is not None:
+                self._unheld_pinned[block.number] = block
+
     def add(self, before: Block | None, nodes: Sequence[Node]) -> Block | None:
         """A new block, held once; None if the same tokens are there already, or what they follow is unknown."""
         number = before.number if before else 0
@@ -73,12 +95,13 @@ class PrefixCache:
         block = Block(self._made, number, tuple(map(settled, nodes)), holders=1)
         if len(nodes) != BLOCK or block.key in self._known:
             return None
+        block.pinned = (before is None or before.pinned) and self._is_pinned(block)
         self._known[block.key] = block
         return block
 
     def hold(self, block: Block) -> None:
         block.holders += 1
-        self._unheld.pop(block.number, None)
+        self._unheld_of(block).pop(block.number, None)
 
     def let_go(self, blocks: Sequence[Block]) -> None:
         """A request's blocks, in the order of its text."""
@@ -87,13 +110,22 @@ class PrefixCache:
                 raise PenstockError(f"block {block.number} of the prefix cache was let go more often than held")
             block.holders -= 1
             if not block.holders:
-                self._unheld[block.number] = block
+                self._unheld_of(block)[block.number] = block
 
     def evict(self) -> list[int]:
         """Forget the block that nobody has held for longest and return its slots. Call only if there is one."""
-        block = self._unheld.pop(next(iter(self._unheld)))
+        unheld = self._unheld or self._unheld_pinned
+        block = unheld.pop(next(iter(unheld)))
         del self._known[block.key]
         return [node.slot for node in block.nodes]
+
+    def _unheld_of(self, block: Block) -> dict[int, Block]:
+        return self._unheld_pinned if block.pinned else self._unheld
+
+    def _is_pinned(self, block: Block) -> bool:
+        """Whether a block that follows a pinned one, or none, has a pinned text's next tokens."""
+        first = block.nodes[0].position
+        return any(pin[first : first + BLOCK] == block.key[1] for pin in self._pins)
 
 
 def settled(node: Node) -> Node:

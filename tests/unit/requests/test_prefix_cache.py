@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core import PenstockError
-from penstock.requests.prefix_cache import BLOCK, Block, PrefixCache
+from penstock.requests.prefix_cache import BLOCK, MOST_PINS, Block, PrefixCache
 from penstock.requests.slots import SlotPool
 from penstock.tree import Node
 
@@ -113,3 +113,39 @@ def test_no_block_outlives_the_one_that_it_follows(seed: int) -> None:
         numbers = {block.number for block in cache._known.values()} | {0}
         assert all(block.before in numbers for block in cache._known.values())
         assert cache.held_slots == BLOCK * len({block.number for blocks in held for block in blocks})
+
+
+def test_pinned_blocks_go_after_all_others_whether_they_were_there_when_they_were_pinned_or_came_later() -> None:
+    cache = PrefixCache()
+    there, other = chain(cache, [1] * 2 * BLOCK), chain(cache, [2] * BLOCK)
+    cache.let_go(there)
+    cache.let_go(other)
+    cache.pin([1] * 2 * BLOCK + [9])
+    cache.pin([3] * BLOCK)
+    later = chain(cache, [3] * BLOCK + [4] * BLOCK)
+    cache.let_go(later)
+    gone = [cache.evict()[0] for _ in range(5)]
+    in_order = [other[0], later[1], there[1], there[0], later[0]]
+    assert gone == [block.nodes[0].slot for block in in_order]
+    assert cache.unheld_slots == cache.held_slots == 0
+
+
+def test_a_pinned_block_that_is_held_again_is_not_evicted() -> None:
+    cache = PrefixCache()
+    cache.pin([1] * BLOCK)
+    pinned, other = chain(cache, [1] * BLOCK), chain(cache, [2] * BLOCK)
+    cache.let_go(pinned)
+    cache.hold(pinned[0])
+    cache.let_go(other)
+    assert cache.evict() == [node.slot for node in other[0].nodes]
+    assert (cache.held_slots, cache.unheld_slots) == (BLOCK, 0)
+
+
+def test_less_than_a_block_is_not_pinned_and_the_oldest_pin_gives_way() -> None:
+    cache = PrefixCache()
+    cache.pin([1] * (BLOCK - 1))
+    cache.pin([5] * BLOCK)
+    for token in range(100, 100 + MOST_PINS):
+        cache.pin([token] * BLOCK)
+    oldest, kept, short = (chain(cache, [token] * BLOCK)[0] for token in (5, 100, 1))
+    assert (oldest.pinned, kept.pinned, short.pinned) == (False, True, False)
