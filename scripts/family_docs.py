@@ -31,7 +31,6 @@ change those, not this. A family is the `model_type` of a checkpoint's `config.j
 configuration.
 
 - *Runs*: the project's tests compare its token ids with those of transformers' `generate`, on small random checkpoints.
-  Gemma 4 runs where its layers share nothing.
 - *Runs, untested*: it has what a pipeline needs, and nobody has compared its ids. A row is tried whenever a stage is
   loaded, and a model that does more than its configuration tells is refused then.
 - Everything else is refused by its name, before anything is loaded.

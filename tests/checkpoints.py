@@ -36,6 +36,16 @@ _COMMON: Final[dict[str, Any]] = {
 }
 _WINDOW: Final = 6
 _MIXED: Final = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+_SHARED: Final = [
+    "sliding_attention",
+    "full_attention",
+    "sliding_attention",
+    "sliding_attention",
+    "full_attention",
+    "sliding_attention",
+    "full_attention",
+]
+"""Of which the last four read the keys and values of the second and third."""
 _LLAMA3_ROPE: Final = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -155,6 +165,44 @@ UNUSUAL: Final[dict[str, dict[str, Any]]] = {
         "tie_word_embeddings": True,
         "final_logit_softcapping": 8.0,
     },
+    "gemma4_shared": {
+        "model_type": "gemma4_text",
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "num_hidden_layers": 7,
+        "sliding_window": _WINDOW,
+        "layer_types": _SHARED,
+        "num_kv_shared_layers": 4,
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": VOCAB,
+        "use_double_wide_mlp": True,
+        "tie_word_embeddings": True,
+        "final_logit_softcapping": 8.0,
+    },
+    "gemma4_unified": {
+        "model_type": "gemma4_unified_text",
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "sliding_window": _WINDOW,
+        "layer_types": _MIXED,
+        "num_kv_shared_layers": 2,
+        "tie_word_embeddings": True,
+    },
+    "gemma3n": {
+        "model_type": "gemma3n_text",
+        "head_dim": 16,
+        "num_hidden_layers": 7,
+        "sliding_window": _WINDOW,
+        "layer_types": _SHARED,
+        "num_kv_shared_layers": 4,
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": VOCAB - 10,
+        "laurel_rank": 4,
+        "altup_num_inputs": 3,
+        "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
+        "tie_word_embeddings": True,
+        "final_logit_softcapping": 8.0,
+    },
 }
 """Attention that differs from layer to layer in more than its window."""
 _LINEAR: Final = ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"]
@@ -263,7 +311,7 @@ WRAPPERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gemma3": ("gemma3", _TOWER),
     "mistral3": ("mistral", {**_TOWER, "model_type": "pixtral"}),
     "llama4": ("llama4", {**_TOWER, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}),
-    "gemma4": ("gemma4", {**_TOWER, "head_dim": 8, "num_key_value_heads": 2}),
+    "gemma4": ("gemma4_shared", {**_TOWER, "head_dim": 8, "num_key_value_heads": 2}),
 }
 """Multimodal architectures: that of the text part, and what to make of the vision tower."""
 

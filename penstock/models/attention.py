@@ -8,7 +8,7 @@ e the widths of keys and values (they differ under MLA). An arena holds one laye
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -63,10 +63,14 @@ def attending(attend: Attend) -> Iterator[None]:
 
 
 class Arenas:
-    """Keys and values of every layer of a stage, by slot. A layer's arena is made, zeroed, when it first stores."""
+    """Keys and values of every layer of a stage, by slot. A layer's arena is made, zeroed, when it first stores.
 
-    def __init__(self, capacity: int) -> None:
+    ``made_by`` says of layers that have none of their own which layer's they read.
+    """
+
+    def __init__(self, capacity: int, made_by: Mapping[int, int] | None = None) -> None:
         self.capacity = capacity
+        self.made_by = made_by or {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._joint: dict[int, Tensor] = {}
         """Where keys and values are alike: the layer's two arenas as one, [2 K, capacity, d]."""
@@ -225,6 +229,8 @@ class SlotAttention:
         self.arenas = arenas
         self.plan = plan
         self.kernel = kernel
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+        """Arenas by the layers that have stored this batch: one may be read by others."""
 
     def __call__(
         self,
@@ -241,7 +247,10 @@ class SlotAttention:
         joint: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        keys, values = self.arenas.store(module.layer_idx, self.plan.slots_N, key_KNd, value_KNe, joint)
+        layer = self.arenas.made_by.get(module.layer_idx, module.layer_idx)
+        if layer not in self._stored:
+            self._stored[layer] = self.arenas.store(layer, self.plan.slots_N, key_KNd, value_KNe, joint)
+        keys, values = self._stored[layer]
         scoring = Scoring(scaling, softcap, s_aux)
         segments = self.plan.segments(sliding_window, getattr(module, "chunk", None))
         if hasattr(module, "growth"):

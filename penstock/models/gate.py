@@ -8,6 +8,7 @@ from typing import Any, Final
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from penstock.core import ConfigError
+from penstock.models.carried.layout import CARRYING
 from penstock.models.text_part import WRAPPERS
 
 ATTENTION_TYPES: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention", "hybrid"})
@@ -19,7 +20,6 @@ OTHER_TYPES: Final = frozenset({"mlp", "moe"})
 PLAIN_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
 """Those of which any architecture may have some."""
 REFUSED: Final = {
-    "gemma3n": "its layers share keys and values with each other and take per-layer embeddings",
     "deepseek_v4": "its attention reads compressed blocks of keys and values",
     "minimax_m3": "its attention selects blocks of keys",
     "hrm_text": "it runs its layers several times",
@@ -30,7 +30,7 @@ REFUSED_FIELDS: Final = {
     "num_kv_shared_layers": "its layers share keys and values with each other",
     "hidden_size_per_layer_input": "its layers take per-layer embeddings",
 }
-"""What only some checkpoints of an architecture have: Gemma 4's small ones."""
+"""What ``models/carried/`` knows of some architectures, and nobody of others."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def check_supported(config: Any) -> Parts:
         if config.model_type.startswith(beginning):
             raise refusal(config, reason)
     for field, reason in REFUSED_FIELDS.items():
-        if getattr(config, field, None):
+        if config.model_type not in CARRYING and getattr(config, field, None):
             raise refusal(config, reason)
     parts = (RECURRENT | CHUNKED).get(config.model_type)
     known = ATTENTION_TYPES | RECURRENT_TYPES | OTHER_TYPES if parts else PLAIN_TYPES

@@ -15,6 +15,8 @@ from penstock.core import ConfigError, PenstockError
 from penstock.dtypes import torch_dtype
 from penstock.foreign_files import CONFIG_FILE, said
 from penstock.models.attention import ATTENTION
+from penstock.models.carried.layout import carries, is_outside
+from penstock.models.carried.own_part import keep_own, own_tensors
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.gate import model_class
 from penstock.models.quantization.stored import remember
@@ -119,11 +121,13 @@ def _own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib
     """Lazy slices of the tensors of this stage."""
     at_an_end = first == 0 or last == checkpoint.num_layers
 
-    def wanted(layer: int | None) -> bool:
-        return first <= layer < last if layer is not None else at_an_end
+    def wanted(name: str) -> bool:
+        layer = layer_of(name)
+        return first <= layer < last if layer is not None else at_an_end or (carrying and is_outside(name))
 
-    names = [name for name in checkpoint.weights.names() if wanted(layer_of(name))]
-    return checkpoint.weights.slices(names, files)
+    carrying = carries(checkpoint.config)
+    found = checkpoint.weights.slices(filter(wanted, checkpoint.weights.names()), files)
+    return own_tensors(found, checkpoint.config, first, last)
 
 
 def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping[str, Any]) -> Any:
@@ -144,6 +148,8 @@ def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping
         for i in range(len(layers)):
             if not first <= i < last:
                 layers[i] = ForeignLayer(layers[i], parts.returned)
+        if carries(config):
+            keep_own(base, config, first, last)
         if not is_last:
             setattr(base, parts.norm, PassThrough())
         if not is_first and not tied:

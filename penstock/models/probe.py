@@ -35,7 +35,8 @@ class ProbedAttention:
         self.calls: list[_Call] = []
 
     def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Tensor:
-        self.calls.append(_Call(module.layer_idx, options.get("sliding_window"), problem_of(mask, options)))
+        causal = {"is_causal": getattr(module, "is_causal", True), **options}
+        self.calls.append(_Call(module.layer_idx, options.get("sliding_window"), problem_of(mask, causal)))
         return self.attention(module, query, key, value, mask, **options)
 
 

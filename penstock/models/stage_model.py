@@ -26,11 +26,14 @@ from penstock.models.attention import (
     plain_kernel,
     precise_kernel,
 )
+from penstock.models.carried.base import CarryingBase
+from penstock.models.carried.layout import carries, made_by, row_width, streams
+from penstock.models.carried.own_part import quantize_own
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.chunked import follow_positions
 from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import rms_norm
-from penstock.models.gate import layer_types
+from penstock.models.gate import layer_types, refusal
 from penstock.models.loader import load_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers
 from penstock.models.quantization.pack import check_covered, pack, quantize_ends, share_tied
@@ -100,6 +103,7 @@ class StageModel:
         self._precise = quantization == "int4"
         if quantization != "none":
             quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))
+            quantize_own(self._base, checkpoint.config, last - first)
         elif not plain:
             share_tied(module, self._base, parts.embed)
         norm = getattr(self._base, parts.norm)
@@ -109,14 +113,16 @@ class StageModel:
         follow_positions(checkpoint.config, own, types)
         self._host = Host(capacity, self.device, partial(new_state, plain, self._precise))
         install(checkpoint.config, own, self._host)
-        if not plain:
+        if carries(checkpoint.config):
+            self._base = CarryingBase(self._base, checkpoint.config, first, last)
+        elif not plain:
             self._base = fuse(self._base, parts, first, last)
         if quantization != "none" or not plain:
             pack(self._base, quantization)
             pack(self._causal, quantization)
         if quantization != "none":
             check_covered(getattr(self._base, parts.layers), quantization)
-        self._arenas = Arenas(capacity)
+        self._arenas = Arenas(capacity, made_by(checkpoint.config) if carries(checkpoint.config) else None)
         self._taps: list[int] = []
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
@@ -126,8 +132,10 @@ class StageModel:
         """Keep the hidden states of these layers for ``features``: 0 the embedding, k what layer k - 1 gives.
 
         The number of layers itself means the states after the last layer's norm, as in transformers; one more means
-        the same before it. Those of an earlier call are kept no longer.
+        the same before it. Those of an earlier call are kept no longer. Raises ConfigError where a layer gives several.
         """
+        if streams(self.checkpoint.config) > 1 and any(index < self.checkpoint.num_layers for index in layers):
+            raise refusal(self.checkpoint.config, "its layers have several hidden states, which no drafter reads")
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._taps = [], list(layers)
@@ -176,6 +184,16 @@ class StageModel:
         return self.checkpoint.hidden_size
 
     @property
+    def entering_width(self) -> int:
+        """Numbers that the stage before sends of a row: its hidden states, and what it carries beside them."""
+        return row_width(self.checkpoint.config, self.first)
+
+    @property
+    def leaving_width(self) -> int:
+        """Numbers that this stage sends on of a row."""
+        return row_width(self.checkpoint.config, self.last)
+
+    @property
     def vocab_size(self) -> int:
         return self.checkpoint.vocab_size
 
@@ -191,7 +209,10 @@ class StageModel:
 
     @torch.inference_mode()
     def forward(self, view: BatchView, hidden: Tensor | None) -> Tensor:
-        """Compute the rows and store their keys and values; [N, D] in and out (in: None to embed the tokens)."""
+        """Compute the rows and store their keys and values.
+
+        [N, entering width] in, None to embed the tokens; [N, leaving width] out, behind the last layer [N, D].
+        """
         if hidden is not None and self.first == self.last:
             return hidden
         return self._run(view, hidden, self._attention(view))
@@ -228,12 +249,14 @@ class StageModel:
 
     def _run(self, view: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
-        if hidden is None:
-            inputs = {"input_ids": torch.from_numpy(view.tokens)[None].to(self.device)}
-        else:
-            inputs = {"inputs_embeds": hidden[None].to(self.device, torch_dtype(self.dtype))}
+        tokens_1N = torch.from_numpy(view.tokens)[None].to(self.device)
+        if hidden is not None:
+            hidden = hidden.to(self.device, torch_dtype(self.dtype))
         self._host.begin(view)
         with attending(attend):
+            if isinstance(self._base, CarryingBase):
+                return self._base(tokens_1N, positions_1N, hidden)
+            inputs = {"input_ids": tokens_1N} if hidden is None else {"inputs_embeds": hidden[None]}
             output = self._base(**inputs, position_ids=positions_1N, use_cache=False)
         return output.last_hidden_state[0]
 
@@ -243,7 +266,7 @@ class StageModel:
         if self.first == self.last:
             return
         config, view = self.checkpoint.config, _one_row()
-        given = None if self.is_first else torch.full((1, self.hidden_size), 0.5, dtype=torch_dtype(self.dtype))
+        given = None if self.is_first else torch.full((1, self.entering_width), 0.5, dtype=torch_dtype(self.dtype))
         entered: list[Tensor] = []
         layer = getattr(self._base, self.checkpoint.parts.layers)[self.first]
         hook = layer.register_forward_pre_hook(lambda _, args: entered.extend(args[:1]))
@@ -252,7 +275,7 @@ class StageModel:
         hook.remove()
         check_calls(config, self.first, self.last, probed)
         check_mixers(config, self.first, self.last, [mixer.calls for mixer in self._host.mixers])
-        if given is not None:
+        if given is not None and not isinstance(self._base, CarryingBase):
             check_entry(config, given.to(self.device), entered[0] if entered else None)
         self._arenas.zero()
         self._host.zero()

@@ -8,7 +8,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-WRAPPERS: Final = frozenset({"qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "llama4", "gemma4"})
+WRAPPERS: Final = frozenset(
+    {"qwen3_5", "qwen3_5_moe", "gemma3", "gemma3n", "mistral3", "llama4", "gemma4", "gemma4_unified"}
+)
 """Multimodal architectures whose text part, given text alone, computes what the whole does."""
 WRAPPED: Final = "text_config"
 """Where a multimodal configuration has that of its language model."""

@@ -110,7 +110,9 @@ class Worker:
         else:
             layers.forget()
         self.layers = layers
-        self._width = layers.hidden_size  # looked up once: a checkpoint's configuration takes as long as a message
+        # Looked up once: a checkpoint's configuration takes as long as a message.
+        self._width = layers.hidden_size
+        self._entering, self._leaving = layers.entering_width, layers.leaving_width
         self._core = self._framed(make_core(spec.plan, spec.index, spec.stages, layers))
         self._driver = make_driver(spec.plan, spec.index, self._core, time.monotonic)
         if spec.plan.tap is not None:
@@ -230,7 +232,7 @@ class Worker:
         """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
         if self._spec.index == 0 or not batch.alive:
             return None
-        if (batch.dtype, batch.width) != (self._spec.plan.dtype, self._width):
+        if (batch.dtype, batch.width) != (self._spec.plan.dtype, self._entering):
             raise MalformedMessage(f"batch {batch.stream} brings {batch.dtype or 'no'} states of width {batch.width}")
         return frames[1]
 
@@ -248,7 +250,7 @@ class Worker:
             session = plan.tap.session
         if outgoing.tensor is None or not isinstance(message, Batch | Features):
             return (encode(message, session, outgoing.arrives),)
-        message.width = self._width * (len(message.layers) if isinstance(message, Features) else 1)
+        message.width = self._width * len(message.layers) if isinstance(message, Features) else self._leaving
         message.dtype = plan.dtype
         return encode(message, session, outgoing.arrives), outgoing.tensor
 

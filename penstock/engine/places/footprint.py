@@ -41,17 +41,29 @@ def numbers_by_part(sizes: Mapping[str, int]) -> dict[int | str, int]:
     numbers: dict[int | str, int] = {}
     for name, size in sizes.items():
         layer = layer_of(name)
-        part = layer if layer is not None else "embedding" if "embed" in name else "rest"
+        part = layer if layer is not None else outside_part(name)
         numbers[part] = numbers.get(part, 0) + size
-    return numbers
+    layers = [part for part in numbers if isinstance(part, int)]
+    each = numbers.pop("for every layer", 0) // max(1, len(layers))
+    return numbers | {layer: numbers[layer] + each for layer in layers}
+
+
+def outside_part(name: str) -> str:
+    from penstock.models.carried.layout import is_outside
+
+    if is_outside(name):
+        return "for every layer"
+    return "embedding" if "embed" in name else "rest"
 
 
 def attending(config: Any, layers: int) -> list[bool]:
     """Whether each layer keeps keys and values. What layers that carry a state keep is not reckoned with."""
+    from penstock.models.carried.layout import carries, readers
     from penstock.models.gate import ATTENTION_TYPES, layer_types
 
     types = layer_types(config)
-    return [kind in ATTENTION_TYPES for kind in types] if types else [True] * layers
+    others = readers(config) if carries(config) else range(0)
+    return [index not in others and kind in ATTENTION_TYPES for index, kind in enumerate(types)] or [True] * layers
 
 
 def kv_width(config: Any) -> int:

@@ -54,7 +54,13 @@ def whole(file: Path) -> FilePart:
 
 def safetensors_part(file: Path, layers: Collection[Layers], total: int, wrapped: bool = False) -> FilePart:
     """What is needed of one file; of a multimodal checkpoint (``wrapped``) nothing but its text part is."""
+    from penstock.models.carried.layout import is_outside
     from penstock.models.shards import layer_of
+
+    def needed(name: str) -> bool:
+        if wrapped and text_name(name) is None:
+            return False
+        return is_needed(layer_of(name), layers, total) or (bool(layers) and is_outside(name))
 
     with file.open("rb") as opened:
         begin = 8 + int.from_bytes(opened.read(8), "little")
@@ -63,11 +69,7 @@ def safetensors_part(file: Path, layers: Collection[Layers], total: int, wrapped
             places = {name: tuple(info["data_offsets"]) for name, info in header.items() if name != "__metadata__"}
         except (ValueError, KeyError, TypeError, MemoryError) as error:
             raise ConfigError(f"model: {file.name} is damaged: {error}; download it again") from error
-    wanted = [
-        (begin + start, begin + end)
-        for name, (start, end) in places.items()
-        if is_needed(layer_of(name), layers, total) and not (wrapped and text_name(name) is None)
-    ]
+    wanted = [(begin + start, begin + end) for name, (start, end) in places.items() if needed(name)]
     return FilePart(file.name, file.stat().st_size, merged([(0, begin), *wanted]))
 
 

@@ -39,6 +39,14 @@ class FeatureReader:
         return int(self.module.hidden_size)
 
     @property
+    def entering_width(self) -> int:
+        return self.hidden_size
+
+    @property
+    def leaving_width(self) -> int:
+        return self.hidden_size
+
+    @property
     def kv_bytes(self) -> int:
         return 0
 

@@ -73,7 +73,7 @@ def check_same(model: AutoModelForCausalLM, prompt: Sequence[int], found: list[i
     return False
 
 
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "qwen3_5"])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "qwen3_5", "gemma3n"])
 def test_every_strategy_gives_the_tokens_of_generate(architecture: str, tmp_path: Path) -> None:
     target = make_checkpoint(tmp_path, architecture)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)

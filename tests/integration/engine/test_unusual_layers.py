@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from penstock import LLM, SamplingParams
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.messages import Sampling
+from penstock.models.checkpoint import open_checkpoint
 from penstock.requests.request import Request
 from penstock.strategies.continuous import Continuous
-from tests.checkpoints import FURTHER, LAYERS, RECURRENT, UNUSUAL, VOCAB, make_checkpoint
+from tests.checkpoints import FURTHER, RECURRENT, UNUSUAL, VOCAB, make_checkpoint
 from tests.engines import InProcessEngine, Picks
 from tests.generated import generate
 from tests.integration.engine.test_architectures import PROMPT, check_tree
@@ -30,9 +32,21 @@ def test_greedy_texts_and_trees_are_those_of_transformers(architecture: str, tmp
     reference = AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval()
     expected = generate(reference, PROMPT, 24)
     assert len(set(expected)) > 7, "a text that repeats itself would hide mistakes"
-    assert Staged(path, LAYERS).greedy(PROMPT, 24) == expected
+    assert Staged(path, open_checkpoint(str(path)).num_layers).greedy(PROMPT, 24) == expected
     check_tree(path, reference, plain=False, spread=4)
     check_tree(path, reference, plain=True, spread=1)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_rows_carry_travels_between_processes(temperature: float, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "gemma3n", tokenizer=True, seed=2)
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=16, ignore_eos=True)
+    found = []
+    for stages, config in ((1, None), (3, {"method": "ngram"})):
+        with LLM(str(path), pipeline_parallel_size=stages, speculative_config=config, max_model_len=64) as llm:
+            found.append(llm.generate(["abcabcab"], params)[0].outputs[0].token_ids)
+    assert found[0] == found[1]
 
 
 def test_requests_that_share_a_prefix_and_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

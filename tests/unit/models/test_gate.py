@@ -14,8 +14,7 @@ from penstock.models.gate import RECURRENT, Parts, check_supported, text_config
     [
         ("gpt2", "no pipeline plan"),
         ("bert", "no pipeline plan"),
-        ("gemma3n", "share keys and values"),
-        ("gemma4_text", "per-layer embeddings"),
+        ("gemma3n", "multimodal"),
         ("mamba", "linear_attention"),
         ("minimax", "linear_attention"),
         ("zamba2", "hybrid"),
@@ -41,11 +40,11 @@ def test_parts_come_from_the_pipeline_plan() -> None:
     assert check_supported(AutoConfig.for_model("gpt_neox")).embed == "embed_in"
 
 
-def test_gemma_4_runs_where_no_layer_shares_anything() -> None:
-    alone = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
-    assert check_supported(AutoConfig.for_model("gemma4_text", **alone)).norm == "norm"
-    with pytest.raises(ConfigError, match=r"'gemma4_text' .*share keys and values"):
-        check_supported(AutoConfig.for_model("gemma4_text", **{**alone, "num_kv_shared_layers": 2}))
+@pytest.mark.parametrize("field", ["num_kv_shared_layers", "hidden_size_per_layer_input"])
+def test_what_rows_carry_is_known_of_some_architectures_alone(field: str) -> None:
+    assert check_supported(AutoConfig.for_model("gemma4_text", **{field: 2})).norm == "norm"
+    with pytest.raises(ConfigError, match=r"'llama' .*(share keys and values|per-layer embeddings)"):
+        check_supported(AutoConfig.for_model("llama", **{field: 2}))
 
 
 @pytest.mark.parametrize("model_type", RECURRENT)

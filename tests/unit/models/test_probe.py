@@ -48,6 +48,13 @@ def test_strange_calls_are_refused(arguments: dict[str, Any], reason: str) -> No
         probe(**arguments)
 
 
+def test_a_layer_that_looks_both_ways_is_refused() -> None:
+    probed = ProbedAttention(lambda *args, **options: ROW)  # type: ignore[arg-type]
+    probed(SimpleNamespace(layer_idx=0, is_causal=False), ROW, ROW, ROW, None)
+    with pytest.raises(ConfigError, match="not causal"):
+        check_calls(CONFIG, 0, 1, probed)
+
+
 def test_hidden_states_changed_on_the_way_in_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Granite multiplies whatever enters; here nobody told its later stages not to."""
     path = make_checkpoint(tmp_path, "granite")

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from penstock.models.gate import check_supported, text_config
 from scripts.family_docs import PAGE, RUNS, TESTED, UNTESTED, row, verdict
 
-SAMPLE = ["seed_oss", "gpt2", "bart", "mamba", "gemma3n_text", "deepseek_v4", "minimax"]
+SAMPLE = ["seed_oss", "gpt2", "bart", "mamba", "gemma4_unified_text", "deepseek_v4", "minimax"]
 
 
 def rows() -> dict[str, set[str]]:
