@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "keys": "Make the keys with which the hosts of a cluster know each other: new begins one, add HOST lets one in.",
     "hosts": "List HOSTS on which workers run: devices, memory, cores, versions, and how far away they are.",
     "doctor": "Measure this host, others and the links between them, and say what to change.",
+    "rebalance": "Have a server's stages move back to hosts that are back now, not once no request runs.",
     "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",
     "chat": "Talk to a model behind an OpenAI-compatible server; a pipe's lines are answered one after the other.",
     "simulate": (
@@ -35,13 +36,7 @@ COMMANDS: Final = {
     ),
 }
 """What each does. Its ``app`` is in the module of its name, unless PLACES has it elsewhere."""
-PLACES: Final = {
-    "worker": "hosts.worker",
-    "keys": "hosts.keys",
-    "hosts": "hosts.hosts",
-    "doctor": "hosts.doctor",
-    "profile": "hosts.profile",
-}
+PLACES: Final = {name: f"hosts.{name}" for name in ("worker", "keys", "hosts", "doctor", "profile", "rebalance")}
 
 
 class Commands(TyperGroup):

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -275,6 +276,17 @@ class AsyncLLM:
         except TimeoutError:
             if self.stats().recovering is None:
                 raise PipelineError(f"no token came within {timeout:.0f} s") from None
+
+    async def rebalance(self) -> bool:
+        """Have stages that were moved from a lost host move back to it now, if it is back: requests pause meanwhile.
+
+        Without this they do once nothing runs. Returns whether any stage moves. Raises PipelineError if the engine has
+        ended.
+        """
+        self._llm.loop.check_taking()
+        moves: Future[bool] = Future()
+        self._command(lambda: moves.set_result(self._llm.loop.rebalance()))
+        return await asyncio.wrap_future(moves)
 
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer. Raises RequestError if there is none."""

@@ -130,6 +130,10 @@ class EngineLoop:
         """Why nothing runs any more, for good or until hosts are back; may be read from any thread."""
         return self.ended if self.ended is not None or self.recovery is None else self.recovery.given_up
 
+    def rebalance(self) -> bool:
+        """Have stages move to hosts that are back: requests that run pause. Returns whether any stage does."""
+        return self.recovery is not None and self.recovery.ask_to_move()
+
     def check_taking(self) -> None:
         """Raise PipelineError where no request is taken; may be called from any thread."""
         if self.ended is not None:

@@ -9,7 +9,8 @@
          '--------------------------^
            the drafter alone is lost
 
-Where nothing runs and hosts are back that stages were moved from, stages restart as if they were lost, on those hosts.
+Where hosts are back that stages were moved from, and nothing runs or somebody asks for it, stages restart there as if
+they were lost.
 
 A request that begins anew is one that was preempted: its text so far becomes its prompt, and the tokens that follow are
 the same, since each is a function of the text before it. Nothing here knows how stages are started: ``Parts`` does.
@@ -143,6 +144,8 @@ class Recovery:
         self._began_at = 0.0
         self._moving = False
         """Whether nothing is lost, and stages move to hosts that are back."""
+        self._asked_to_move = False
+        """Whether stages are to move as soon as nothing is lost, though requests run."""
         self._losses = 0
         """In a row."""
         self._tokens = -1
@@ -175,9 +178,15 @@ class Recovery:
             self._move(loop)
         return self._lost is None
 
+    def ask_to_move(self) -> bool:
+        """Have stages that would be started elsewhere now move, though requests run. Returns whether there are any."""
+        self._asked_to_move = bool(self._timeout) and self._lost is None and self.parts.out_of_place
+        return self._asked_to_move
+
     def is_due_to_move(self, loop: Requests) -> bool:
-        """Whether nothing runs, nothing is lost, and stages would be started elsewhere now."""
-        return bool(self._timeout) and self.due == math.inf and not loop.running and self.parts.out_of_place
+        """Whether nothing is lost, stages would be started elsewhere now, and nothing runs or somebody asked for it."""
+        may_move = bool(self._timeout) and self.due == math.inf and (self._asked_to_move or not loop.running)
+        return may_move and self.parts.out_of_place
 
     def _move(self, loop: Requests) -> None:
         """Have stages start where they would have been started, had their hosts been there."""
@@ -185,7 +194,7 @@ class Recovery:
         self.parts.drop_stages()
         loop.vacate()
         self._lost = PipelineLost("stages move to hosts that are back")
-        self.reason, self._moving = str(self._lost), True
+        self.reason, self._moving, self._asked_to_move = str(self._lost), True, False
         self._attempts, self._began_at = 0, self._clock.now()
         self.due = self._began_at
 

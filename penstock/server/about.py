@@ -1,4 +1,4 @@
-"""How a server does: ``/health``, ``/metrics`` and ``/version``."""
+"""How a server does: ``/health``, ``/metrics`` and ``/version``; and what is to be done to it: ``/rebalance``."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Health(BaseModel):
     last_step_seconds_ago: float | None
 
 
+class Rebalanced(BaseModel):
+    moving: bool
+
+
 class Version(BaseModel):
     version: str
 
@@ -52,6 +56,11 @@ def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIR
     @routes.get("/version", responses=error_responses(401))
     async def version() -> Version:
         return Version(version=penstock.__version__)
+
+    @routes.post("/rebalance", responses=error_responses(401, 503))
+    async def rebalance() -> Rebalanced:
+        """Have stages that were moved from a lost host move back to it now, if it is back: requests pause meanwhile."""
+        return Rebalanced(moving=await llm.rebalance())
 
     return routes
 

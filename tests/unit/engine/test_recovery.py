@@ -223,6 +223,25 @@ def test_stages_move_once_nothing_runs() -> None:
     assert stages.recovery.recoveries == 0
 
 
+def test_stages_move_amid_a_request_where_somebody_asks_for_it() -> None:
+    stages = Stages()
+    request = stages.add(0)
+    for _ in range(5):
+        stages.loop.step()
+    assert not stages.loop.rebalance(), "they are where they belong"
+    stages.out_of_place = True
+    stages.loop.step()
+    assert not stages.started, "a request runs"
+    assert stages.loop.rebalance()
+    stages.loop.step()
+    assert stages.recovery.reason == "stages move to hosts that are back"
+    assert request.finished is None
+    stages.run()
+    assert len(stages.started) == 1
+    assert tokens_of(request) == expected()
+    assert stages.recovery.recoveries == 0
+
+
 def test_without_a_timeout_every_loss_is_an_error() -> None:
     stages = Stages()
     stages.loop.recovery = Recovery(stages, stages.clock, 0.0)

@@ -28,6 +28,11 @@ class Engine:
     def stats(self) -> EngineStats:
         return self._found
 
+    moving = False
+
+    async def rebalance(self) -> bool:
+        return self.moving
+
     async def check_health(self) -> None:
         if self._problem:
             raise PipelineError(self._problem)
@@ -54,6 +59,15 @@ def test_health_says_what_is_lost_and_whether_that_will_pass(
 ) -> None:
     health, _ = replies(engine)
     assert (health.status_code, health.json()["status"], health.json()["reason"]) == (status, word, reason)
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_a_server_says_whether_stages_move(moving: bool) -> None:
+    engine = Engine(FINE)
+    engine.moving = moving
+    app = FastAPI()
+    app.include_router(about_router(engine, Gate(), ServerMetrics(engine, "m").registry))  # type: ignore[arg-type]
+    assert TestClient(app).post("/rebalance").json() == {"moving": moving}
 
 
 def test_a_server_that_leaves_says_so_first() -> None:

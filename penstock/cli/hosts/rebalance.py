@@ -1,0 +1,16 @@
+"""``penstock rebalance``: stages of a server go back to hosts that are back."""
+
+from __future__ import annotations
+
+from penstock.cli.command import command, new_app
+from penstock.clients.api import Server
+
+app = new_app()
+
+
+@app.command()
+@command
+def rebalance(*, options: Server) -> None:
+    from penstock.clients.rebalance import rebalance
+
+    rebalance(options)
