@@ -133,24 +133,34 @@ def hit_cells(drafter: str, temperature: str, sets: Mapping[str, Any]) -> list[s
 
 
 def render_ids(figures: Mapping[str, Any]) -> str:
+    ways = [f"{strategy} over {stages}" for stages, strategy in real_ids.ways()]
+    tokens = max(one["tokens"] for one in figures.values())
     rows = [
         [
-            FORMATS[name],
+            FORMATS[case],
             f"{one['prompts']}",
             f"{one['answered']:,}",
-            f"{one['transformers']['others']}" if "transformers" in one else "-",
-            *(f"{one['ways'][way]}" for way in next(iter(figures.values()))["ways"]),
+            f"{one['others']}" if case == "none" else "-",
+            *(f"{one['ways'][way]}" for way in ways),
         ]
-        for name, one in figures.items()
+        for case, one in real_ids.added_up(figures).items()
     ]
-    one = next(iter(figures.values()))
-    ways = [way.replace("autoregressive", "plain") for way in one["ways"]]
     return paragraphs(
         "SmolLM2-135M-Instruct from its Q4_1 GGUF file, greedily, at most "
-        f"{one['tokens']} tokens an answer, so many requests together. How many tokens are not those that transformers "
-        "gives on the dequantised model; and how many answers, by strategy and stages, are not those of plain decoding "
-        "on one stage (in whole numbers, of each request alone). Strategies draft by prompt lookup.",
-        markdown(["weights", "prompts", "tokens", "not transformers'", *ways], rows),
+        f"{tokens} tokens an answer, of six prompt sets as many each, up to 16 requests together. How many tokens are "
+        "not those that transformers gives on the dequantised model; and how many answers, by strategy and stages, are "
+        "not those of plain decoding on one stage (in whole numbers, of each request alone). Strategies draft by "
+        "prompt lookup.",
+        markdown(
+            [
+                "weights",
+                "prompts",
+                "tokens",
+                "not transformers'",
+                *(way.replace("autoregressive", "plain") for way in ways),
+            ],
+            rows,
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """A real model's tokens: transformers' own on the dequantised model, and the same however whole numbers are computed.
 
-    python -m benchmarks.strategies.real_ids MODEL PROMPTS [--per-set N] [--tokens N] [--together N] [--only CASE ...]
+    python -m benchmarks.strategies.real_ids MODEL PROMPTS [--per-set N] [--first N] [--only CASE ...] [--runs N]
 
 MODEL is a GGUF file, PROMPTS a folder of question files. First turns are decoded greedily, so many requests together.
 Case `none` is dequantised, in float32: each token has to be the one that transformers' model has as its most probable
@@ -8,14 +8,18 @@ after the prompt and the tokens before, which is what greedy `generate` gives. C
 tokens that plain decoding on one stage gives every request alone. Each case runs over 1, 2 and 4 stages, plainly, and
 with every strategy and prompt lookup.
 
-A case is written to benchmarks/measured/strategies/real_ids.json as it ends, and is not run again while it is there
-with as many prompts and tokens.
+All of it takes hours, so that it may be done in portions, which add up: `--first` skips the prompts of every set that
+were checked already, `--runs` ends after so many runs. Each is written to benchmarks/measured/strategies/real_ids.json
+as it ends, and not repeated while it is there with as many tokens.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +30,8 @@ from benchmarks.strategies.shared_host import questions
 from penstock import LLM, SamplingParams
 from penstock.strategies.registry import STRATEGIES
 
-NAME, HOW = "real_ids", "Checked, with SmolLM2-135M-Instruct"
-COMMAND = "python -m benchmarks.strategies.real_ids MODEL PROMPTS --per-set {} --tokens {} --together {}"
+NAME, HOW = "real_ids", "Measured token by token, with SmolLM2-135M-Instruct"
+COMMAND = "python -m benchmarks.strategies.real_ids MODEL PROMPTS --only {case} --per-set {per_set} --first {first}"
 CASES = ("none", "int8", "int4")
 STAGES = (1, 2, 4)
 PLAIN = "autoregressive"
@@ -38,19 +42,22 @@ Tokens = list[list[int]]
 
 
 def answers(options: argparse.Namespace, case: str, stages: int, strategy: str, together: int) -> tuple[Tokens, Tokens]:
-    """Prompts and the tokens that follow them."""
+    """Prompts of a portion and the tokens that follow them."""
     config = None if strategy == PLAIN else {"method": "ngram", "strategy": strategy}
+    last = options.first + options.per_set
     with LLM(
         options.model,
         dtype="float32",
         quantization=case,
+        threads=1,
         pipeline_parallel_size=stages,
         max_model_len=options.longest,
         max_num_seqs=together,
         speculative_config=config,
     ) as llm:
         params = SamplingParams(temperature=0, max_tokens=options.tokens)
-        asked = [one.prompt for one in questions(llm, options.prompts, options.per_set, params)]
+        every = questions(llm, options.prompts, last, params)
+        asked = [one.prompt for one in every[options.first * len(every) // last :]]
         prompts = [list(one["prompt_token_ids"]) for one in asked]
         fit = [one for one in prompts if len(one) + options.tokens <= options.longest]
         outputs = llm.generate([{"prompt_token_ids": one} for one in fit], params)
@@ -85,24 +92,57 @@ def ways() -> Iterator[tuple[int, str]]:
     yield from ((STAGES[1], strategy) for strategy in STRATEGIES if strategy != PLAIN)
 
 
-def checked(options: argparse.Namespace, case: str) -> dict[str, Any]:
+def begun(options: argparse.Namespace, case: str) -> dict[str, Any]:
+    """A portion's reference, with nothing compared to it yet."""
     prompts, reference = answers(options, case, 1, PLAIN, options.together if case == "none" else 1)
-    found: dict[str, Any] = {"per_set": options.per_set, "tokens": options.tokens, "prompts": len(prompts)}
+    portion = {"case": case, "per_set": options.per_set, "first": options.first, "tokens": options.tokens}
+    found: dict[str, Any] = {**portion, "prompts": len(prompts)}
     if case == "none":
         found["transformers"] = judged(transformers_model(options.model), prompts, reference)
-    found["answered"] = sum(map(len, reference))
-    found["ways"] = {}
-    for stages, strategy in ways():
-        _, answered = answers(options, case, stages, strategy, options.together)
-        found["ways"][f"{strategy} over {stages}"] = differing(reference, answered)
-        print(
-            f"{case:5} {strategy:15} over {stages}: {differing(reference, answered)} of {len(prompts)} differ",
-            flush=True,
-        )
+    return found | {"answered": sum(map(len, reference)), "ways": {}, "reference": [*map(digest, reference)]}
+
+
+def runs(options: argparse.Namespace) -> Iterator[str]:
+    """What each run that is still to be done has found; it is stored before it is told."""
+    for case in options.only:
+        figures, key = kept_figures(NAME), f"{case}, {options.per_set} of each set from {options.first}"
+        if key not in figures or figures[key]["tokens"] != options.tokens:
+            figures[key] = begun(options, case)
+            keep(figures)
+            yield f"{key}: {figures[key]['answered']} tokens, transformers: {figures[key].get('transformers', '-')}"
+        one = figures[key]
+        for stages, strategy in ways():
+            if (way := f"{strategy} over {stages}") not in one["ways"]:
+                _, answered = answers(options, case, stages, strategy, options.together)
+                one["ways"][way] = differing(one["reference"], [*map(digest, answered)])
+                keep(figures)
+                yield f"{key}, {way}: {one['ways'][way]} of {one['prompts']} differ"
+
+
+def keep(figures: Mapping[str, Any]) -> None:
+    store(NAME, HOW, ([COMMAND.format(**one) for one in figures.values()], figures))
+
+
+def added_up(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By case, what the portions come to whose runs are all done: prompts, tokens, and differences by way."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in figures.values():
+        if len(one["ways"]) < len(list(ways())):
+            continue
+        total = found.setdefault(one["case"], {"prompts": 0, "answered": 0, "ways": Counter(), "others": 0})
+        total["prompts"] += one["prompts"]
+        total["answered"] += one["answered"]
+        total["ways"] += Counter(one["ways"])
+        total["others"] += one.get("transformers", {}).get("others", 0)
     return found
 
 
-def differing(one: Sequence[list[int]], other: Sequence[list[int]]) -> int:
+def digest(answer: Sequence[int]) -> str:
+    """What tells an answer from others without its tokens."""
+    return hashlib.sha256(str(list(answer)).encode()).hexdigest()[:16]
+
+
+def differing(one: Sequence[str], other: Sequence[str]) -> int:
     return sum(a != b for a, b in zip(one, other, strict=True))
 
 
@@ -112,19 +152,16 @@ def main() -> None:
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--per-set", type=int, default=60)
+    parser.add_argument("--first", type=int, default=0, help="prompts of every set to skip: another portion has them")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--together", type=int, default=16)
     parser.add_argument(
         "--longest", type=int, default=1024, help="prompts that are longer, with their answers, are left out"
     )
+    parser.add_argument("--runs", type=int, help="do so many of those that are left, and go on another time")
     options = parser.parse_args()
-    for case in options.only:
-        figures = kept_figures(NAME)
-        sizes = options.per_set, options.tokens
-        if case not in figures or (figures[case]["per_set"], figures[case]["tokens"]) != sizes:
-            figures[case] = checked(options, case)
-            store(NAME, HOW, ([COMMAND.format(*sizes, options.together)], figures))
-        print(case, {key: value for key, value in figures[case].items() if key != "ways"}, flush=True)
+    for line in islice(runs(options), options.runs):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":
