@@ -27,6 +27,7 @@ from typing import Any, Final
 from penstock.cluster.drawn import drawn_table
 from penstock.cluster.layers import StageEntry, stages_with_layers
 from penstock.cluster.memory import check_memory
+from penstock.cluster.passes import with_rates
 from penstock.cluster.prices import PRICES, ModelPrice
 from penstock.cluster.spec import KV_SLOTS, Cluster, Device, DeviceKind, LinkBetween, Links, Stage
 from penstock.config import FieldError, check, check_positive, nearest, parse, read_toml
@@ -85,17 +86,24 @@ def load_devices(
     """A cluster to plan for: as ``load_cluster``, but its stages hold no layers, and need not be there.
 
     Without stages every device has one that is neither the drafter's nor the engine's. ``as_model``: in place of the
-    file's. Raises ConfigError, also where nothing is emulated.
+    file's. A measured pass counts as a rate: that of the layers which the file gives its stage. Raises ConfigError,
+    also where nothing is emulated.
     """
     try:
         table = merged(read_cluster(name_or_path), overrides)
+        staged = "stages" in table
         table.setdefault("stages", own_stages(table))
-        file = parse(ClusterFile, table | ({} if as_model is None else {"as_model": as_model}))
+        file = parse(ClusterFile, table)
         check_names(file)
-        model = price("as_model", file.as_model)
-        check(model is not None, "as_model", None, "named: the model whose layers are to be placed")
+        own = price("as_model", file.as_model)
+        model = own if as_model is None else price("as_model", as_model)
+        if model is None:
+            raise FieldError("as_model", "is None; it has to be named: the model whose layers are to be placed")
         cluster = cluster_of(file, model, tuple(Stage(devices=entry.devices) for entry in file.stages))
         check_numbers(cluster)
+        if staged and any(device.pass_ms is not None for device in cluster.devices):
+            held = stages_with_layers(file.stages, dataclasses.replace(cluster, as_model=own or model))
+            cluster = with_rates(cluster, held, own or model)
         return cluster if bandwidth_gbit_s is None else with_network_bandwidth(cluster, bandwidth_gbit_s)
     except FieldError as error:
         raise ConfigError(f"cluster {name_or_path}: {error}") from None

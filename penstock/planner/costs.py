@@ -42,7 +42,7 @@ def candidates(cluster: Cluster) -> tuple[Device, ...]:
         if device.name in busy:
             continue
         if device.pass_ms is not None:
-            problem = "holds for the layers that were measured; to plan state weight_bandwidth_gb_s and overhead_ms"
+            problem = "holds for layers that no stage of the file states; state them, or weight_bandwidth_gb_s instead"
             raise FieldError(f"devices[{i}].pass_ms", problem)
         if not device.priced:
             raise FieldError(f"devices[{i}]", f"({device.name!r}) has no prices; state them, or remove the device")

@@ -93,12 +93,49 @@ links.network = { bandwidth_gbit_s = 1, latency_ms = 0.2 }
         plan(cluster=str(file), model="llama-2-7b-fp16")
 
 
+MEASURED = """
+name = "measured"
+devices = [{ name = "a", kind = "gpu" }, { name = "b", kind = "gpu" }, { name = "c", kind = "gpu" }]
+[as_model]
+layers = 12
+hidden_size = 64
+layer_parameters = 1_000_000
+head_parameters = 2_000_000
+[kinds.gpu]
+pass_ms = 4.0
+compute_tflops = 1000
+[links.local]
+bandwidth_gbit_s = 100
+latency_ms = 0.01
+"""
+
+
+def test_a_measured_pass_is_that_of_the_layers_which_the_file_gives_it(tmp_path: Path) -> None:
+    """a reads 4 layers in 4 ms, 1 ms each, and b its 8 and the head in as long: 0.4 ms. c is like the first."""
+    file = tmp_path / "measured.toml"
+    stages = 'stages = [{ devices = ["a"], layers = 4 }, { devices = ["b"], layers = 8 }]\n'
+    file.write_text(stages + MEASURED)
+    devices = {one.name: one for one in load_devices(str(file)).devices}
+    assert {name: one.weight_bandwidth_gb_s for name, one in devices.items()} == {"a": 2.0, "b": 5.0, "c": 2.0}
+    outcome, _ = plan(cluster=str(file), output=tmp_path / "plan.toml")
+    assert outcome.chosen.plan.slowest_s <= 4e-3
+    assert stage_timings(load_cluster(str(tmp_path / "plan.toml"))) == stage_timings(outcome.chosen.cluster)
+    file.write_text(MEASURED)
+    with pytest.raises(ConfigError, match=r"devices\[0\].pass_ms holds for layers that no stage of the file states"):
+        plan(cluster=str(file))
+
+
+def test_presets_with_measured_stages_are_planned() -> None:
+    outcome, _ = plan(cluster="spd-4")
+    assert [sum(stage.layers) for stage in outcome.chosen.cluster.stages] == [8, 8, 8, 8]
+    assert 8.05e-3 < outcome.chosen.plan.slowest_s < 8.25e-3, "with the KV of 512 tokens"
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--cluster", "dmo"], "did you mean 'demo'?"),
         (["--cluster", "local-2"], "as_model is None; it has to be named"),
-        (["--cluster", "spd-4"], "pass_ms holds for the layers that were measured"),
         (["--goal", "latancy"], "did you mean 'latency'?"),
         (["--method", "paper"], "method is 'paper'"),
         (["--model", "llama-2-7b"], "did you mean 'llama-2-7b-fp16'?"),

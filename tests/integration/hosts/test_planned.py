@@ -1,0 +1,36 @@
+"""``layer_split="auto"`` on real hosts: it measures once, keeps what it found, and the tokens stay the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from tests.workers import workers
+
+pytestmark = pytest.mark.processes
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+LONG = list(range(1, 190))
+
+
+def test_layers_go_where_the_plan_says_and_tokens_stay(
+    target: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    prompt = {"prompt_token_ids": LONG}
+    with LLM(target, max_model_len=256) as llm:
+        (plain,) = llm.generate(prompt, GREEDY)
+    with workers(1, keys) as (worker,):
+        names = f"localhost,{worker.host}"
+        for start in range(2):
+            caplog.clear()
+            with LLM(target, max_model_len=256, hosts=names, keys=str(keys), layer_split="auto") as llm:
+                (same,) = llm.generate(prompt, GREEDY)
+                assert llm.setup.prefill_times is not None
+                llm.loop.audit()
+            assert same.outputs[0].token_ids == plain.outputs[0].token_ids
+            measured = [line for line in caplog.messages if line.startswith("measuring")]
+            assert len(measured) == (3 if start == 0 else 0), "two devices and the links, once"
+            assert sum(line.startswith("layers are split ") for line in caplog.messages) == 1
