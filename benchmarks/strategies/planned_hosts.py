@@ -1,0 +1,137 @@
+"""Three hosts of unequal speed: layers as planned beside an even split, by the clock on the wall.
+
+    python -m benchmarks.strategies.planned_hosts MODEL [--repeats N] [--tokens N]
+
+Each host is a network namespace with a worker, one thread each. The first has a core to itself. The other two share a
+second core with a process that never rests: one with the same priority, so that it has half of the core at most, the
+other one with less (``nice``). `layer_split="auto"` measures them as they are. Both splits then answer the same
+questions by turns, plainly and with `auto` and prompt lookup; the tokens have to be the same. Needs root and iproute2.
+The figures are stored in benchmarks/measured/strategies/planned_hosts.json. Stop whatever else runs on the host, or
+they mean little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.shared.measured import store
+from penstock import LLM, SamplingParams
+
+NAME, HOW = "planned_hosts", "Measured on three namespaces of two cores, nothing emulated"
+COMMAND: Final = "python -m benchmarks.strategies.planned_hosts MODEL.gguf --repeats {} --tokens {}"
+NETWORK: Final = "10.214.7"
+BRIDGE: Final = "ps-planned"
+WORKERS: Final = (("taskset", "-c", "0"), ("taskset", "-c", "1"), ("taskset", "-c", "1", "nice", "-n", "4"))
+RIVAL: Final = ("taskset", "-c", "1", sys.executable, "-c", "while True: pass")
+LENGTH: Final = 1024
+PROMPTS: Final = (
+    "List the planets of the solar system in order, and then list them once more.",
+    "Write a Python function that returns the larger of two numbers.",
+    "Explain in three sentences why the sky is blue.",
+    "Repeat this line four times: the quick brown fox jumps over the lazy dog.",
+)
+WAYS: Final[dict[str, dict[str, Any] | None]] = {"plain": None, "auto": {"method": "ngram"}}
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of every prompt by way and split, and the layers of each stage."""
+    params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
+    with ExitStack() as running:
+        hosts = ",".join(running.enter_context(three_hosts()))
+        rival = running.enter_context(subprocess.Popen(RIVAL))
+        running.callback(rival.kill)
+        engines = {
+            (way, split): running.enter_context(engine(options.model, hosts, layers, config))
+            for way, config in WAYS.items()
+            for split, layers in (("planned", "auto"), ("even", options.even))
+        }
+        seconds: dict[str, list[float]] = {f"{way}, {split}": [] for way, split in engines}
+        for _ in range(options.repeats):
+            for prompt in PROMPTS:
+                texts = set()
+                for (way, split), llm in engines.items():
+                    begin = time.perf_counter()
+                    (answer,) = llm.chat([{"role": "user", "content": prompt}], params)
+                    seconds[f"{way}, {split}"].append(round(time.perf_counter() - begin, 4))
+                    texts.add(tuple(answer.outputs[0].token_ids))
+                assert len(texts) == 1, "the tokens differ"
+        layers = {f"{way}, {split}": llm.setup.options.layer_split for (way, split), llm in engines.items()}
+        places = {f"{way}, {split}": llm.setup.options.hosts for (way, split), llm in engines.items()}
+    return {"tokens": options.tokens, "layers": layers, "hosts": places, "seconds": seconds}
+
+
+def engine(model: Path, hosts: str, layers: str, config: dict[str, Any] | None) -> LLM:
+    return LLM(
+        str(model),
+        hosts=hosts,
+        insecure=True,
+        layer_split=layers,
+        threads=1,
+        max_model_len=LENGTH,
+        speculative_config=config,
+    )
+
+
+@contextmanager
+def three_hosts() -> Iterator[list[str]]:
+    """Workers in namespaces of their own, by the names that ``--hosts`` has for them."""
+    with ExitStack() as made:
+        ip("link", "add", BRIDGE, "type", "bridge")
+        made.callback(ip, "link", "del", BRIDGE)
+        ip("addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
+        ip("link", "set", BRIDGE, "up")
+        found = []
+        for number, slowed in enumerate(WORKERS, start=2):
+            name, cable, address = f"ps-planned-{number}", f"ps-planned{number}", f"{NETWORK}.{number}"
+            ip("netns", "add", name)
+            made.callback(ip, "netns", "del", name)
+            ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+            made.callback(ip, "link", "del", cable)
+            ip("link", "set", cable, "master", BRIDGE, "up")
+            for command in (("addr", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
+                ip("-n", name, *command)
+            ip("-n", name, "link", "set", "lo", "up")
+            found.append(made.enter_context(worker(("ip", "netns", "exec", name, *slowed), f"{address}:7700")))
+        yield found
+
+
+@contextmanager
+def worker(before: tuple[str, ...], address: str) -> Iterator[str]:
+    """`penstock worker` there, once it listens."""
+    command = [*before, sys.executable, "-m", "penstock.cli", "worker", "--listen", address, "--insecure"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        while "listening at" not in (line := process.stderr.readline()):
+            assert line, "the worker has ended"
+        yield address
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Layers as planned beside an even split, on hosts of unequal speed")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--even", default="10,10,10")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args()
+    figures = measured(options)
+    store(NAME, HOW, ([COMMAND.format(options.repeats, options.tokens)], figures))
+    print(figures)
+
+
+if __name__ == "__main__":
+    main()
