@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.models.checkpoint import Checkpoint
+from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from penstock.models.shards import layer_of
 
 DRAFTED: Final = 60
 """Tokens that a drafter with a vocabulary of its own can draft: every second one of the target's from 7 on."""
@@ -191,6 +193,61 @@ def early_exit(target: Checkpoint, *, seed: int = 0, layer: int = 2) -> Draft:
     made = spd(target, seed=seed, anchors=(layer,), drafted=False)
     config = {name: value for name, value in made.config.items() if name != "num_stages"}
     return Draft({**config, "speculator": "early_exit"}, made.tensors)
+
+
+def mtp(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """A head apart from its target, as Penstock writes it: in Qwen's layout, with a layer like the target's last."""
+    return Draft({"mtp_num_hidden_layers": 1}, _head(target, _Drawn(seed), "mtp.layers.0.", QWEN_HEAD))
+
+
+def ship_mtp(folder: Path, *, seed: int = 0) -> Path:
+    """Put a random head into the checkpoint itself, as Qwen's and DeepSeek's makers do; a second one beside it."""
+    target, file = open_checkpoint(str(folder)), folder / "model.safetensors"
+    drawn, held = _Drawn(seed), load_file(file)
+    last = target.num_layers
+    if target.config.model_type.startswith("qwen"):
+        held |= _head(target, drawn, "mtp.layers.0.", QWEN_HEAD)
+    else:
+        names = {"fc": "eh_proj", "embedding": "enorm", "hidden": "hnorm", "norm": "shared_head.norm"}
+        behind = {key: f"model.layers.{last}.{name}" for key, name in names.items()}
+        held |= _head(target, drawn, f"model.layers.{last}.", behind)
+        held[f"model.layers.{last}.shared_head.head.weight"] = held["lm_head.weight"].clone()
+        held[f"model.layers.{last}.embed_tokens.weight"] = held["model.embed_tokens.weight"].clone()
+    save_file(held, file, metadata={"format": "pt"})
+    return folder
+
+
+QWEN_HEAD: Final = {
+    "fc": "mtp.fc",
+    "embedding": "mtp.pre_fc_norm_embedding",
+    "hidden": "mtp.pre_fc_norm_hidden",
+    "norm": "mtp.norm",
+}
+
+
+def _head(target: Checkpoint, drawn: _Drawn, layer: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Random tensors of a head whose layer is like the target's last one; ``layer`` is what its names begin with."""
+    width, last = target.hidden_size, target.num_layers - 1
+    tensors = {f"{names['fc']}.weight": drawn.matrix(width, 2 * width)}
+    tensors |= {f"{names[norm]}.weight": drawn.norm(width) for norm in ("embedding", "hidden", "norm")}
+    with contextlib.ExitStack() as files:
+        own = [name for name in target.weights.names() if layer_of(name) == last]
+        for name, found in target.weights.slices(own, files).items():
+            inner, shape = layer + name.split(f"layers.{last}.")[1], found.get_shape()
+            if len(shape) == 3:
+                tensors |= _experts(inner, drawn, shape)
+            else:
+                tensors[inner] = drawn.matrix(*shape) if len(shape) > 1 else drawn.norm(*shape)
+    return tensors
+
+
+def _experts(name: str, drawn: _Drawn, shape: Sequence[int]) -> dict[str, Tensor]:
+    """One by one, as their makers store them, where transformers has all in one tensor."""
+    layer, _, joint = name.rpartition(".")
+    parts = ["gate_proj", "up_proj"] if joint == "gate_up_proj" else [joint]
+    rows = shape[1] // len(parts)
+    experts = range(shape[0])
+    return {f"{layer}.{i}.{part}.weight": drawn.matrix(rows, shape[2]) for i in experts for part in parts}
 
 
 def _spd_config(target: Checkpoint, layers: int, drafted: bool) -> dict[str, Any]:

@@ -50,6 +50,8 @@ def write_lines(file: Path, *entries: Any) -> Path:
 def options(kind: str, target: Path, data: Path | None, output: Path, **others: Any) -> TrainOptions:
     """Options of a run of seconds."""
     small: dict[str, Any] = {"max_length": 64, "batch_tokens": 256, "learning_rate": 3e-3, "save_every": 4}
+    if kind == "mtp":
+        small |= {"ttt_steps": 3}
     if kind == "eagle3":
         small |= {"draft_vocab_size": 40, "ttt_steps": 3}
     if kind in ("spd", "early-exit"):

@@ -93,8 +93,16 @@ class FollowingOptions(LearnedOptions):
         return FollowingDrafter(parts.start_weights(), parts.chunk)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MtpOptions(FollowingOptions):
+    of_target = True
+
+    model: str | None = None
+    """Folder of an MTP head that was trained apart (``penstock train mtp``). The target's own needs none."""
+
+
 class FollowingDrafter(LearnedDrafter):
-    """EAGLE's and Medusa's: each row needs its parent's feature.
+    """EAGLE's, Medusa's and MTP's: each row needs its parent's feature.
 
     What is committed has gone through the target, so its features are on their way at the latest: such rows wait for
     them. A row below the root does not: where its parent is still in flight, the module's own output takes the

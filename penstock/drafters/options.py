@@ -53,6 +53,9 @@ class DrafterOptions(ABC):
     priced_as: ClassVar[Weights] = Weights.NONE
     """Whose passes a modelled device is to take for it; ``NONE``: its answers are there at once on any device."""
 
+    of_target: ClassVar[bool] = False
+    """Whether the weights are in the target's own checkpoint where no other place is named."""
+
     @property
     def model(self) -> str | None:
         """The weights' folder or hub name, if any has been given."""

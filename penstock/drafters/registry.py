@@ -17,6 +17,7 @@ DRAFTERS: Final[Registry[DrafterOptions]] = Registry(
         "eagle3": "learned:FollowingOptions",
         "early_exit": "spd:EarlyExitOptions",
         "medusa": "learned:FollowingOptions",
+        "mtp": "learned:MtpOptions",
         "ngram": "ngram:NgramOptions",
         "spd": "spd:SpdOptions",
         "synthetic": "synthetic:SyntheticOptions",

@@ -287,13 +287,15 @@ def speculator_folder(target: str, speculation: SpeculativeConfig) -> str:
     if speculation.drafter_options.model is not None:
         return speculation.drafter_options.model
     shipped = sorted(file.parent.name for file in DEMO_DRAFTERS.glob("*/config.json")) if target == "demo" else []
-    if speculation.method not in shipped:
+    if speculation.method in shipped:
+        return str(DEMO_DRAFTERS / speculation.method)
+    if not speculation.drafter_options.of_target:
         hint = f"; with the target 'demo' come {', '.join(shipped)}" if shipped else ""
         raise FieldError(
             "speculative_config.model",
             f"is missing: method {speculation.method!r} needs the drafter's folder or name{hint}",
         )
-    return str(DEMO_DRAFTERS / speculation.method)
+    return model_folder(target, "target")
 
 
 def check_layers(options: EngineOptions, layers: int) -> None:

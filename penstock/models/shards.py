@@ -18,6 +18,9 @@ WEIGHT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of numbers, as safetensors calls them, that a weight may be stored in."""
 
 
+MTP: Final = "mtp."
+"""What Qwen's heads for multi-token prediction begin with: drafters' weights (``models/speculators/``), no stage's."""
+
 LONGEST_NUMBER: Final = 10
 """Digits; a longer one numbers no layer."""
 
@@ -27,7 +30,7 @@ class Shards:
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError if there are none in the folder, or its index is wrong."""
-        self._places = shards(folder)
+        self._places = shards_of_stages(folder)
 
     bits = None
     """Of weights in whole numbers: there are none."""
@@ -65,6 +68,11 @@ def shards(path: Path) -> dict[str, Path]:
     single = path / SINGLE_FILE
     with open_shard(single) as file:
         return dict.fromkeys(file.keys(), single)
+
+
+def shards_of_stages(path: Path) -> dict[str, Path]:
+    """The file of every tensor that some stage may need. Raises ConfigError as ``shards`` does."""
+    return {name: file for name, file in shards(path).items() if not name.startswith(MTP)}
 
 
 def open_shard(file: Path) -> Any:

@@ -16,10 +16,10 @@ from penstock.options import DATA, MODEL, OUTPUT, TRAINING, Option
 
 T = TypeVar("T")
 
-KINDS: Final = ("eagle", "eagle3", "medusa", "spd", "early-exit", "draft")
+KINDS: Final = ("eagle", "eagle3", "medusa", "mtp", "spd", "early-exit", "draft")
 BELONGS: Final = {
     "draft_vocab_size": ("eagle3", "medusa", "spd", "early-exit"),
-    "ttt_steps": ("eagle3",),
+    "ttt_steps": ("eagle3", "mtp"),
     "heads": ("medusa",),
     "spec_layers": ("spd", "early-exit"),
     "variant": ("spd",),
@@ -67,7 +67,7 @@ class TrainOptions:
 
     kind: Annotated[
         str,
-        Option("What to train: eagle, eagle3, medusa, spd, early-exit or draft.", metavar="KIND", positional=True),
+        Option("What to train: eagle, eagle3, medusa, mtp, spd, early-exit or draft.", metavar="KIND", positional=True),
     ]
     output: Annotated[
         Path,
@@ -132,7 +132,7 @@ class TrainOptions:
         ),
     ] = None
     ttt_steps: Annotated[
-        int | None, Option("eagle3: steps of its training-time test.", TRAINING, default=str(TTT_STEPS))
+        int | None, Option("eagle3, mtp: steps of the training-time test.", TRAINING, default=str(TTT_STEPS))
     ] = None
     heads: Annotated[int | None, Option("medusa: how many heads.", TRAINING, default=str(HEADS))] = None
     spec_layers: Annotated[int | None, Option("spd, early-exit: its layers.", TRAINING, default=str(SPEC_LAYERS))] = (

@@ -55,10 +55,10 @@ def whole(file: Path) -> FilePart:
 def safetensors_part(file: Path, layers: Collection[Layers], total: int, wrapped: bool = False) -> FilePart:
     """What is needed of one file; of a multimodal checkpoint (``wrapped``) nothing but its text part is."""
     from penstock.models.carried.layout import is_outside
-    from penstock.models.shards import layer_of
+    from penstock.models.shards import MTP, layer_of
 
     def needed(name: str) -> bool:
-        if wrapped and text_name(name) is None:
+        if name.startswith(MTP) or (wrapped and text_name(name) is None):
             return False
         return is_needed(layer_of(name), layers, total) or (bool(layers) and is_outside(name))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.core import ConfigError
 from penstock.models.prequantized.parts import Method, Part, Parts
 from penstock.models.quantization.grouped import GroupedWeight
-from penstock.models.shards import Shards, open_shard, shards
+from penstock.models.shards import Shards, open_shard, shards_of_stages
 
 
 class PackedTensor:
@@ -54,7 +54,7 @@ class PackedShards:
     def __init__(self, folder: Path, method: Method) -> None:
         """Raises ConfigError if there are none in the folder, or parts of one are missing or contradict each other."""
         self._plain = Shards(folder)
-        found = parts_of(shards(folder))
+        found = parts_of(shards_of_stages(folder))
         self._packed = {}
         taken: set[str] = set()
         for layer, parts in packed_layers(found, method).items():

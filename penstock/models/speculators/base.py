@@ -26,7 +26,7 @@ IGNORED: Final = (
 MAPS: Final = ("d2t", "token_map")
 """Tensors that hold the target's token ids; all others are weights."""
 
-Kind = Literal["eagle", "eagle3", "medusa", "spd", "early_exit"]
+Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -42,7 +42,8 @@ class SpeculatorCheckpoint:
     LlamaConfig of its layers, and ``layers`` how many it has (of Medusa: blocks per head, of which it has ``heads``).
     ``levels`` are the states that SPD's module reads of a token, by how far it has got; ``stages`` the only number of
     stages that it can be used with, if any; ``asking`` the level of the rows that it is asked about, if it is but one.
-    ``draft_ids`` are the target's ids of what it can draft, where the configuration states them; None: all.
+    ``draft_ids`` are the target's ids of what it can draft, where the configuration states them; None: all. ``place``
+    is the layer of the target that an MTP head's own is like.
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class SpeculatorCheckpoint:
     stages: int | None = None
     asking: int = 0
     draft_ids: tuple[int, ...] | None = None
+    place: int = 0
 
     @property
     def depth(self) -> int:

@@ -1,4 +1,4 @@
-"""EAGLE's modules as the stage core wants them: rows and the target's features in, candidates out."""
+"""EAGLE's modules and MTP heads as the stage core wants them: rows and the target's features in, candidates out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.stage.visibility import BatchView, RequestView
 
 
 class EagleStage(AttendingReader):
-    """EAGLE's modules over slots; implements ``stage.core.Layers`` and ``Reader``.
+    """A module over slots whose rows are a token and a feature each; implements ``stage.core.Layers`` and ``Reader``.
 
     A row is a token and the feature of its parent: the target's where it has come, else what the module itself gave for
     the parent's row. Rows whose parents are in the same batch therefore wait for them, level by level; where the

@@ -1,8 +1,8 @@
 """Opens a learned drafter's checkpoint: tells its layout from the files, and checks it against its target.
 
 Only headers and configuration are read. The layouts: SafeAILab/EAGLE's for EAGLE-1 (cnets1) and EAGLE-3 (cnets),
-vllm-project/speculators' for eagle3, FasterDecoding/Medusa's, vLLM's for Medusa, and for SPD
-yuyijiong/speculative_pipeline_decoding's.
+vllm-project/speculators' for eagle3, FasterDecoding/Medusa's, vLLM's for Medusa, for SPD
+yuyijiong/speculative_pipeline_decoding's, and the MTP heads that lie in a target's own checkpoint.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ from penstock.models.places import GGUF, resolve
 from penstock.models.speculators.base import Kind, SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle_format import parse_eagle, parse_eagle3
 from penstock.models.speculators.medusa_format import is_medusa, parse_medusa
+from penstock.models.speculators.mtp_format import is_mtp, no_head, parse_mtp
 from penstock.models.speculators.spd_format import is_spd, parse_spd
 from penstock.models.speculators.weights import Stored, find_tensors
 
 __all__ = ["SpeculatorCheckpoint", "open_speculator"]
 
-PARSERS: Final = {"eagle": parse_eagle, "eagle3": parse_eagle3, "medusa": parse_medusa, "spd": parse_spd}
+PARSERS: Final = {
+    "eagle": parse_eagle,
+    "eagle3": parse_eagle3,
+    "medusa": parse_medusa,
+    "mtp": parse_mtp,
+    "spd": parse_spd,
+}
 TYPE_FIELD: Final = "speculators_model_type"
 
 
@@ -42,7 +49,7 @@ def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
         check_folder(place.parent if place.is_file() else place)
         tensors = find_tensors(place)
         config = read_json((place.parent if place.is_file() else place) / "config.json")
-    return PARSERS[_kind(place, config, tensors)](place, config, tensors, target)
+    return PARSERS[_kind(place, config, tensors, target)](place, config, tensors, target)
 
 
 @contextlib.contextmanager
@@ -56,7 +63,11 @@ def _named(path: str) -> Iterator[None]:
         raise refusal(Path(path), str(error).removeprefix("model: ")) from error
 
 
-def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored]) -> Kind:
+def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored], target: Checkpoint) -> Kind:
+    if is_mtp(tensors, target):
+        return "mtp"
+    if path == target.path:
+        raise no_head(target)
     stated = config.get(TYPE_FIELD)
     if stated is not None:
         if stated != "eagle3":
@@ -73,6 +84,6 @@ def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored]) 
     some = ", ".join(sorted(tensors)[:3])
     raise refusal(
         path,
-        f"it is no EAGLE, EAGLE-3, Medusa or SPD checkpoint; its tensors are {some}, ...; "
+        f"it is no EAGLE, EAGLE-3, Medusa, MTP or SPD checkpoint; its tensors are {some}, ...; "
         "a small model of its own drafts with method 'draft_model'",
     )

@@ -11,10 +11,10 @@ from penstock.dtypes import torch_dtype
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.loader import load_module
 from penstock.models.speculators.base import MAPS, SpeculatorCheckpoint, refusal
-from penstock.models.speculators.eagle import Eagle
-from penstock.models.speculators.eagle3 import Eagle3
+from penstock.models.speculators.eagle import Eagle, Eagle3
 from penstock.models.speculators.layer import DraftVocabulary
 from penstock.models.speculators.medusa import Medusa
+from penstock.models.speculators.mtp import LAYER, Mtp, load_base
 from penstock.models.speculators.spd import Spd
 from penstock.models.speculators.weights import read_tensors
 from penstock.models.stage_model import NormOnly
@@ -34,7 +34,7 @@ class TargetHead(nn.Module):
         return self._causal(inputs_embeds=hidden_nD[None], use_cache=False).logits[0].float()
 
 
-Module = Eagle | Eagle3 | Medusa | Spd
+Module = Eagle | Eagle3 | Medusa | Mtp | Spd
 
 
 def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype: str, device: str) -> Module:
@@ -43,7 +43,7 @@ def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype:
     Raises ConfigError for a dtype that is unknown, or ids of tokens that the target does not have.
     """
     torch_format = torch_dtype(dtype)
-    stored = read_tensors(checkpoint.tensors)
+    stored = read_tensors({name: one for name, one in checkpoint.tensors.items() if not name.startswith(LAYER)})
     vocabulary = DraftVocabulary(_target_ids(checkpoint, target, stored), target.vocab_size)
     weights = {name: tensor.to(torch_format) for name, tensor in stored.items() if name not in MAPS}
     if checkpoint.kind == "medusa":
@@ -51,7 +51,9 @@ def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype:
     else:
         embedding = _embedding(weights, target, dtype, device)
         head = _head(weights, vocabulary, target, dtype, device)
-        if checkpoint.levels:
+        if checkpoint.kind == "mtp":
+            module = _mtp(checkpoint, target, dtype, device, embedding, head)
+        elif checkpoint.levels:
             module = _spd(checkpoint, weights, embedding, final_norm(target, dtype, device), head)
         else:
             module = _eagle(checkpoint, weights, embedding, head)
@@ -100,6 +102,16 @@ def _spd(
             memory=checkpoint.stages is not None,
             asking=checkpoint.asking,
         )
+
+
+def _mtp(
+    checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype: str, device: str, embedding: nn.Module, head: nn.Module
+) -> Mtp:
+    place = checkpoint.place
+    own = {name.removeprefix(LAYER): one for name, one in checkpoint.tensors.items() if name.startswith(LAYER)}
+    base = load_base(target, place, own, dtype, device)
+    layer = getattr(base, target.parts.layers)[place]
+    return Mtp(base, layer, final_norm(target, dtype, device), embedding, head)
 
 
 def final_norm(target: Checkpoint, dtype: str, device: str) -> nn.Module:

@@ -19,6 +19,7 @@ STAGES: Final[dict[Kind, type[FeatureReader]]] = {
     "eagle3": EagleStage,
     "early_exit": SpdStage,
     "medusa": MedusaStage,
+    "mtp": EagleStage,
     "spd": SpdStage,
 }
 

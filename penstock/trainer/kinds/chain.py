@@ -1,4 +1,4 @@
-"""EAGLE's modules over whole sequences: drafting a chain from every position at once.
+"""EAGLE's modules and MTP heads over whole sequences: drafting a chain from every position at once.
 
 Shapes: B sequences, n rows of each, N = B x rows at a step, D the drafter's hidden size, H query heads, K key heads, d
 width of a head.
@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from penstock.trainer.data.batches import Batch
 from penstock.trainer.kinds.attention import Keys, staircase
+from penstock.trainer.kinds.base import DECAY
+from penstock.trainer.kinds.distill import Teaching
 
 
 class ChainAttention:
@@ -27,7 +29,8 @@ class ChainAttention:
         step 1 key                              x          (chain 2's, at row 3)
         step 2 key                                      x  (chain 2's, at row 4)
 
-    Hence causal over the keys of step 0, and one diagonal for each later step (EAGLE-3, section 3.2).
+    Hence causal over the keys of step 0, and one diagonal for each later step (EAGLE-3, section 3.2). Of what else
+    attention may have in a target's layer, soft caps, sinks and windows, nothing is taught.
     """
 
     def __init__(self, sequences: int) -> None:
@@ -36,7 +39,15 @@ class ChainAttention:
         self._own: list[Keys] = []
 
     def __call__(
-        self, module: Any, query_HNd: Tensor, key_KNd: Tensor, value_KNd: Tensor, mask: None, *, scaling: float
+        self,
+        module: Any,
+        query_HNd: Tensor,
+        key_KNd: Tensor,
+        value_KNd: Tensor,
+        mask: None,
+        *,
+        scaling: float,
+        **options: Any,
     ) -> Tensor:
         """[N, H, d]"""
         query, key, value = (
@@ -67,3 +78,31 @@ def unroll(module: Any, batch: Batch, steps: int, noise_BnD: Tensor | None = Non
         hidden = module(*given, attend).unflatten(0, (sequences, -1))
         yield hidden
         feature = hidden[:, :-1]
+
+
+class ChainTrainee(nn.Module):
+    """See ``base.Trainee``. Distilled over its own drafts, step after step: EAGLE-3's training-time test."""
+
+    def __init__(self, module: Any, head: nn.Module, steps: int, draft_ids_v: Tensor | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.head = head
+        self.steps = steps
+        self.draft_ids_v = None if draft_ids_v is None else nn.Buffer(draft_ids_v, persistent=False)
+
+    def forward(self, batch: Batch, seed: int) -> Tensor:
+        teaching = Teaching(self.head, batch, self.draft_ids_v)
+        steps = enumerate(self.unroll(batch, self.steps))
+        losses = [DECAY**step * teaching.divergence(hidden, self.drafted) for step, hidden in steps]
+        return torch.stack(losses).sum()
+
+    def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+        return unroll(self.module, batch, steps)
+
+    def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
+        logits_nV: Tensor = self.module.logits(hidden_nD)
+        return logits_nV
+
+    def drafted(self, hidden_nD: Tensor) -> Tensor:
+        """Logits over what can be drafted."""
+        return self.logits(0, hidden_nD)

@@ -6,17 +6,14 @@ the settings; vllm-project/speculators for the format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from penstock.models.checkpoint import Checkpoint
-from penstock.trainer.data.batches import Batch
-from penstock.trainer.kinds.base import DECAY, Kind, Start, layer_config, with_usual
-from penstock.trainer.kinds.chain import unroll
-from penstock.trainer.kinds.distill import Teaching
+from penstock.trainer.kinds.base import Kind, Start, layer_config, with_usual
+from penstock.trainer.kinds.chain import ChainTrainee
 from penstock.trainer.kinds.export import SpeculatorFiles
 from penstock.trainer.options import DRAFT_VOCAB_SIZE, TTT_STEPS, TrainOptions
 
@@ -24,30 +21,8 @@ DRAFTED_AHEAD: Final = 5
 """Tokens that vLLM drafts at a time with the trained module, unless told otherwise."""
 
 
-class Eagle3Trainee(nn.Module):
-    """See ``base.Trainee``."""
-
-    def __init__(self, module: Any, head: nn.Module, steps: int, draft_ids_v: Tensor | None) -> None:
-        super().__init__()
-        self.module = module
-        self.head = head
-        self.steps = steps
-        self.draft_ids_v = None if draft_ids_v is None else nn.Buffer(draft_ids_v, persistent=False)
-
-    def forward(self, batch: Batch, seed: int) -> Tensor:
-        teaching = Teaching(self.head, batch, self.draft_ids_v)
-        steps = enumerate(self.unroll(batch, self.steps))
-        losses = [DECAY**step * teaching.divergence(hidden, self._drafted) for step, hidden in steps]
-        return torch.stack(losses).sum()
-
-    def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
-        return unroll(self.module, batch, steps)
-
-    def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
-        logits_nV: Tensor = self.module.logits(hidden_nD)
-        return logits_nV
-
-    def _drafted(self, hidden_nD: Tensor) -> Tensor:
+class Eagle3Trainee(ChainTrainee):
+    def drafted(self, hidden_nD: Tensor) -> Tensor:
         """Logits over what can be drafted: the module's head before it leads to the target's vocabulary."""
         logits_nv: Tensor = self.module.head[0](self.module.norm(hidden_nD))
         return logits_nv

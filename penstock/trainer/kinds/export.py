@@ -1,7 +1,7 @@
 """Speculators as files, in the formats that other engines load.
 
 vllm-project/speculators' for eagle3, SafeAILab's for eagle, FasterDecoding's for medusa or, where it cannot draft all
-tokens, vLLM's; yuyijiong/speculative_pipeline_decoding's for spd and early-exit.
+tokens, vLLM's; yuyijiong/speculative_pipeline_decoding's for spd and early-exit; Qwen's for mtp.
 
 A fresh drafter is written first and opened like any other, so that the module in training is built by the loader that
 the pipeline uses. The trained one has the same files with other weights.
@@ -73,7 +73,8 @@ class SpeculatorFiles:
 
 def trained_parameters(module: nn.Module, checkpoint: SpeculatorCheckpoint) -> dict[str, nn.Parameter]:
     """What is learned, by the names in ``checkpoint.tensors``: all that its file holds but embedding and token ids."""
-    names = [name for name in checkpoint.tensors if name not in (*MAPS, EMBEDDING)]
+    buffers = dict(module.named_buffers())  # what a router adapts while its target is trained
+    names = [name for name in checkpoint.tensors if name not in (*MAPS, EMBEDDING) and name not in buffers]
     return {name: module.get_parameter(HEAD.get(name, name)) for name in names}
 
 

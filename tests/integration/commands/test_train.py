@@ -100,7 +100,7 @@ def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained
         assert (opened.num_layers, opened.vocab_size) == (2, target.vocab_size)
     else:
         assert opened.kind == kind.replace("-", "_")
-        assert opened.draft_vocab_size == (target.vocab_size if kind in ("eagle", "medusa") else 40)
+        assert opened.draft_vocab_size == (target.vocab_size if kind in ("eagle", "medusa", "mtp") else 40)
     fresh = next((folder / "training").glob("fresh-*")) / KINDS[kind].files.file
     before, after = load_file(fresh), load_file(folder / KINDS[kind].files.file)
     same = {name for name in before if torch.equal(before[name].to(after[name].dtype), after[name])}

@@ -25,7 +25,7 @@ from penstock.strategies.pipedec import PipeDec
 from penstock.transport.security import LinkSecurity
 from penstock.tree import Node
 from tests import speculators
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, make_wrapper
 from tests.engines import InProcessEngine, Picks
 from tests.generated import generate
 from tests.integration.engine.test_exactness import PROMPTS, TOKENS, check_same, strategies
@@ -33,7 +33,7 @@ from tests.links import host_of
 from tests.unit.models import speculators_reference as reference
 
 CASES = [(kind, stages) for kind in ("eagle", "eagle3", "medusa") for stages in (1, 3, 5)]
-CASES += [("speculators_eagle3", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
+CASES += [("mtp", 3), ("speculators_eagle3", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
 NONE = 0
@@ -47,9 +47,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("kind", "stages"), CASES)
 def test_every_strategy_gives_plain_decodings_tokens(target: Path, kind: str, stages: int, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
-    engine = InProcessEngine(target, stages, learned=folder)
+    check_every_strategy(target, folder, stages)
+
+
+@pytest.mark.parametrize(("architecture", "stages"), [("qwen3_5", 3), ("deepseek_v3", 1)])
+def test_with_the_head_that_a_checkpoint_ships_too(architecture: str, stages: int, tmp_path: Path) -> None:
+    target = speculators.ship_mtp(make_checkpoint(tmp_path, architecture))
+    check_every_strategy(target, target, stages)
+
+
+def check_every_strategy(target: Path, drafter: Path, stages: int) -> None:
+    """Greedy tokens are those of ``generate``, sampled ones those of plain decoding."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    engine = InProcessEngine(target, stages, learned=drafter)
     expected: dict[tuple[int, int], list[int]] = {}
     for which in range(len(strategies(stages))):
         asked = {}
@@ -88,6 +99,27 @@ def test_stage_processes_send_their_states_to_the_drafters(
                 assert one.outputs[0].token_ids == other.outputs[0].token_ids
                 assert one.outputs[0].metrics.drafted_nodes > 0
         llm.loop.audit()
+
+
+@pytest.mark.processes
+def test_a_shipped_head_needs_only_its_methods_name(tmp_path: Path) -> None:
+    """Of a hybrid's text part, in stage processes."""
+    target = speculators.ship_mtp(make_wrapper(tmp_path, "qwen3_5"))
+    prompts: list[Prompt] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
+    options = {"max_model_len": 128, "prefill_chunk": 8, "skip_tokenizer_init": True}
+    speculation = {"method": "mtp", "strategy": "continuous", "width": 12, "children": 4}
+    with LLM(str(target), pipeline_parallel_size=2, speculative_config=speculation, **options) as llm:
+        plain = decode(llm, prompts, params, None)
+        for one, other in zip(llm.generate(prompts, params), plain, strict=True):
+            assert one.outputs[0].token_ids == other.outputs[0].token_ids
+            assert one.outputs[0].metrics.drafted_nodes > 0
+        llm.loop.audit()
+
+
+def test_a_target_that_ships_no_head_is_refused_before_anything_starts(target: Path) -> None:
+    with pytest.raises(FieldError, match=r"method is 'mtp', but .* ships no MTP head"):
+        LLM(str(target), speculative_config={"method": "mtp"}, skip_tokenizer_init=True)
 
 
 def test_spds_module_for_another_pipeline_is_refused_before_anything_starts(target: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ LAYOUTS: dict[str, Callable[[Checkpoint], Draft]] = {
     "speculators_eagle3": speculators.speculators_eagle3,
     "medusa": speculators.medusa,
     "vllm_medusa": speculators.vllm_medusa,
+    "mtp": speculators.mtp,
     "spd": speculators.spd,
     "spd_paper": speculators.spd_paper,
     "early_exit": speculators.early_exit,

@@ -183,7 +183,7 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "another model": (
         speculators.eagle,
         lambda d: d.tensors.pop("fc.weight"),
-        "no EAGLE, EAGLE-3, Medusa or SPD checkpoint",
+        "no EAGLE, EAGLE-3, Medusa, MTP or SPD checkpoint",
     ),
     "spd's width": (
         speculators.spd,

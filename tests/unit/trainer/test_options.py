@@ -54,7 +54,7 @@ def test_every_kind_has_its_recipe() -> None:
         ({"kind": "spd", "stages": (0, 4)}, r"stages is \(0, 4\); it has to be numbers above 0"),
         ({"kind": "spd", "anchors": (1, 4)}, r"anchors is \(1, 4\); it has to be 0, what a token has that"),
         ({"kind": "spd", "anchors": (0,)}, r"anchors is \(0,\); it has to be 0, what .* and at least one more"),
-        ({"kind": "eagle", "ttt_steps": 2}, "ttt_steps belongs to eagle3, not eagle"),
+        ({"kind": "eagle", "ttt_steps": 2}, "ttt_steps belongs to eagle3, mtp, not eagle"),
         ({"accumulate": 5}, "batch_tokens is 8192; it has to be at least max_length x accumulate, 10240"),
         ({"output": Path(__file__)}, "output is .*; it has to be a folder"),
         ({"seed": -1}, "seed is -1"),

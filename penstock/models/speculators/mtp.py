@@ -1,0 +1,131 @@
+"""MTP, multi-token prediction: one more layer like the target's, over its last state and the next token's embedding.
+
+Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2; ``MtpModel`` of transformers; vLLM's qwen3_next_mtp.py. Shapes as
+in layer.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.models.attention import Attend, attending
+from penstock.models.checkpoint import Checkpoint
+from penstock.models.gate import layer_types
+from penstock.models.loader import EMBEDDING_FACTORS, PassThrough, load_module
+from penstock.models.shards import layer_of, open_shard, slice_of
+from penstock.models.speculators.weights import Stored
+from penstock.models.text_part import Weights
+
+LAYER: Final = "layer."
+"""What the names of the layer's own tensors begin with in ``SpeculatorCheckpoint.tensors``."""
+FULL: Final = "full_attention"
+
+
+class Mtp(nn.Module):
+    """A row is a token and the feature of the token before it; what comes out stands for the token's own feature.
+
+    A feature is the target's final hidden state after its norm, or what came out of the row before. ``base`` is what
+    ``load_base`` gives, ``layer`` the layer in it. Of the target's ``norm`` there are three copies with weights of
+    their own. ``head`` gives logits over the target's vocabulary.
+    """
+
+    def __init__(self, base: Any, layer: nn.Module, norm: nn.Module, embed_tokens: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        width: int = base.config.hidden_size
+        self.hidden_size = width
+        self.embed_tokens = embed_tokens
+        self.enorm, self.hnorm, self.norm = (copy.deepcopy(norm) for _ in range(3))
+        self.eh_proj = nn.Linear(2 * width, width, bias=False, device="meta")
+        self.layer = layer
+        self.base = base
+        self.head = head
+
+    def fuse(self, features_NF: Tensor) -> Tensor:
+        """The features [N, D] that rows take from the target's states [N, F]: here F = D, and they are the same."""
+        return features_NF
+
+    def forward(self, tokens_N: Tensor, feature_ND: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        """What stands for the rows' own features [N, D]. ``attend`` stores keys and values: see ``Attend``."""
+        embedding_ND = self.enorm(self.embed_tokens(tokens_N))
+        hidden_ND = self.eh_proj(torch.cat([embedding_ND, self.hnorm(feature_ND)], dim=-1))
+        with attending(attend):
+            output = self.base(inputs_embeds=hidden_ND[None], position_ids=positions_N[None], use_cache=False)
+        return self.norm(output.last_hidden_state[0])
+
+    def logits(self, hidden_nD: Tensor) -> Tensor:
+        """float32 [n, V] of the token after each row, from what ``forward`` gave."""
+        return self.head(hidden_nD)
+
+
+def place_of(target: Checkpoint) -> int | None:
+    """The last of the target's layers that attends to everything and carries no state: a head's layer is like it."""
+    types = layer_types(target.config) or [FULL] * target.num_layers
+    full = [place for place, kind in enumerate(types) if kind == FULL]
+    return full[-1] if full else None
+
+
+def tensors_of_layer(target: Checkpoint, place: int) -> dict[str, str]:
+    """The target's tensors of the layer at ``place``: by their names within it, the names that they have."""
+    names = [name for name in target.weights.names() if layer_of(name) == place]
+    return {name.split(f"layers.{place}.", 1)[1]: name for name in names}
+
+
+def load_base(target: Checkpoint, place: int, tensors: Mapping[str, Stored], dtype: str, device: str) -> Any:
+    """The target's base model with one layer, at ``place``, of these tensors: by their names within it.
+
+    Raises ConfigError for what the layer lacks.
+    """
+    weights = _Swapped(target.weights, tensors_of_layer(target, place), tensors)
+    causal = load_module(replace(target, weights=weights), place, place + 1, dtype, device)
+    base = getattr(causal, target.parts.base)
+    setattr(base, target.parts.embed, PassThrough())
+    setattr(base, target.parts.norm, nn.Identity())
+    for factor in EMBEDDING_FACTORS:
+        if hasattr(base, factor):
+            setattr(base, factor, 1.0)
+    return base
+
+
+class _Swapped:
+    """``weights`` with other tensors in place of a layer's."""
+
+    def __init__(self, weights: Weights, layer: Mapping[str, str], tensors: Mapping[str, Stored]) -> None:
+        """``layer``: what the layer's tensors are called, by their names within it, which ``tensors`` go by."""
+        some, name = next(iter(layer.items()))
+        prefix = name.removesuffix(some)
+        left_out = set(layer.values())
+        self._weights = weights
+        self._others = [name for name in weights.names() if name not in left_out]
+        self._swapped = {f"{prefix}{inner}": stored for inner, stored in tensors.items()}
+        self.bits = None
+
+    @property
+    def files(self) -> list[Path]:
+        return self._weights.files
+
+    def names(self) -> list[str]:
+        return [*self._others, *self._swapped]
+
+    def sizes(self) -> dict[str, int]:
+        """The number of elements of every tensor."""
+        with contextlib.ExitStack() as files:
+            return {name: math.prod(found.get_shape()) for name, found in self.slices(self.names(), files).items()}
+
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
+        """These tensors, not read yet, until ``files`` closes them."""
+        wanted = list(names)
+        found = self._weights.slices([name for name in wanted if name not in self._swapped], files)
+        for name in wanted:
+            if stored := self._swapped.get(name):
+                opened = files.enter_context(open_shard(stored.file))
+                found[name] = slice_of(opened, stored.file, stored.name)
+        return found
