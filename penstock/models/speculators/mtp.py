@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.models.attention import Attend, attending
+from penstock.models.carried.layout import carries
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.gate import layer_types
 from penstock.models.loader import EMBEDDING_FACTORS, PassThrough, load_module
@@ -67,7 +68,12 @@ class Mtp(nn.Module):
 
 
 def place_of(target: Checkpoint) -> int | None:
-    """The last of the target's layers that attends to everything and carries no state: a head's layer is like it."""
+    """The last of the target's layers that attends to everything, by itself: a head's layer is like it.
+
+    None where there is none, and where layers take from each other more than hidden states.
+    """
+    if carries(target.config):
+        return None
     types = layer_types(target.config) or [FULL] * target.num_layers
     full = [place for place, kind in enumerate(types) if kind == FULL]
     return full[-1] if full else None
