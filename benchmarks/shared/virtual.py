@@ -38,7 +38,7 @@ from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost
 
 HOW = "In virtual time, with the demo target"
-TARGET = str(DEMO / "target")
+TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
 INSTANT = {"bandwidth_gbit_s": 1e9, "latency_ms": 0.0}
 FAST = 1e9
 """Operations per second, in 1e12: a row costs nothing."""

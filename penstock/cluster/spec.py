@@ -86,6 +86,9 @@ class Links:
     local: Link | None = None
     network: Link | None = None
     between: tuple[LinkBetween, ...] = ()
+    exclusive: bool = False
+    """Whether a device sends or receives hidden states of one batch at a time (PipeDec, algorithms 2 and 3): a transfer
+    begins when both its ends are free. In simulations alone."""
 
     def find(self, one: Device, other: Device) -> Link:
         """The link of two different devices; a device's name wins over its host's. Raises FieldError where none is."""

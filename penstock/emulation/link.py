@@ -13,6 +13,9 @@ SECRET_SIZED: Final = "0" * 32
 FRAMING_BYTES: Final = 17
 """What a link adds to a message on its way, in the model."""
 
+MOST_KNOWN: Final = 8
+"""Of a node's transfers, how many may lie ahead of now: a stage has one in its buffer, one computed, one leaving."""
+
 
 class LinkModel(Link):
     """Messages go out one after the other, each takes its bytes' time, and the link's latency passes."""
@@ -28,6 +31,37 @@ class LinkModel(Link):
     def arrival(self, now: float, sending: float) -> float:
         self._free_at = max(now, self._free_at) + sending
         return self._free_at + self._timing.latency_s
+
+
+class Node:
+    """A device that sends or receives one thing at a time."""
+
+    def __init__(self) -> None:
+        self.busy: list[tuple[float, float]] = []
+        """From when to when, not in order: when something leaves is often known a while before."""
+
+
+class ExclusiveLink(LinkModel):
+    """A link whose ends do nothing else during a transfer, its latency included.
+
+    Source: PipeDec, algorithms 2 and 3. A transfer begins at the first moment from which on both ends are free for as
+    long as it takes. Where several wait for one end, those that were announced first come first, as in the paper's
+    queue of pending transfers.
+    """
+
+    def __init__(self, timing: LinkTiming, sender: Node, receiver: Node) -> None:
+        super().__init__(timing)
+        self._ends = (sender, receiver)
+
+    def arrival(self, now: float, sending: float) -> float:
+        seconds = sending + self._timing.latency_s
+        busy = [span for end in self._ends for span in end.busy]
+        start = now
+        while later := [end for begin, end in busy if begin < start + seconds and end > start]:
+            start = max(later)
+        for end in self._ends:
+            end.busy = [*end.busy[-MOST_KNOWN:], (start, start + seconds)]
+        return start + seconds
 
 
 def link_of(timing: LinkTiming | None) -> Link:

@@ -11,7 +11,7 @@ from penstock.emulation.background import BackgroundCore
 from penstock.emulation.device import ModelledDevice
 from penstock.emulation.link import link_of
 from penstock.emulation.priority import STAGE, keep_time, sleep_precisely
-from penstock.stage.device import Links
+from penstock.stage.device import Link, Links
 from penstock.stage.driver import Core, StageDriver
 
 
@@ -31,9 +31,12 @@ class StageEmulation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its process comes before all that do not keep modelled times, if the system lets it."""
 
 
-def emulated_driver(index: int, core: Core, clock: Callable[[], float], emulation: StageEmulation) -> StageDriver:
-    """Stage ``index`` with modelled times."""
-    links = Links(link_of(emulation.down), link_of(emulation.up), link_of(emulation.to_drafter))
+def emulated_driver(
+    index: int, core: Core, clock: Callable[[], float], emulation: StageEmulation, down: Link | None = None
+) -> StageDriver:
+    """Stage ``index`` with modelled times. ``down``: in place of a link that the stage has to itself."""
+    along = link_of(emulation.down) if down is None else down
+    links = Links(along, link_of(emulation.up), link_of(emulation.to_drafter))
     timing = emulation.timing
     device = None if timing is None else ModelledDevice(index, clock, timing, shared=emulation.shared)
     return StageDriver(index, core, clock, device, links)

@@ -324,5 +324,11 @@ def check_cluster(cluster: Cluster, options: EngineOptions, speculation: Specula
             "pipeline_parallel_size",
             f"is {size}, cluster {cluster.name} has {len(cluster.stages)} stages; leave it out",
         )
+    if cluster.links.exclusive:
+        raise FieldError(
+            "cluster",
+            f"{cluster.name} has links.exclusive, which only penstock simulate models: a stage's process does not know "
+            "what others are sending; remove it",
+        )
     if cluster.emulated:
         check_drafter(cluster, speculation)

@@ -13,7 +13,7 @@ from penstock.cluster.spec import Cluster
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.drafters.base import Draft
 from penstock.emulation.drafter import EmulatedDrafter
-from penstock.emulation.link import LinkModel, link_of
+from penstock.emulation.link import ExclusiveLink, LinkModel, Node, link_of
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.emulation.turns import DeviceTurns
 from penstock.engine.loop import EngineLoop, Observer
@@ -29,7 +29,7 @@ from penstock.simulator.script import Script
 from penstock.simulator.shared_host import SharedHost, shared_drivers
 from penstock.simulator.stage import SimulatedCore
 from penstock.speculation import SpeculativeConfig, make_strategy
-from penstock.stage.device import Links
+from penstock.stage.device import Link, Links
 from penstock.stage.driver import StageDriver
 from penstock.strategies.base import Strategy
 
@@ -180,10 +180,11 @@ def make_loop(
     stages = [StageEmulation(timing=timing, up=links[i], down=links[i + 1]) for i, timing in enumerate(timings)]
     cores = [SimulatedCore(script, i == last) for i in range(len(timings))]
     drivers: Sequence[StageDriver]
+    down = links_down(cluster, links)
     if host is None:
-        drivers = [emulated_driver(i, cores[i], clock.now, stage) for i, stage in enumerate(stages)]
+        drivers = [emulated_driver(i, cores[i], clock.now, stage, down[i]) for i, stage in enumerate(stages)]
     else:
-        between = [Links(link_of(stage.down), link_of(stage.up)) for stage in stages]
+        between = [Links(down[i], link_of(stage.up)) for i, stage in enumerate(stages)]
         drivers = shared_drivers(host, cores, clock.now, timings, between)
     pipeline = SimulatedPipeline(drivers, clock, LinkModel(links[0]))
     drafter = None
@@ -200,6 +201,22 @@ def make_loop(
     pieces = PieceTable(timings, links) if prefill_chunk is None else None
     scheduler = Scheduler(pool, prefill_chunk or BATCH_ROWS, concurrency, longest, pieces=pieces)
     return EngineLoop(pipeline, drafter, scheduler, pipeline, contended=host is not None)
+
+
+def links_down(cluster: Cluster, timings: Sequence[LinkTiming]) -> list[Link]:
+    """From each stage to the next, and from the last one to the engine.
+
+    Where links are exclusive, hidden states occupy the devices at both ends. Rows and results of the engine do not:
+    they are a few hundred bytes, which PipeDec sends beside its tensors, over Redis.
+    """
+    if not cluster.links.exclusive:
+        return [LinkModel(timing) for timing in timings[1:]]
+    nodes = {device.name: Node() for device in cluster.devices}
+    hops, between = cluster.route()[1:-1], timings[1:-1]
+    found: list[Link] = [
+        ExclusiveLink(timing, nodes[one], nodes[other]) for (one, other), timing in zip(hops, between, strict=True)
+    ]
+    return [*found, LinkModel(timings[-1])]
 
 
 def longer(link: LinkTiming, seconds: float) -> LinkTiming:

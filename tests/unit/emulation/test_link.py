@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.cluster.timing import LinkTiming
-from penstock.emulation.link import LinkModel, link_of
+from penstock.emulation.link import ExclusiveLink, LinkModel, Node, link_of
 from penstock.messages import Ready
 
 
@@ -17,6 +19,36 @@ def test_messages_on_a_link_go_one_after_the_other() -> None:
     assert link.arrival(0.0, header) == pytest.approx(1.0 + 2 * header)
     assert link.sending(Ready(stage=0), rows=2) == pytest.approx(1.0 + header)
     assert link.arrival(10.0, 1.0 + header) == pytest.approx(12.0 + header)
+
+
+def test_a_device_sends_or_receives_one_thing_at_a_time() -> None:
+    timing = LinkTiming(latency_s=1.0, bytes_per_s=100.0, row_bytes=50.0)
+    one, two, three, four = (Node() for _ in range(4))
+    first, second, third = (ExclusiveLink(timing, *ends) for ends in ((one, two), (two, three), (three, four)))
+    assert first.arrival(0.0, 2.0) == 3.0
+    assert second.arrival(0.0, 2.0) == 6.0, "its sender receives until 3"
+    assert third.arrival(0.0, 2.0) == 3.0, "both its ends are free, though another transfer waits for one of them"
+    assert third.arrival(1.0, 2.0) == 9.0
+    assert first.arrival(20.0, 2.0) == 23.0
+    assert second.arrival(10.0, 2.0) == 13.0, "what was announced later may go before what leaves later"
+    assert second.arrival(18.0, 2.0) == 26.0, "unless it does not fit in between"
+
+
+@given(transfers=st.lists(st.tuples(st.integers(0, 3), st.floats(0, 3), st.floats(0.1, 2)), max_size=40))
+def test_no_device_has_two_transfers_at_once(transfers: list[tuple[int, float, float]]) -> None:
+    """Of those that are announced at most a few seconds ahead; each begins no earlier than it may."""
+    nodes = [Node() for _ in range(5)]
+    links = [ExclusiveLink(LinkTiming(0.5, 1.0, 1.0), nodes[i], nodes[i + 1]) for i in range(4)]
+    spans: list[tuple[int, float, float]] = []
+    for i, (index, ahead, seconds) in enumerate(transfers):
+        moment = 3.0 * i + ahead
+        arrives = links[index].arrival(moment, seconds)
+        begins = arrives - seconds - 0.5
+        assert begins >= moment - 1e-9
+        for other, begin, end in spans:
+            if abs(other - index) <= 1:
+                assert begins >= end - 1e-9 or arrives <= begin + 1e-9
+        spans.append((index, begins, arrives))
 
 
 def test_a_real_link_takes_no_time_of_its_own() -> None:

@@ -16,7 +16,7 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.build import drafting_plan, stage_plans
 from penstock.engine.options import DEMO, EngineOptions
-from penstock.engine.resolve import resolve_options
+from penstock.engine.resolve import check_options, resolve_options
 
 
 @pytest.mark.parametrize(
@@ -125,3 +125,9 @@ def test_threads(
     assert [plan.threads for plan in stage_plans(setup)] == stages
     if drafter is not None:
         assert drafting_plan(setup, str(DEMO / "draft"), 2).threads == drafter
+
+
+def test_exclusive_links_are_refused_where_nothing_models_them() -> None:
+    cluster = load_cluster("spd-4", links={"exclusive": True})
+    with pytest.raises(FieldError, match=r"cluster spd-4 has links.exclusive, which only penstock simulate models"):
+        check_options(EngineOptions(cluster=cluster))

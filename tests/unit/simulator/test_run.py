@@ -41,6 +41,22 @@ def with_swift_drafter(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=devices)
 
 
+def test_exclusive_links_cost_what_they_hold_up() -> None:
+    """Nothing while one batch is under way, and with many the more, the longer transfers take."""
+    longer = []
+    for gbit_s in (100.0, 0.05):
+        seconds = {}
+        for exclusive in (False, True):
+            links = {"exclusive": exclusive, "network": {"bandwidth_gbit_s": gbit_s}, "between": []}
+            cluster = load_cluster("flowspec-7b", links=links)
+            for speculation in (None, SpeculativeConfig(strategy="pipedec", width=16)):
+                script = profile_script((0.7, 0.9), 1, 20, seed=0)
+                (seconds[exclusive, speculation is None],) = simulate(cluster, script, speculation)
+        assert seconds[True, True].seconds == pytest.approx(seconds[False, True].seconds)
+        longer.append(seconds[True, False].seconds / seconds[False, False].seconds)
+    assert 1 - 1e-9 <= longer[0] < 1.02 < longer[1]
+
+
 @pytest.mark.parametrize("name", ["demo", "pipedec-14x3090", "spd-8"])
 def test_plain_decoding_takes_a_trip_per_token(name: str) -> None:
     cluster = load_cluster(name)

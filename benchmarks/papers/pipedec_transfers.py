@@ -1,0 +1,47 @@
+"""What PipeDec's exclusive transfers cost, simulated: a device sends or receives one thing at a time.
+
+    python -m benchmarks.papers.pipedec_transfers
+
+Algorithms 2 and 3 of the paper, as the link property ``exclusive``. Six requests of 60 tokens with the synthetic
+profile; both ways decode the same ones with `pipedec`. Prints the time per token where links are full duplex, and how
+much longer it takes where they are not, with 95% bounds over requests: on the preset's links and on slower ones.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.shared.profile import ACCURACY
+from penstock.bench.intervals import paired_ratio
+from penstock.cluster import load_cluster
+from penstock.simulator.run import simulate
+from penstock.simulator.script import profile_script
+from penstock.speculation import SpeculativeConfig
+
+LINKS: Final = (("pipedec-14x3090", None), ("pipedec-14x3090", 1.0), ("flowspec-7b", None), ("flowspec-7b", 0.1))
+"""Clusters, and Gbit/s between hosts where they are not the preset's."""
+REQUESTS, TOKENS = 6, 60
+
+
+def seconds(name: str, gbit_s: float | None, exclusive: bool) -> list[float]:
+    """Of each request, from its first token to its last."""
+    cluster = load_cluster(name, bandwidth_gbit_s=gbit_s, links={"exclusive": exclusive})
+    script = profile_script(ACCURACY, REQUESTS, TOKENS, seed=0)
+    return [run.seconds for run in simulate(cluster, script, SpeculativeConfig(strategy="pipedec"))]
+
+
+def main() -> None:
+    for name, gbit_s in LINKS:
+        duplex, exclusive = (seconds(name, gbit_s, one) for one in (False, True))
+        ratio = paired_ratio([one / other for one, other in zip(exclusive, duplex, strict=True)])
+        assert ratio is not None
+        where = "" if gbit_s is None else f" at {gbit_s:g} Gbit/s"
+        print(
+            f"{name}{where}: {1e3 * sum(duplex) / (REQUESTS * (TOKENS - 1)):.1f} ms per token, "
+            f"{ratio.mean:.4f} times as long with exclusive transfers ({ratio.low:.4f} to {ratio.high:.4f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
