@@ -11,13 +11,14 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
 
-from penstock.core import CompletionOutput, SamplingParams
+from penstock.core import CompletionOutput, OutlineOutput, SamplingParams
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.starting import watched
 from penstock.engine.resolve import check_options
 from penstock.hosts.host import FleetHost
+from penstock.outlines.dialogue import Dialogue
 from penstock.text.chat import ChatFormat, Messages, chat_prompt, chat_sampling
 from penstock.text.conversation_files import Conversation
 from penstock.text.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ class Asked:
     """Jinja text in place of the checkpoint's own."""
     raw: bool = False
     """Whether a chat model continues the text, too."""
+    outline_decoding: str = "off"
 
     @property
     def messages(self) -> Messages:
@@ -57,12 +59,21 @@ class Asked:
         """Raises RequestError where there is no template, and for messages that it refuses."""
         if not self.is_chat(tokenizer):
             return self.text or ""
-        chat = ChatFormat(
+        return chat_prompt(tokenizer, self.messages, self._format)
+
+    def dialogue(self, tokenizer: Tokenizer) -> Dialogue:
+        """The same for an answer in points. Raises RequestError as ``prompt`` does."""
+        if not self.is_chat(tokenizer):
+            return Dialogue.of_text(tokenizer, self.text or "")
+        return Dialogue(tokenizer, self.messages, self._format)
+
+    @property
+    def _format(self) -> ChatFormat:
+        return ChatFormat(
             chat_template=self.chat_template,
             tools=self.conversation.tools,
             chat_template_kwargs=self.conversation.chat_template_kwargs,
         )
-        return chat_prompt(tokenizer, self.messages, chat)
 
 
 class Follower(Observer):
@@ -107,6 +118,9 @@ def complete(
     with llm:
         prompt = asked.prompt(llm.get_tokenizer())
         params = sampling_params(llm, asked, sampling)
+        if asked.outline_decoding != "off":
+            complete_in_points(llm, asked, params, as_json, trace, start.seconds)
+            return
         follower = Follower(None if as_json else sys.stdout)
         try:
             with llm.observing(follower), traced(llm, trace):
@@ -116,6 +130,25 @@ def complete(
             if follower.completion is not None:
                 text = prompt if isinstance(prompt, str) else prompt["prompt"]
                 report(llm, text, follower.prompt_token_ids, follower.completion, as_json, start.seconds)
+
+
+def complete_in_points(
+    llm: LLM, asked: Asked, params: SamplingParams, as_json: bool, trace: IO[str] | None, load_seconds: float
+) -> None:
+    """The same with ``outline_decoding``: the points are printed in order as they grow."""
+    from penstock.engine.outlined.offline import Run, answer_in_points
+
+    def tell(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    dialogue = asked.dialogue(llm.get_tokenizer())
+    run = Run(llm.steps(dialogue, params, asked.outline_decoding), dialogue.plain())
+    with traced(llm, trace):
+        (answer,) = answer_in_points(llm, [run], None if as_json else tell)
+    if not as_json and sys.stdout.isatty():
+        sys.stdout.write("\n")
+    report(llm, answer.prompt or "", answer.prompt_token_ids, answer.outputs[0], as_json, load_seconds, answer.outline)
 
 
 def sampling_params(llm: LLM, asked: Asked, given: Mapping[str, Any]) -> SamplingParams:
@@ -143,7 +176,13 @@ def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
 
 
 def report(
-    llm: LLM, prompt: str, prompt_ids: list[int], completion: CompletionOutput, as_json: bool, load_seconds: float
+    llm: LLM,
+    prompt: str,
+    prompt_ids: list[int],
+    completion: CompletionOutput,
+    as_json: bool,
+    load_seconds: float,
+    outline: OutlineOutput | None = None,
 ) -> None:
     """One JSON object on stdout; else one line of statistics where a person watches stderr."""
     metrics = metrics_of(llm.setup, completion, load_seconds, llm.loop.estimates.plain_s)
@@ -157,9 +196,19 @@ def report(
             "stop_reason": completion.stop_reason,
             "metrics": metrics,
         }
+        if outline is not None:
+            result["outline"] = {name: getattr(outline, name) for name in ("used", "reason", "kind", "titles")}
         typer.echo(json.dumps(result, ensure_ascii=False))
     elif sys.stderr.isatty():
         typer.secho(statistics_line(metrics), dim=True, err=True)
+        if outline is not None:
+            typer.secho(outline_line(outline), dim=True, err=True)
+
+
+def outline_line(outline: OutlineOutput) -> str:
+    if not outline.used:
+        return f"the plain answer: {outline.reason}"
+    return f"{len(outline.titles)} points side by side, which is not the plain answer: {outline.reason}"
 
 
 def metrics_of(

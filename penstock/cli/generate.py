@@ -11,8 +11,8 @@ import typer
 
 from penstock.cli.command import command, new_app
 from penstock.cli.speculation import SpeculationOptions
-from penstock.config import FieldError
-from penstock.core import SamplingParams
+from penstock.config import FieldError, check
+from penstock.core import OUTLINE_MODES, SamplingParams
 from penstock.engine.options import EngineOptions, ModelOptions, PipelineOptions
 from penstock.generate import Asked
 from penstock.options import OUTPUT, PROMPT, SAMPLING, Option
@@ -79,12 +79,22 @@ class PromptOptions:
         Path | None,
         Option("Jinja template in place of the checkpoint's own.", PROMPT, metavar="FILE", default=""),
     ] = None
+    outline_decoding: Annotated[
+        str,
+        Option(
+            "on: an outline first, and its points side by side: another answer than the plain one; auto: where the "
+            "model says that the answer is a list.",
+            PROMPT,
+        ),
+    ] = "off"
 
     def __post_init__(self) -> None:
+        check(self.outline_decoding in OUTLINE_MODES, "outline_decoding", self.outline_decoding, "off, auto or on")
         if self.raw:
-            for name in ("system_prompt", "messages", "chat_template"):
-                if getattr(self, name) is not None:
-                    raise FieldError("raw", f"continues a text without a chat template; remove it, or {name}")
+            given = [name for name in ("system_prompt", "messages", "chat_template") if getattr(self, name) is not None]
+            given += ["outline_decoding"] if self.outline_decoding != "off" else []
+            for name in given:
+                raise FieldError("raw", f"continues a text without a chat template; remove it, or {name}")
 
 
 TraceFile = Annotated[
@@ -134,6 +144,7 @@ def asked_of(options: PromptOptions) -> Asked:
         conversation=conversation,
         chat_template=None if options.chat_template is None else read_template(options.chat_template),
         raw=options.raw,
+        outline_decoding=options.outline_decoding,
     )
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from penstock.core import (
     ConfigError,
@@ -26,9 +27,12 @@ from penstock.core import (
 from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
+from penstock.engine.outlined.stream import Aside, OutlineStream
 from penstock.engine.resolve import Resolved
 from penstock.engine.stats import Counters, EngineStats
 from penstock.engine.stream import RequestStream, StreamUpdate
+from penstock.outlines.asks import Ask, Step, Steps
+from penstock.outlines.dialogue import Dialogue
 from penstock.pipeline.base import Host
 from penstock.text.chat import ChatFormat, Messages, encoded, rendered
 from penstock.text.tokenizer import Tokenizer
@@ -91,6 +95,8 @@ class AsyncLLM:
         self._ids = itertools.count()
         self._streams: dict[str, RequestStream] = {}
         """By request id, those that have not finished here."""
+        self._in_points: WeakValueDictionary[str, OutlineStream] = WeakValueDictionary()
+        """By request id, answers in points that somebody reads; their requests are among the streams."""
         self._finished: dict[str, list[int]] = {}
         """By request id, the numbers of those that have: the last few."""
         self._published: dict[str, RequestStream] = {}
@@ -153,18 +159,53 @@ class AsyncLLM:
         a bad prompt or parameters and for a request that can never fit, QueueFull when too many wait, and PipelineError
         when the engine has ended.
         """
+        self._check_queue()
+        return self._submit(self._llm.job(prompt, sampling_params, priority, client), request_id)
+
+    def submit_in_points(
+        self,
+        prompt: Mapping[str, Any],
+        steps: Steps,
+        first: Step,
+        aside: Aside,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        client: str = "",
+    ) -> OutlineStream:
+        """Queue the ``first`` of an answer's ``steps`` and return what the answer is read from.
+
+        ``prompt`` is that of the plain answer; ``aside`` does work on another thread. Raises as ``submit`` does.
+        """
+        self._check_queue()
+        name = self._fresh_id() if request_id is None else request_id
+        before = self._in_points.get(name)
+        if before is not None and not before.finished:
+            raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
+
+        def begin(ask: Ask) -> RequestStream:
+            job = self._llm.job(ask.prompt, ask.params, priority, client)
+            job.pinned = ask.pinned
+            return self._submit(job, f"{name}/{ask.name}")
+
+        stream = self._in_points[name] = OutlineStream(name, prompt, steps, first, begin, aside)
+        return stream
+
+    def _check_queue(self) -> None:
+        """Raise PipelineError where no request is taken, QueueFull where too many wait."""
         self._llm.loop.check_taking()
         self._enter()
-        job = self._llm.job(prompt, sampling_params, priority, client)
-        name = self._fresh_id() if request_id is None else request_id
-        if name in self._streams:
-            raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
         waiting = sum(not stream.started for stream in self._streams.values())
         if self._max_queue is not None and waiting >= self._max_queue:
             lost = self.stats().recovering
             if lost is not None:
                 raise Recovering(f"{waiting} requests wait, as many as may, while the engine recovers: {lost}")
             raise QueueFull(f"{waiting} requests wait already, as many as may: try again later")
+
+    def _submit(self, job: Job, request_id: str | None) -> RequestStream:
+        name = self._fresh_id() if request_id is None else request_id
+        if name in self._streams:
+            raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
         return self._queue(name, job)
 
     async def generate(
@@ -201,6 +242,7 @@ class AsyncLLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        outline_decoding: str = "off",
     ) -> AsyncGenerator[RequestOutput]:
         """Iterate over the answer to a conversation, as ``generate`` does; messages and format are ``LLM.chat``'s.
 
@@ -221,7 +263,8 @@ class AsyncLLM:
         asyncio.run(main())
         ```
 
-        Raises what ``LLM.chat`` and ``submit`` raise.
+        With ``outline_decoding`` the points are told in order, each as it grows. Raises what ``LLM.chat`` and
+        ``submit`` raise.
         """
         chat = ChatFormat(
             chat_template=chat_template,
@@ -231,6 +274,14 @@ class AsyncLLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         tokenizer = self.get_tokenizer()
+        if outline_decoding != "off":
+            params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+            dialogue = Dialogue(tokenizer, messages, chat)
+            answers = self._in_points_of(dialogue, params, outline_decoding, request_id, priority)
+            async with contextlib.aclosing(answers):
+                async for output in answers:
+                    yield output
+            return
         prompt = encoded(tokenizer, await asyncio.to_thread(rendered, tokenizer, messages, chat))
         outputs = self.generate(prompt, sampling_params, request_id, priority=priority)
         async with contextlib.aclosing(outputs):
@@ -239,7 +290,7 @@ class AsyncLLM:
 
     def abort(self, request_id: str) -> None:
         """End a request; nothing happens if none of this name is under way."""
-        if (stream := self._streams.get(request_id)) is not None:
+        if (stream := self._streams.get(request_id) or self._in_points.get(request_id)) is not None:
             stream.abort()
 
     def numbers(self, request_id: str) -> list[int]:
@@ -247,7 +298,7 @@ class AsyncLLM:
 
         Of those under way and the last few that have finished; none for any other.
         """
-        stream = self._streams.get(request_id)
+        stream = self._streams.get(request_id) or self._in_points.get(request_id)
         return self._finished.get(request_id, []) if stream is None else stream.numbers
 
     def stats(self) -> EngineStats:
@@ -330,7 +381,28 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
+        """An answer with ``outline_decoding``, step by step, for ``submit_in_points``; from any thread.
+
+        Raises RequestError for what does not go with it.
+        """
+        return self._llm.steps(dialogue, params, mode)
+
     # --------------------------------------------------------------------------------------------------- inside
+
+    async def _in_points_of(
+        self, dialogue: Dialogue, params: SamplingParams, mode: str, request_id: str | None, priority: int
+    ) -> AsyncGenerator[RequestOutput]:
+        steps = self.steps(dialogue, params, mode)
+        prompt, first = await asyncio.to_thread(lambda: (dialogue.plain(), next(steps)))
+        stream = self.submit_in_points(
+            prompt, steps, first, asyncio.to_thread, request_id=request_id, priority=priority
+        )
+        try:
+            async for _ in stream:
+                yield stream.output()
+        finally:
+            stream.abort()
 
     def _enter(self) -> None:
         """StreamUpdate go to the running event loop from now on, first of all what one before it has left."""

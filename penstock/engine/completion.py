@@ -25,6 +25,8 @@ class CompletionDelta:
     """Set once the completion has ended."""
     stop_reason: int | str | None = None
     """The stop token or string that ended it."""
+    points: tuple[tuple[int, str], ...] = ()
+    """Of an answer in points: the number of any of them and its new text, also of those whose turn has not come."""
 
     def add_to(self, output: CompletionOutput) -> None:
         """Append it to what came before."""
@@ -43,6 +45,7 @@ class CompletionDelta:
             None if self.logprobs is None else self.logprobs + (later.logprobs or []),
             later.finish_reason,
             later.stop_reason,
+            self.points + later.points,
         )
 
 

@@ -67,6 +67,15 @@ class ServerMetrics:
         )
         self._seconds = self._histogram("e2e_request_latency_seconds", "Until the last token.", SECONDS)
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        outlines = Counter(
+            "penstock:outline_answers",
+            "Answers that were asked for with outline_decoding, by how they came about: in points, or plain.",
+            ["model_name", "decoded"],
+            registry=self.registry,
+        )
+        self._outlines = {used: outlines.labels(model, "points" if used else "plain") for used in (True, False)}
+        text = "Points of answers, decoded side by side."
+        self._points = Counter("penstock:outline_points", text, ["model_name"], registry=self.registry).labels(model)
         self._generation = self._histogram("request_generation_tokens", "Generated tokens of a request.", TOKENS)
 
     def responded(self, record: Record) -> None:
@@ -77,6 +86,9 @@ class ServerMetrics:
         """A generation has ended, early or not."""
         self._prompt.observe(summary.prompt_tokens)
         self._generation.observe(summary.completion_tokens)
+        if summary.outline is not None:
+            self._outlines[summary.outline.used].inc()
+            self._points.inc(len(summary.outline.points))
         if summary.first_token_seconds is None or summary.last_token_seconds is None:
             return
         self._first_token.observe(summary.first_token_seconds)

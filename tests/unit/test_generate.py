@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core import CompletionOutput
-from penstock.generate import metrics_of, statistics_line
+from penstock.core import CompletionOutput, OutlineOutput
+from penstock.generate import metrics_of, outline_line, statistics_line
 from penstock.speculation import SpeculativeConfig
 
 
@@ -32,3 +32,9 @@ def test_loading_is_told_from_the_prompt() -> None:
 
 def test_plain_decoding_is_beside_nothing() -> None:
     assert "plain" not in said(None, 0.08)
+
+
+def test_an_answer_in_points_is_said_to_be_another_one() -> None:
+    used = OutlineOutput(used=True, reason="the target gives the answer the form 'list'", titles=["A", "B"])
+    assert outline_line(used).startswith("2 points side by side, which is not the plain answer: the target")
+    assert outline_line(OutlineOutput(reason="it is short")) == "the plain answer: it is short"

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from penstock.server.http.errors import invalid_field
 from penstock.server.http.records import record_of
 from penstock.server.openai.chat_protocol import ChatCompletion, ChatCompletionRequest
 from penstock.server.openai.chat_writer import ChatWriter
 from penstock.server.openai.choices import Choice
 from penstock.server.openai.field_errors import api_errors
 from penstock.server.openai.generation import Generation
-from penstock.server.openai.params import chat_params
+from penstock.server.openai.params import GUIDED, chat_params
 from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.protocol import generation_responses
 from penstock.server.openai.reply import reply_of
 from penstock.server.openai.service import Service
 from penstock.server.openai.tools.choice import ToolPlan, plan_tools
 from penstock.text.tokenizer import Tokenizer
+
+NOT_IN_POINTS: Final = ("tools", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED))
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -31,7 +35,8 @@ def chat_router(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         begun = await start_chat(service, body, request)
-        writer = ChatWriter(body, begun.prompt, record_of(request).request_id, service.model, service.token_text)
+        name, outline = record_of(request).request_id, begun.generation.outline
+        writer = ChatWriter(body, begun.prompt, name, service.model, service.token_text, outline)
         return await reply_of(request, body, begun.generation, begun.choices, writer, begun.names, begun.tokenizer)
 
     return routes
@@ -57,10 +62,22 @@ async def start_chat(service: Service, body: ChatCompletionRequest, request: Req
         room = service.prompts.room(prompt, "messages")
         params = chat_params(body, service.defaults(), room, plan)
     with api_errors(body, params.names):
-        generation = await service.generate(request, body, [prompt], [params])
+        if body.outline_decoding in (None, "off"):
+            generation = await service.generate(request, body, [prompt], [params])
+        else:
+            refuse_with_points(body)
+            dialogue = service.prompts.dialogue(body.messages, body.chat_template_kwargs)
+            generation = await service.generate_in_points(request, body, prompt, params, dialogue)
     ends = hidden_ends(body, plan, service.prompts.tokenizer)
     choices = [Choice(service.token_text, plan, ends) for _ in range(generation.choices)]
     return Begun(prompt, generation, choices, params.names, service.prompts.tokenizer)
+
+
+def refuse_with_points(body: ChatCompletionRequest) -> None:
+    """Raise ApiError naming the field that says what the whole answer is, or what else it may be."""
+    for name in NOT_IN_POINTS:
+        if getattr(body, name) is not None:
+            raise invalid_field(name, "does not go with outline_decoding, whose answer is text in points; remove one")
 
 
 def hidden_ends(body: ChatCompletionRequest, plan: ToolPlan, tokenizer: Tokenizer) -> Sequence[int]:

@@ -120,6 +120,9 @@ class ChatCompletionRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template (vLLM's), for example {"enable_thinking": false}."""
+    outline_decoding: Literal["off", "auto", "on"] | None = None
+    """"on" has an outline written first, and its points side by side; "auto" where the target says the answer is a
+    list. An answer in points is not the plain answer to the question. Off where it is left out."""
 
 
 # -------------------------------------------------------------------------------------------------------------- reply
@@ -169,12 +172,32 @@ class ChatChoice(BaseModel):
     token_ids: list[int] | None = None
 
 
+class OutlineReply(BaseModel):
+    """How an answer came about that was asked for with outline_decoding."""
+
+    used: bool
+    """Whether it is put together of points: then it is not what plain decoding of the question gives, and each point
+    is what plain decoding of that point's own prompt gives."""
+    reason: str
+    kind: str | None
+    """What form the target gives the answer, where it was asked: list, code, math, short or text."""
+    titles: list[str]
+
+
+class PointPart(BaseModel):
+    """New text of one point, also while an earlier one is still told in content."""
+
+    point: int
+    text: str
+
+
 class ChatCompletion(WholeReply):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
     metrics: Metrics
     prompt_token_ids: list[int] | None = None
+    outline: OutlineReply | None = None
 
 
 class FunctionPart(BaseModel):
@@ -210,3 +233,6 @@ class ChatCompletionChunk(Reply, WithWarning):
     usage: Usage | None = None
     metrics: Metrics | None = None
     prompt_token_ids: list[int] | None = None
+    outline: OutlineReply | None = None
+    """In the first chunk, where outline_decoding was asked for."""
+    outline_points: list[PointPart] | None = None

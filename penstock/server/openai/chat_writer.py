@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+from penstock.core import OutlineOutput
 from penstock.server.http.errors import ApiError, ErrorResponse
 from penstock.server.openai.chat_protocol import (
     ChatChoice,
@@ -17,6 +18,8 @@ from penstock.server.openai.chat_protocol import (
     FunctionReply,
     MessagePart,
     MessageReply,
+    OutlineReply,
+    PointPart,
     ToolCallPart,
     ToolCallReply,
 )
@@ -34,12 +37,20 @@ class ChatWriter:
     continues_text = False
 
     def __init__(
-        self, body: ChatCompletionRequest, prompt: Prompt, request_id: str, model: str, token_text: TokenText
+        self,
+        body: ChatCompletionRequest,
+        prompt: Prompt,
+        request_id: str,
+        model: str,
+        token_text: TokenText,
+        outline: OutlineOutput | None = None,
     ) -> None:
+        """``outline`` is told of an answer that was asked for in points; it grows until the first token is there."""
         self._body = body
         self._prompt = prompt
         self._id, self._model, self._created = f"chatcmpl-{request_id}", model, int(time.time())
         self._token_text = token_text
+        self._outline = outline
 
     def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> ChatCompletion:
         reply = ChatCompletion(
@@ -53,6 +64,8 @@ class ChatWriter:
         )
         if self._body.return_token_ids:
             reply.prompt_token_ids = self._prompt.token_ids
+        if self._outline is not None:
+            reply.outline = outline_reply(self._outline)
         return reply
 
     def chunks(self, delta: ChoiceDelta) -> Iterator[ChatCompletionChunk]:
@@ -63,7 +76,8 @@ class ChatWriter:
             part.content = delta.content
         if delta.tool_calls:
             part.tool_calls = [call_part(call) for call in delta.tool_calls]
-        if not (part.model_fields_set or delta.finish_reason or delta.logprobs or self._body.return_token_ids):
+        told = part.model_fields_set or delta.finish_reason or delta.logprobs or delta.points
+        if not (told or self._body.return_token_ids):
             return  # a part of a character, or what may become a call
         choice = ChatChunkChoice(
             index=delta.index,
@@ -78,6 +92,8 @@ class ChatWriter:
         chunk = self._chunk([choice])
         if delta.warning is not None:
             chunk.warning = delta.warning
+        if delta.points:
+            chunk.outline_points = [PointPart(point=number, text=text) for number, text in delta.points]
         yield chunk
 
     def last_chunks(self, summary: Summary) -> Iterator[ChatCompletionChunk]:
@@ -96,6 +112,8 @@ class ChatWriter:
         chunk = self._chunk([ChatChunkChoice(index=index, delta=part, logprobs=None, finish_reason=None)])
         if self._body.return_token_ids and index == 0:
             chunk.prompt_token_ids = self._prompt.token_ids
+        if self._outline is not None:
+            chunk.outline = outline_reply(self._outline)
         return chunk
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
@@ -131,6 +149,10 @@ class ChatWriter:
         if delta.logprobs is None:
             return None
         return chat_logprobs(delta.token_ids, delta.logprobs, self._body.top_logprobs or 0, self._token_text)
+
+
+def outline_reply(outline: OutlineOutput) -> OutlineReply:
+    return OutlineReply(used=outline.used, reason=outline.reason, kind=outline.kind, titles=outline.titles)
 
 
 def call_part(call: ToolCallDelta) -> ToolCallPart:

@@ -26,7 +26,7 @@ class ChoiceDelta:
 
     ``index`` counts over all prompts of a request; ``first``: nothing of the choice came before. ``text_offset`` is
     how many characters the tokens had whose log-probabilities came before. ``warning`` is of a stream's choice that has
-    ended without text.
+    ended without text. ``points`` are new texts of points, where the answer is put together of them.
     """
 
     index: int
@@ -39,6 +39,7 @@ class ChoiceDelta:
     finish_reason: FinishWord | None
     stop_reason: int | str | None
     warning: str | None = None
+    points: tuple[tuple[int, str], ...] = ()
 
 
 class Choice:
@@ -67,6 +68,7 @@ class Choice:
             text_offset=self._text_offset,
             finish_reason=self._finish_word(delta.finish_reason),
             stop_reason=delta.stop_reason,
+            points=delta.points,
         )
         self._begun = True
         if delta.logprobs is not None:

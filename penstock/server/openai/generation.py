@@ -10,8 +10,9 @@ from typing import Any
 
 from fastapi import Request
 
-from penstock.core import FinishReason, RequestOutput
+from penstock.core import FinishReason, OutlineOutput, RequestOutput
 from penstock.engine.completion import CompletionDelta
+from penstock.engine.outlined.stream import OutlineStream
 from penstock.engine.stream import RequestDelta, RequestStream
 from penstock.server.http.errors import ApiError, busy, client_closed, timed_out
 from penstock.server.http.gate import Gate
@@ -29,7 +30,7 @@ class Generation:
     def __init__(
         self,
         request: Request,
-        streams: Sequence[RequestStream],
+        streams: Sequence[RequestStream | OutlineStream],
         n: int,
         settings: ServerSettings,
         gate: Gate,
@@ -84,6 +85,11 @@ class Generation:
             for number, output in enumerate(self.outputs())
             for choice in output.outputs
         ]
+
+    @property
+    def outline(self) -> OutlineOutput | None:
+        """How the answer comes about, where it is asked for in points."""
+        return self._streams[0].report if isinstance(self._streams[0], OutlineStream) else None
 
     def outputs(self) -> list[RequestOutput]:
         """All so far, per prompt."""

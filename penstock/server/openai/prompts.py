@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from penstock.outlines.dialogue import Dialogue
 from penstock.server.http.errors import invalid_field
 from penstock.server.openai.chat_protocol import Message, Tool
-from penstock.text.chat import turns_of
+from penstock.text.chat import ChatFormat, turns_of
 from penstock.text.template_process import PROCESSES
 from penstock.text.tokenizer import Tokenizer
 
@@ -39,7 +40,7 @@ class Prompts:
 
     async def of_text(self, text: str, add_special_tokens: bool = True) -> Prompt:
         """Raises RequestError for text that is not Unicode."""
-        return await self._aside(lambda: Prompt(text, self.tokenizer.encode(text, add_special_tokens)))
+        return await self.aside(lambda: Prompt(text, self.tokenizer.encode(text, add_special_tokens)))
 
     async def of_ids(self, ids: Sequence[int], field: str = "prompt") -> Prompt:
         """Token ids with their text. Raises ApiError naming ``field`` for ids that the model does not have."""
@@ -51,11 +52,11 @@ class Prompts:
                     raise invalid_field(field, f"holds {token}; the model's token ids are 0 to {last}")
             return Prompt(self.tokenizer.decode(ids, skip_special_tokens=False), list(ids))
 
-        return await self._aside(decode)
+        return await self.aside(decode)
 
     async def names(self, ids: Sequence[int]) -> list[str]:
         """Each token's text by itself."""
-        return await self._aside(lambda: [self.tokenizer.decode([one], skip_special_tokens=False) for one in ids])
+        return await self.aside(lambda: [self.tokenizer.decode([one], skip_special_tokens=False) for one in ids])
 
     async def of_chat(
         self,
@@ -78,7 +79,7 @@ class Prompts:
             return self.tokenizer.render(messages, True, tools=tools, options=variables)
 
         rendered = await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
-        return await self._aside(lambda: self._encode_chat(rendered))
+        return await self.aside(lambda: self._encode_chat(rendered))
 
     def _encode_chat(self, rendered: str) -> Prompt:
         if self._allow_special_tokens:
@@ -98,5 +99,11 @@ class Prompts:
             )
         return room
 
-    async def _aside(self, work: Callable[[], T]) -> T:
+    def dialogue(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> Dialogue:
+        """A conversation whose answer is to be decoded in points. Raises RequestError as ``of_chat`` does."""
+        chat = ChatFormat(chat_template_kwargs=options)
+        return Dialogue(self.tokenizer, [message.model_dump(exclude_none=True) for message in messages], chat)
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Have work done where prompts are encoded."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

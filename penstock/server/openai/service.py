@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from fastapi import Request
 
 from penstock.core import SamplingParams
 from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.outlined.stream import OutlineStream
 from penstock.engine.stream import RequestStream
+from penstock.outlines.dialogue import Dialogue
 from penstock.server.http.errors import ApiError
 from penstock.server.http.gate import Gate
 from penstock.server.http.records import record_of
+from penstock.server.openai.chat_protocol import ChatCompletionRequest
 from penstock.server.openai.generation import Generation
 from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt, Prompts
@@ -60,10 +63,40 @@ class Service:
         self._gate.check_open()
         began = time.monotonic()
         streams = self._submit(request, body, prompts, params)
+        return self._generation(request, body, prompts, streams, params[0].sampling.n, began)
+
+    async def generate_in_points(
+        self, request: Request, body: ChatCompletionRequest, prompt: Prompt, params: RequestParams, dialogue: Dialogue
+    ) -> Generation:
+        """Have the engine begin an answer in points. Raises as ``generate`` does."""
+        steps = self.llm.steps(dialogue, params.sampling, body.outline_decoding or "off")
+        first = await self.prompts.aside(partial(next, steps))
+        self._gate.check_open()
+        began, record = time.monotonic(), record_of(request)
+        stream = self.llm.submit_in_points(
+            {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
+            steps,
+            first,
+            self.prompts.aside,
+            request_id=record.request_id,
+            priority=body.priority or 0,
+            client=body.user or record.client,
+        )
+        return self._generation(request, body, [prompt], [stream], 1, began)
+
+    def _generation(
+        self,
+        request: Request,
+        body: GenerationFields,
+        prompts: Sequence[Prompt],
+        streams: Sequence[RequestStream | OutlineStream],
+        n: int,
+        began: float,
+    ) -> Generation:
         return Generation(
             request,
             streams,
-            params[0].sampling.n,
+            n,
             self.settings,
             self._gate,
             began,

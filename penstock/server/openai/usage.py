@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from penstock.core import FinishReason, RequestOutput, SpeculationMetrics
+from penstock.core import FinishReason, OutlineOutput, RequestOutput, SpeculationMetrics
 from penstock.server.openai.protocol import CompletionDetails, Metrics, PromptDetails, Usage
 
 
@@ -23,6 +23,8 @@ class Summary:
     speculation: SpeculationMetrics
     first_token_seconds: float | None
     last_token_seconds: float | None
+    outline: OutlineOutput | None = None
+    """How the answer came about, where it was asked for in points; their prompts and tokens count as they are."""
 
     @property
     def decoding_seconds(self) -> float:
@@ -35,17 +37,27 @@ class Summary:
 def summarize(
     outputs: Sequence[RequestOutput], first_token_seconds: float | None, last_token_seconds: float | None
 ) -> Summary:
-    choices = [choice for output in outputs for choice in output.outputs]
+    computed = [request for output in outputs for request in requests_of(output)]
+    choices = [choice for request in computed for choice in request.outputs]
     names = [field.name for field in fields(SpeculationMetrics)]
     return Summary(
-        prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
-        cached_tokens=sum(output.num_cached_tokens for output in outputs),
+        prompt_tokens=sum(len(request.prompt_token_ids) for request in computed),
+        cached_tokens=sum(request.num_cached_tokens for request in computed),
         completion_tokens=sum(len(choice.token_ids) for choice in choices),
-        finish_reasons=[choice.finish_reason for choice in choices],
+        finish_reasons=[choice.finish_reason for output in outputs for choice in output.outputs],
         speculation=SpeculationMetrics(*(sum(getattr(choice.metrics, name) for choice in choices) for name in names)),
         first_token_seconds=first_token_seconds,
         last_token_seconds=last_token_seconds,
+        outline=outputs[0].outline if outputs else None,
     )
+
+
+def requests_of(output: RequestOutput) -> list[RequestOutput]:
+    """What the engine has computed for an answer: itself, or what an answer in points is made of."""
+    outline = output.outline
+    if outline is None:
+        return [output]
+    return [*outline.guides, *(outline.points if outline.used else [output])]
 
 
 def usage_of(summary: Summary) -> Usage:
