@@ -90,6 +90,12 @@ def answer_in_points(
     return [answers[number] for number in range(len(runs))]
 
 
+def complete_step(engine: Engine, step: Step) -> list[RequestOutput]:
+    """What becomes of one step's requests, which are run alone."""
+    prepare(engine, step.asks)
+    return engine.complete([job_of(engine, ask) for ask in step.asks])
+
+
 def prepare(engine: Engine, asks: Sequence[Ask]) -> None:
     learn_answers(engine, [ask.prompt for ask in asks], [ask.params for ask in asks])
 

@@ -106,7 +106,7 @@ async function ask(text) {
   const system = settings.system;
   const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns, { role: "user", content: text }];
   const mine = turns; // of this chat, should another one have begun meanwhile
-  const sent = await generate("v1/chat/completions", { messages }, answer);
+  const sent = await generate("v1/chat/completions", { messages, ...settings.outline }, answer);
   if (sent) mine.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
   else takeBack(text, question, answer.element);
 }
@@ -142,6 +142,8 @@ async function generate(path, body, message) {
       meter.take(chunk);
       ended = chunk.choices[0]?.finish_reason ?? ended;
       const piece = chunk.choices[0]?.delta?.content ?? chunk.choices[0]?.text;
+      if (chunk.outline?.used) keepAtEnd(() => message.openPoints(chunk.outline.titles));
+      for (const { point, text } of chunk.outline_points ?? []) keepAtEnd(() => message.addToPoint(point, text));
       if (piece) add(message, piece, meter);
     }
     keepAtEnd(() => message.note(ended === "stop" && !message.text ? EMPTY : meter.words()));
@@ -179,6 +181,7 @@ function keepAtEnd(change) {
 function end(message) {
   running = null;
   message.element.classList.remove("writing");
+  keepAtEnd(() => message.closePoints());
   log.setAttribute("aria-busy", "false");
   const atStop = document.activeElement === stop;
   stop.hidden = true;

@@ -22,6 +22,7 @@ export class Message {
     if (before) this._body.appendChild(made("span", "before", before));
     this._text = this._body.appendChild(made("div", "text"));
     this._markdown = null;
+    this._points = this._cells = null;
     this._note = this.element.appendChild(made("p", "note"));
     if (text) this.append(text);
   }
@@ -33,6 +34,27 @@ export class Message {
     if (this._chat) this.element.classList.toggle("raw", INDENTED.test(this.text) && !this._markdown);
     if (this._markdown) this._markdown.show(this.text);
     else this._text.append(shown);
+  }
+
+  /** The points of an answer grow side by side, in place of the text that is made of them. */
+  openPoints(titles) {
+    this._points = this._body.appendChild(made("div", "points"));
+    this._cells = titles.map((title) => {
+      const cell = this._points.appendChild(made("section"));
+      cell.appendChild(made("h4", "", title));
+      return cell.appendChild(made("p"));
+    });
+    this._text.hidden = true;
+  }
+
+  addToPoint(number, text) {
+    this._cells?.[number]?.append(text);
+  }
+
+  /** What has come of them stands in order from now on. */
+  closePoints() {
+    this._points?.remove();
+    this._text.hidden = false;
   }
 
   note(words) {

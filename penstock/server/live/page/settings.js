@@ -37,6 +37,12 @@ export class Settings {
     return { ...this._defaults, ...Object.fromEntries(given.map((name) => [name, Number(this._fields[name].value)])) };
   }
 
+  /** How chats are answered, as the request's fields: nothing but plainly unless it is set. */
+  get outline() {
+    const mode = this._fields.outline_decoding.value;
+    return mode ? { outline_decoding: mode } : {};
+  }
+
   get system() {
     return this._fields.system.value.trim();
   }
