@@ -10,6 +10,7 @@ from typing import Final
 from penstock.cluster.measured import LayerTimes
 from penstock.config import FieldError
 from penstock.core import ConfigError
+from penstock.drafters.options import Weights
 from penstock.engine.options import AUTO, EngineOptions
 from penstock.engine.profile.cluster import cluster_of_hosts
 from penstock.engine.profile.hosts import HostsProfile, completed, known_profile
@@ -17,7 +18,8 @@ from penstock.engine.profile.measure import OnStep
 from penstock.hosts.host import FleetHost
 from penstock.hosts.placement import asked_hosts
 from penstock.planner.costs import Batch, candidates, problem_of
-from penstock.planner.search import Plan, front
+from penstock.planner.search import front
+from penstock.speculation import SpeculativeConfig
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +27,9 @@ ALIKE: Final = 1.1
 """Devices of which none is so many times as fast as another are alike: an even split is as good."""
 PLAIN: Final = Batch(rows=1, context=512)
 SPECULATIVE: Final = Batch(rows=8, context=512)
-HITS: Final = 0.5
-"""Of the tokens of a text the share that is taken to come one batch after another; the rest costs a trip."""
+LOOKED_UP, DRAFTED = 0.25, 0.6
+"""Of a text's tokens the share that is taken to come one batch after another, with prompt lookup and with a drafter
+that has weights. Each of the others costs a trip of one row, since ``auto`` decodes plainly where drafts do not pay."""
 
 
 def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
@@ -82,29 +85,32 @@ def alike(times: Iterable[LayerTimes]) -> bool:
 
 
 def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
-    drafts, found = options.speculative_config is not None, profile.candidates
+    found, hits = profile.candidates, hits_of(options)
     cluster = cluster_of_hosts(profile, drafts=False)
     devices = candidates(cluster)
-    problem = problem_of(cluster, devices, SPECULATIVE if drafts else PLAIN)
-    plans = front(problem)
+    plain, drafted = (problem_of(cluster, devices, batch) for batch in (PLAIN, SPECULATIVE))
+    plans = [plan.parts for problem in (plain, drafted) for plan in front(problem)]
     if not plans:
         have = ", ".join(f"{one.name} {one.free / 1e9:.2f}" for one in found.devices.values())
         raise ConfigError(f"layer_split: the model fits on these hosts in no way; they have, in GB: {have}")
-    best = min(plans, key=lambda plan: token_s(plan, HITS if drafts else 0.0))
-    order = [devices[part.device].name for part in best.parts]
+    best = min(plans, key=lambda parts: hits * drafted.slowest_s(parts) + (1 - hits) * plain.trip_s(parts))
+    order = [devices[part.device].name for part in best]
     spares = [name for name in found.names if name not in order]
-    split = ",".join(str(part.layers) for part in best.parts)
+    split = ",".join(str(part.layers) for part in best)
     log.warning(
-        "layers are split %s over %s%s: %.1f ms a trip, the slowest stage %.1f ms",
+        "layers are split %s over %s%s: a row takes %.1f ms through all, and %.1f ms in the slowest stage",
         split,
         ", ".join(order),
         f", and {', '.join(spares)} kept as spares" if spares else "",
-        1e3 * best.trip_s,
-        1e3 * best.slowest_s,
+        1e3 * plain.trip_s(best),
+        1e3 * plain.slowest_s(best),
     )
     return replace(options, hosts=",".join([*order, *spares]), pipeline_parallel_size=len(order), layer_split=split)
 
 
-def token_s(plan: Plan, hits: float) -> float:
-    """Seconds of a token, of which a share comes with the next batch, and the others after a whole trip."""
-    return hits * plan.slowest_s + (1 - hits) * plan.trip_s
+def hits_of(options: EngineOptions) -> float:
+    """The share of tokens that need not wait for a trip."""
+    config = options.speculative_config
+    if not isinstance(config, SpeculativeConfig) or not config.drafts:
+        return 0.0
+    return LOOKED_UP if config.drafter_options.weights is Weights.NONE else DRAFTED
