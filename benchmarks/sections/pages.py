@@ -68,7 +68,7 @@ PAGES = (
         name="jupiter",
         title="beside Jupiter's paper",
         about="its tables and baselines, its plans and ours, prompts in pieces, what a plan is worth",
-        sections=("jupiter", "plans"),
+        sections=("jupiter", "plans", "planned_hosts"),
     ),
     Page(
         name="vllm",

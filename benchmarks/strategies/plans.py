@@ -20,13 +20,13 @@ from penstock.core import ConfigError
 NAME: Final = "plans"
 HOW: Final = "Simulated, a drafter like the demo pair's"
 COMMAND: Final = "python -m benchmarks.results --measure plans"
-RANDOM: Final = 60
+RANDOM: Final = 200
 TOKENS, PROMPT = 24, 16
 
 
 def names() -> Iterator[str]:
-    """Presets whose devices have prices for any layers, and random clusters of 2 to 8 stages."""
-    yield from (name for name in preset_names() if not name.startswith("spd-"))
+    """The presets, and random clusters of 2 to 8 stages."""
+    yield from preset_names()
     yield from (f"random-{seed}:{2 + seed % 7}" for seed in range(RANDOM))
 
 
