@@ -13,15 +13,18 @@ WHOLE_NUMBERS: Final = {"int8": 1.0, "int4": 0.5}
 
 
 def needed_bytes(setup: Resolved) -> list[int]:
-    """Weights and KV of each stage, in bytes."""
+    """Weights, KV and what layers that carry a state keep by slot, of each stage, in bytes."""
     checkpoint, dtype = setup.checkpoint, DTYPE_BYTES[setup.options.dtype]
     numbers = numbers_by_part(checkpoint.weights.sizes())
     width = WHOLE_NUMBERS.get(setup.quantization, float(dtype))
     kv = 2 * kv_width(checkpoint.config) * dtype * setup.capacity
     attends = attending(checkpoint.config, checkpoint.num_layers)
+    carried = setup.capacity * state_bytes(checkpoint.config, dtype, setup.quantization)
+    carries = carrying(checkpoint.config)
     return [
         round(width * (sum(numbers.get(layer, 0) for layer in range(first, last)) + beside(numbers, i, setup.stages)))
         + kv * sum(attends[first:last])
+        + carried * sum(carries[first:last])
         for i, (first, last) in enumerate(setup.layers)
     ]
 
@@ -57,7 +60,7 @@ def outside_part(name: str) -> str:
 
 
 def attending(config: Any, layers: int) -> list[bool]:
-    """Whether each layer keeps keys and values. What layers that carry a state keep is not reckoned with."""
+    """Whether each layer keeps keys and values."""
     from penstock.models.carried.layout import carries, readers
     from penstock.models.gate import ATTENTION_TYPES, layer_types
 
@@ -71,3 +74,17 @@ def kv_width(config: Any) -> int:
     heads = int(config.num_attention_heads)
     kept = int(getattr(config, "num_key_value_heads", None) or heads)
     return kept * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def carrying(config: Any) -> list[bool]:
+    """Whether each layer carries a state; empty where none does."""
+    from penstock.models.gate import RECURRENT_TYPES, layer_types
+
+    return [kind in RECURRENT_TYPES for kind in layer_types(config)]
+
+
+def state_bytes(config: Any, dtype: int, quantization: str) -> int:
+    """What a layer that carries a state keeps of one row; float64 where quantised weights want it exact."""
+    from penstock.models.recurrent.widths import kept
+
+    return kept(config).bytes(dtype, 8 if quantization == "int4" else 4)

@@ -5,7 +5,7 @@ They differ in how queries, keys, values and gates come out of the hidden states
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from penstock.models.recurrent.convolution import TreeConvolution
-from penstock.models.recurrent.mixer import Host, Mixer
+from penstock.models.recurrent.mixer import Host, StatefulMixer
 from penstock.models.recurrent.plan import TreePlan
-from penstock.models.recurrent.slots import SlotArrays
 from penstock.models.recurrent.state import Rows
 
 EPSILON: Final = 1e-6
@@ -64,14 +62,12 @@ def _mixed(own: Any, hidden_ND: Tensor) -> Tensor:
     return torch.cat([own.q_proj(hidden_ND), own.k_proj(hidden_ND), own.v_proj(hidden_ND)], dim=-1)
 
 
-class DeltaNet(Mixer):
+class DeltaNet(StatefulMixer):
     """A gated delta net over slots. ``own`` is transformers' module, less what is held here in another form."""
 
     def __init__(self, own: Any, host: Host, project: Project) -> None:
-        super().__init__(host)
+        super().__init__(host, own.conv1d)
         self._project = project
-        self._state = host.new_state()
-        self.convolution = TreeConvolution(own.conv1d, host.capacity)
         self._activation = ACT2FN[own.activation]
         gates = getattr(own, "forget_gate", own)
         heads = gates.A_log.numel()
@@ -88,16 +84,9 @@ class DeltaNet(Mixer):
                 setattr(own, held, nn.Identity())
         del gates.A_log, gates.dt_bias
 
-    @property
-    def slots(self) -> list[SlotArrays]:
-        return [self.convolution.slots, self._state.slots]
-
-    def forget(self, requests: Sequence[int]) -> None:
-        self._state.forget(requests)
-
     def mix(self, hidden_ND: Tensor, plan: TreePlan) -> Tensor:
         projected = self._project(self.own, hidden_ND)
-        output_NHe = self._state.read(self._rows(projected, plan), plan).to(hidden_ND.dtype)
+        output_NHe = self.state.read(self._rows(projected, plan), plan).to(hidden_ND.dtype)
         width = output_NHe.shape[-1]
         normed = self.norm(output_NHe.reshape(-1, width), projected.gate_NX.reshape(-1, width))
         mixed: Tensor = self.out(normed.reshape(len(hidden_ND), -1))

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from penstock.models.recurrent.convolution import TreeConvolution
-from penstock.models.recurrent.mixer import Host, Mixer
+from penstock.models.recurrent.mixer import Host, StatefulMixer
 from penstock.models.recurrent.plan import TreePlan
-from penstock.models.recurrent.slots import SlotArrays
 from penstock.models.recurrent.state import Rows
 
 
-class Mamba2(Mixer):
+class Mamba2(StatefulMixer):
     """B are the keys, C the queries, dt x the values, and dt A the log decays."""
 
     def __init__(self, own: Any, host: Host) -> None:
-        super().__init__(host)
-        self._state = host.new_state()
-        self.convolution = TreeConvolution(own.conv1d, host.capacity)
+        super().__init__(host, own.conv1d)
         self._activation = ACT2FN[own.activation]
         self._least_step, self._most_step = own.time_step_limit
         self._groups, self._state_width = int(own.n_groups), int(own.ssm_state_size)
@@ -35,13 +30,6 @@ class Mamba2(Mixer):
         self.in_proj, self.out_proj = own.in_proj, own.out_proj
         self.norm = None if isinstance(own.norm, nn.Identity) else own.norm
 
-    @property
-    def slots(self) -> list[SlotArrays]:
-        return [self.convolution.slots, self._state.slots]
-
-    def forget(self, requests: Sequence[int]) -> None:
-        self._state.forget(requests)
-
     def mix(self, hidden_ND: Tensor, plan: TreePlan) -> Tensor:
         projected_NX = self.in_proj(hidden_ND * self._scale)
         if self.scales_X is not None:
@@ -50,7 +38,7 @@ class Mamba2(Mixer):
         gate_NX, mixed_NC, step_NH = projected_NX.split([self._width, between, self._heads], dim=1)
         input_NHe, rows = self._rows(self._activation(self.convolution(mixed_NC, plan)), step_NH)
         skip_H1: Any = self.skip_H1
-        read_NX = (self._state.read(rows, plan) + skip_H1 * input_NHe).flatten(1)
+        read_NX = (self.state.read(rows, plan) + skip_H1 * input_NHe).flatten(1)
         normed = read_NX * F.silu(gate_NX) if self.norm is None else self.norm(read_NX, gate_NX)
         mixed: Tensor = self.out_proj(normed.to(hidden_ND.dtype))
         return mixed

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penstock.models.recurrent.convolution import TreeConvolution
 from penstock.models.recurrent.plan import TreePlan
 from penstock.models.recurrent.slots import SlotArrays
 from penstock.models.recurrent.state import State
@@ -87,3 +88,19 @@ class Mixer(nn.Module):
     @property
     def bytes(self) -> int:
         return sum(slots.bytes for slots in self.slots)
+
+
+class StatefulMixer(Mixer):
+    """One with a short convolution before its state."""
+
+    def __init__(self, host: Host, conv: Any) -> None:
+        super().__init__(host)
+        self.state = host.new_state()
+        self.convolution = TreeConvolution(conv, host.capacity)
+
+    @property
+    def slots(self) -> list[SlotArrays]:
+        return [self.convolution.slots, self.state.slots]
+
+    def forget(self, requests: Sequence[int]) -> None:
+        self.state.forget(requests)

@@ -1,0 +1,22 @@
+"""What the configuration tells of a slot is what a loaded stage holds in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.places.footprint import carrying
+from penstock.models.recurrent.widths import kept
+from penstock.models.stage_model import load_stage
+from tests.checkpoints import LAYERS, RECURRENT, make_checkpoint
+
+CAPACITY = 8
+
+
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_it_is_what_a_stage_holds(architecture: str, tmp_path: Path) -> None:
+    stage = load_stage(str(make_checkpoint(tmp_path, architecture)), 0, LAYERS, capacity=CAPACITY)
+    config = stage.checkpoint.config
+    own = kept(config).bytes(of_weights=4, of_state=4)
+    assert stage._host.bytes == sum(carrying(config)) * own * (CAPACITY + 1)
