@@ -87,6 +87,14 @@ class CheckpointFound(msgspec.Struct, tag="checkpoint_found", kw_only=True, froz
     fetched: bool = False
 
 
+class Fetched(msgspec.Struct, tag="fetched", kw_only=True, frozen=True):
+    """How many bytes are there of those that the host needs of the checkpoint that the head has at ``path``."""
+
+    path: str
+    held: int
+    needed: int
+
+
 class WantPiece(msgspec.Struct, tag="want_piece", kw_only=True, frozen=True):
     """Some bytes of a file of the checkpoint that the head has at ``path``."""
 
@@ -141,6 +149,7 @@ Message = (
     | BeatAnswer
     | FindCheckpoint
     | CheckpointFound
+    | Fetched
     | WantPiece
     | Piece
     | StartStage

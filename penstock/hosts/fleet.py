@@ -18,6 +18,7 @@ from penstock.hosts.control import (
     HEAD_DOOR,
     Attached,
     CheckpointFound,
+    Fetched,
     Join,
     Message,
     Piece,
@@ -79,6 +80,8 @@ class Fleet:
         """The checkpoint that every host has to have, or is sent."""
         self.on_return: Callable[[], None] | None = None
         """Called by the fleet's thread when a host can have stages: at first, and whenever it is back."""
+        self.on_fetched: Callable[[str, int, int], None] | None = None
+        """Called by the fleet's thread with a host's name and the bytes of the checkpoint that it has, and needs."""
         self._news = threading.Condition()
         """Told whenever a host has said something."""
         self._closing = False
@@ -265,6 +268,8 @@ class Fleet:
                 host.ask_for(asked)
         elif isinstance(message, WantPiece):
             self._send(host, message)
+        elif isinstance(message, Fetched) and self.on_fetched is not None:
+            self.on_fetched(host.name, message.held, message.needed)
         if isinstance(message, Attached | CheckpointFound) and self.on_return is not None and self._usable(host):
             self.on_return()
         with self._news:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from penstock.hosts.fleet import Fleet
+from penstock.messages import Loading
 from penstock.pipeline.launching import Elsewhere
+from penstock.pipeline.loading import FETCH
 from penstock.pipeline.processes import OnLoading, ProcessHost
+
+
+def tell_fetched(on_loading: OnLoading, host: str, held: int, needed: int) -> None:
+    on_loading(host, FETCH, Loading(stage=0, read=held, total=needed))
 
 
 class Closing(Protocol):
@@ -28,6 +35,8 @@ class FleetHost(ProcessHost):
         elsewhere = Elsewhere(fleet.hosts, fleet.reached_at, fleet.cut_off, fleet.private_network)
         super().__init__("tcp", stage_timeout, fleet.security, on_loading, elsewhere)
         fleet.on_return = self.wake
+        if on_loading is not None:
+            fleet.on_fetched = partial(tell_fetched, on_loading)
 
     def close(self) -> None:
         super().close()

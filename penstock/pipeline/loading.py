@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from penstock.messages import Loading, Started
 from penstock.progress import progress_of
 
+FETCH: Final = "fetch"
+"""In place of a pipeline's name: a host gets what it lacks of the checkpoint, counted in bytes."""
+
 
 class LoadingCount:
-    """How much of their weights all processes have read, and what those hold that have started.
+    """How much of their weights all processes have read, and what those hold that have started, host by host.
 
     In a ``with`` block, which ends when they have. Call it with what each says (``ProcessHost.on_loading``).
     """
 
     def __init__(self) -> None:
-        self._heard: dict[tuple[str, int], Loading] = {}
+        self._heard: dict[str, dict[tuple[str, int], Loading]] = {}
+        """By host, as plans name it."""
         self._started: list[Started] = []
 
-    def __call__(self, pipeline: str, said: Loading | Started) -> None:
+    def __call__(self, host: str, pipeline: str, said: Loading | Started) -> None:
         if isinstance(said, Started):
             self._started.append(said)
+        elif pipeline == FETCH:
+            self.show(host, "fetching weights", said.read, said.total)
         else:
-            self._heard[pipeline, said.stage] = said
-            self.show(*self.read)
+            self._heard.setdefault(host, {})[pipeline, said.stage] = said
+            self.show(host, "loading weights", *self.read(host))
 
-    def show(self, read: int, total: int) -> None:
-        """Called whenever more has been read."""
+    def show(self, host: str, does: str, done: int, total: int) -> None:
+        """Called whenever a host has read or fetched more."""
 
-    @property
-    def read(self) -> tuple[int, int]:
-        """How many numbers have been read, and of how many, as far as the processes have said."""
-        return sum(one.read for one in self._heard.values()), sum(one.total for one in self._heard.values())
+    def read(self, host: str) -> tuple[int, int]:
+        """How many numbers have been read there, and of how many, as far as the processes have said."""
+        heard = self._heard.get(host, {}).values()
+        return sum(one.read for one in heard), sum(one.total for one in heard)
 
     @property
     def held(self) -> tuple[int, int]:
@@ -49,16 +55,22 @@ class LoadingCount:
 
 
 class LoadingBar(LoadingCount):
-    """A bar, or a line every few seconds where ``console`` is no terminal."""
+    """A bar for each host, or a line every few seconds where ``console`` is no terminal."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         self._progress = progress_of(console, *columns)
-        self._task = self._progress.add_task("starting", total=None, in_percent=True)
+        self._waits: TaskID | None = self._progress.add_task("starting", total=None, in_percent=True)
+        self._bars: dict[str, TaskID] = {}
+        """By host."""
 
-    def show(self, read: int, total: int) -> None:
-        self._progress.update(self._task, description="loading weights", completed=read, total=total)
+    def show(self, host: str, does: str, done: int, total: int) -> None:
+        if host not in self._bars:
+            self._bars[host] = self._waits if self._waits is not None else self._progress.add_task("", in_percent=True)
+            self._waits = None
+        said = f"{host}: {does}" if host else does
+        self._progress.update(self._bars[host], description=said, completed=done, total=total)
 
     def __enter__(self) -> Self:
         self._progress.start()

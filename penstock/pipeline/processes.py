@@ -77,8 +77,8 @@ Owner = Callable[[Delivery, Sequence[Frame]], bool]
 
 OnBroken = Callable[[], None]
 """Told that a connection of the session has ended."""
-OnLoading = Callable[[str, Loading | Started], None]
-"""Given a pipeline's name and what one of its stages says."""
+OnLoading = Callable[[str, str, Loading | Started], None]
+"""Given a host, as plans name it, a pipeline's name and what one of its stages there says."""
 
 
 class ProcessHost:
@@ -496,7 +496,7 @@ class ProcessPipeline:
             self._hear(message.stage)
             self._inboxes[message.stage].send(encode(HeartbeatAck(), self._session))
             return False
-        if isinstance(message, Loading) and len(self.started) < self.stages:
+        if isinstance(message, Loading) and len(self.started) < self.stages and message.stage < self.stages:
             self._tell_loading(message)
             return False
         if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
@@ -515,7 +515,7 @@ class ProcessPipeline:
 
     def _tell_loading(self, message: Loading | Started) -> None:
         if self._host.on_loading is not None:
-            self._host.on_loading(self.name, message)
+            self._host.on_loading(self._plans[message.stage].host, self.name, message)
 
     def _take_in(self, message: Message, arrives: float) -> None:
         """What belongs to the stream, or to whoever listens beside it."""

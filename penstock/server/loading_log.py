@@ -18,7 +18,8 @@ class LoadingLog(LoadingCount):
         super().__init__()
         self._logged_at = time.monotonic()
 
-    def show(self, read: int, total: int) -> None:
+    def show(self, host: str, does: str, done: int, total: int) -> None:
         if time.monotonic() - self._logged_at >= LINE_EVERY:
             self._logged_at = time.monotonic()
-            log.info("loading", extra={"fields": {"percent": round(100 * read / max(1, total))}})
+            where = {"host": host} if host else {}
+            log.info(does, extra={"fields": where | {"percent": round(100 * done / max(1, total))}})

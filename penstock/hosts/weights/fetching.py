@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Final
 import httpx
 
 from penstock.core import ConfigError
-from penstock.hosts.control import CheckpointFound, FindCheckpoint, Message, Piece, WantPiece
+from penstock.hosts.control import CheckpointFound, Fetched, FindCheckpoint, Message, Piece, WantPiece
 from penstock.hosts.weights.cache import PartialCopy, WeightCache
 from penstock.hosts.weights.hub import Hub, HubSource, is_offline
 from penstock.hosts.weights.ranges import Range
@@ -24,6 +25,8 @@ ON_THEIR_WAY: Final = 8
 """Pieces that are asked for at a time: enough to fill a link, and never more in any memory."""
 SPAN: Final = 1 << 24
 """Bytes that are asked of the hub at once."""
+TELL_EVERY: Final = 0.5
+"""Seconds between two words to the head of how far it is."""
 KEPT_EVERY: Final = 256
 """Pieces after which what has come is remembered, should the agent end before the last."""
 
@@ -48,6 +51,9 @@ class Fetch:
         self._tell = tell
         self._on_done = on_done
         self._stopped = False
+        self._needed = sum(end - start for file in asked.files for start, end in file.ranges)
+        self._lacking = self._needed
+        self._told_at = -TELL_EVERY
         self._came: queue.SimpleQueue[tuple[Piece, bytes] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="penstock fetch", daemon=True)
         self._thread.start()
@@ -74,17 +80,30 @@ class Fetch:
         self._on_done(copy.folder if self.asked.is_folder else copy.folder / self.asked.files[0].name)
         self._tell(CheckpointFound(path=self.asked.path))
 
+    def _missing(self, copy: PartialCopy) -> list[tuple[str, Range]]:
+        missing = copy.missing()
+        self._lacking = sum(end - start for _, (start, end) in missing)
+        return missing
+
+    def _wrote(self, count: int) -> None:
+        """Tell the head how far it is, now and then."""
+        self._lacking -= count
+        if (now := time.monotonic()) >= self._told_at + TELL_EVERY:
+            self._told_at = now
+            self._tell(Fetched(path=self.asked.path, held=self._needed - self._lacking, needed=self._needed))
+
     def _fill_from_hub(self, copy: PartialCopy, source: HubSource) -> None:
         """As far as the hub has it."""
         hub = Hub(source)
         try:
-            for name, pieces in spans(copy.missing()):
+            for name, pieces in spans(self._missing(copy)):
                 start, end = pieces[0][0], pieces[-1][1]
                 content = hub.read(name, start, end, lambda: self._stopped)
                 if len(content) != end - start:
                     return
                 for first, last in pieces:
                     copy.write(name, (first, last), content[first - start : last - start])
+                self._wrote(len(content))
         except (httpx.HTTPError, ValueError) as error:  # ValueError: a name that the hub has for nothing
             log.info("%s: not from the hub: %s", source.repo, error)
         finally:
@@ -93,7 +112,7 @@ class Fetch:
 
     def _fill(self, copy: PartialCopy) -> bool:
         """Whether all has come."""
-        missing = deque(copy.missing())
+        missing = deque(self._missing(copy))
         log.info("%d pieces of %s are missing", len(missing), self.asked.path)
         on_their_way = 0
         written = 0
@@ -107,6 +126,7 @@ class Fetch:
                     return False
                 piece, content = came
                 copy.write(piece.file, (piece.start, piece.end), content)
+                self._wrote(len(content))
                 on_their_way -= 1
                 written += 1
                 if written % KEPT_EVERY == 0:

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from penstock.messages import Loading
+from penstock.pipeline.loading import FETCH
 from penstock.server import loading_log
 from penstock.server.http.logs import JsonFormatter
 from penstock.server.loading_log import LoadingLog
@@ -19,6 +20,16 @@ def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     with caplog.at_level(logging.INFO, logger="penstock.server"), LoadingLog() as loading:
         for second in range(25):
             now[0] = float(second)
-            loading("stage", Loading(stage=0, read=4 * second, total=100))
+            loading("", "stage", Loading(stage=0, read=4 * second, total=100))
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
-    assert [(line["event"], line["percent"]) for line in lines] == [("loading", 40), ("loading", 80)]
+    assert [(line["event"], line["percent"]) for line in lines] == [("loading weights", 40), ("loading weights", 80)]
+
+
+def test_a_line_names_the_host_and_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading_log, "LINE_EVERY", 0.0)
+    with caplog.at_level(logging.INFO, logger="penstock.server"), LoadingLog() as loading:
+        loading("b:7700", FETCH, Loading(stage=0, read=1, total=4))
+    (line,) = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    assert (line["event"], line["host"], line["percent"]) == ("fetching weights", "b:7700", 25)

@@ -32,8 +32,8 @@ def test_a_host_whose_engine_does_not_start_is_closed(
     monkeypatch: pytest.MonkeyPatch, error: BaseException | None
 ) -> None:
     def engine(host: FakeHost, **options: Any) -> FakeHost:
-        host.on_loading("stage", Loading(stage=0, read=1, total=2))
-        host.on_loading("stage", Started(stage=0, address="a", kv_bytes=5, weight_bytes=7))
+        host.on_loading("", "stage", Loading(stage=0, read=1, total=2))
+        host.on_loading("", "stage", Started(stage=0, address="a", kv_bytes=5, weight_bytes=7))
         if error is not None:
             raise error
         return host

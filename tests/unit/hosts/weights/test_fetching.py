@@ -73,6 +73,25 @@ def test_layers_come_once_and_are_those_of_the_head(
         assert [piece.file for piece in sent] == ["config.json"]
 
 
+def test_a_head_hears_how_far_it_is(
+    server: NotingServer,
+    security: LinkSecurity,
+    target: Path,
+    tmp_path: Path,
+    sent: list[WantPiece],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.hosts.weights.fetching.TELL_EVERY", 0.0)
+    with agent(security, cache=WeightCache(tmp_path, 1 << 30)) as one, fleet(one, security=security) as made:
+        told: list[tuple[str, int, int]] = []
+        made.on_fetched = lambda *said: told.append(said)
+        made.provide(Offer(target, LAYERS), {name_of(one): [MIDDLE]})
+    needed = sum(piece.end - piece.start for piece in sent)
+    assert [held for _, held, _ in told] == sorted(held for _, held, _ in told)
+    assert told[-1] == (name_of(one), needed, needed)
+    assert len(told) == len(sent)
+
+
 def test_a_stage_loads_what_was_sent_and_no_other_layers(
     server: NotingServer,
     security: LinkSecurity,
