@@ -21,6 +21,7 @@ from benchmarks.sections import (
     comparisons,
     engine,
     flowspec,
+    hosts,
     jupiter,
     links,
     pipedec,
@@ -68,6 +69,7 @@ MODULES = (
     links,
     vllm,
     serving,
+    hosts,
 )
 SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
 

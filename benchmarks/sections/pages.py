@@ -88,7 +88,7 @@ PAGES = (
     Page(
         name="faults",
         title="faults and attacks",
-        about="ten thousand requests of all kinds, processes killed, hostile input",
-        sections=("soak", "chaos", "attack"),
+        about="ten thousand requests of all kinds, processes killed, hosts lost, hostile input",
+        sections=("soak", "chaos", "networks", "attack"),
     ),
 )

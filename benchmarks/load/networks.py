@@ -1,0 +1,344 @@
+"""Hosts lost in every way a network has, each a network namespace with a clock of its own: tokens are compared.
+
+    python -m benchmarks.load.networks [SCENARIO ...]
+
+Four requests at once, at T = 0.8, over `penstock worker` on two of three hosts of a cluster with keys; the third one is
+a spare. What happens to a host happens amid the answers: its link goes down, one direction of the link between two
+stages is cut, all its processes or a stage's alone are stopped for 30 s and go on. ``head`` and ``head-cut`` kill an
+engine on a host of its own, the latter after its link went down. ``cycles`` kills a worker's agent twenty times, and
+has it return each time. ``fuzz`` sends 100,000 messages that nobody would to an agent, and knocks at every other port.
+``slow`` sends at 20 Mbit/s for ten minutes. It needs root.
+
+What was seen is added to benchmarks/measured/load/networks.json. The exit code is 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import psutil
+
+from benchmarks.shared.measured import kept_figures, store
+from penstock import LLM, SamplingParams
+from penstock.engine.loop import Observer
+from penstock.hosts import control, remote
+from penstock.hosts.keys import make_cluster, security_for
+from penstock.messages import Result
+from penstock.transport.sockets import Sockets
+from tests.namespaces import Namespace, network
+from tests.workers import Worker, ended
+
+NAME, HOW = "networks", "Measured, with the demo target, hosts as network namespaces"
+DAY: Final = 86_400.0
+PROMPTS: Final = ("def fibonacci(n):", "class Stack:\n", "import os\n", "for line in open(path):\n")
+TOKENS: Final = 120
+PARAMS: Final = [SamplingParams(temperature=0.8, seed=seed, max_tokens=TOKENS, ignore_eos=True) for seed in range(4)]
+AT: Final = 25
+"""The result at which something happens."""
+STOPPED_S: Final = 30.0
+GONE_S: Final = 20.0
+HEARD_S: Final = 60.0
+CYCLES: Final = 20
+FRAMES: Final = 100_000
+STRANGERS: Final = 500
+"""Connections, to each port, of one who has keys but knows no session."""
+MOST_MIB: Final = 32
+"""By which a process may grow meanwhile."""
+SLOW: Final = "20mbit"
+SLOW_S: Final = 600.0
+HEAD: Final = """
+import sys
+from penstock import LLM, SamplingParams
+with LLM("demo", hosts=sys.argv[1], keys=sys.argv[2]) as llm:
+    print("started", flush=True)
+    while True:
+        llm.generate("x", SamplingParams(max_tokens=64, ignore_eos=True))
+"""
+
+
+class Cluster(NamedTuple):
+    """The hosts with workers, the one that an engine may be killed on, and the tokens that are right."""
+
+    hosts: Sequence[Namespace]
+    head: Namespace
+    workers: list[Worker]
+    keys: str
+    expected: list[list[int]]
+
+    def engine(self, count: int = 3) -> LLM:
+        names = ",".join(one.host for one in self.workers[:count])
+        return LLM("demo", hosts=names, keys=self.keys, pipeline_parallel_size=2)
+
+
+class Happens(Observer):
+    """Has something happen at a result, once."""
+
+    def __init__(self, what: Callable[[], None]) -> None:
+        self.at = 0.0
+        self._what = what
+        self._left = AT
+
+    def arrived(self, result: Result, at: float) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.at = time.monotonic()
+            self._what()
+
+
+class Noticed(logging.Handler):
+    """When the engine first said that something was lost, and what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = 0.0
+        self.said = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.at and "was lost" in (said := record.getMessage()):
+            self.at, self.said = time.monotonic(), said
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [one.outputs[0].token_ids for one in llm.generate(PROMPTS, PARAMS)]
+
+
+def lost(cluster: Cluster, happens: Callable[[], None], ends: Callable[[], None]) -> dict[str, Any]:
+    """Something happens amid answers and ends after them; then there are other answers."""
+    noticed, happening = Noticed(), Happens(happens)
+    logging.getLogger("penstock").addHandler(noticed)
+    problems = []
+    try:
+        with closing(cluster.engine()) as llm:
+            try:
+                with llm.observing(happening):
+                    if tokens(llm) != cluster.expected:
+                        problems.append("other tokens")
+                    paused = time.monotonic() - happening.at
+            finally:
+                ends()
+            if tokens(llm) != cluster.expected:
+                problems.append("other tokens afterwards")
+            llm.loop.audit()
+            recovery = llm.loop.recovery
+            assert recovery is not None
+            found = {"recoveries": recovery.recoveries, "recovery_s": round(recovery.recovery_seconds, 2)}
+    finally:
+        logging.getLogger("penstock").removeHandler(noticed)
+    after = round(noticed.at - happening.at, 2) if noticed.at else None
+    return {"noticed_s": after, "said": noticed.said, "answered_s": round(paused, 2), **found, "problems": problems}
+
+
+def link_down(cluster: Cluster) -> dict[str, Any]:
+    host = cluster.hosts[1]
+    return lost(cluster, lambda: host.link("down"), lambda: host.link("up"))
+
+
+def one_way(cluster: Cluster, source: int, to: int) -> dict[str, Any]:
+    cut = cluster.hosts[source].without_way_to(cluster.hosts[to])
+    return lost(cluster, cut.__enter__, lambda: cut.__exit__(None, None, None) and None)
+
+
+def stopped(cluster: Cluster, find: Callable[[], list[psutil.Process]]) -> dict[str, Any]:
+    """Processes stop for a while, and go on amid or after the answers."""
+    found: list[psutil.Process] = []
+    waker: list[subprocess.Popen[bytes]] = []
+
+    def stop() -> None:
+        found.extend(find())
+        for one in found:
+            one.send_signal(signal.SIGSTOP)
+        numbers = " ".join(str(one.pid) for one in found)
+        waker.append(subprocess.Popen(["sh", "-c", f"sleep {STOPPED_S}; kill -CONT {numbers}"]))
+
+    return lost(cluster, stop, lambda: waker[0].wait() and None)
+
+
+def whole_host(worker: Worker) -> list[psutil.Process]:
+    return [worker.process, *worker.process.children(recursive=True)]
+
+
+def head_dies(cluster: Cluster, cut: bool) -> dict[str, Any]:
+    names = ",".join(one.host for one in cluster.workers[:2])
+    command = [*cluster.head.before, sys.executable, "-c", HEAD, names, cluster.keys]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as head:
+        assert head.stdout is not None
+        head.stdout.readline()
+        stages = [stage for worker in cluster.workers[:2] for stage in worker.stages()]
+        if cut:
+            cluster.head.link("down")
+        died = time.monotonic()
+        head.kill()  # `unshare --kill-child` takes the engine along
+    gone = ended(stages, GONE_S)
+    after = time.monotonic() - died
+    if cut:
+        cluster.head.link("up")
+    problems = [] if gone and len(stages) == 2 else [f"{len(stages)} stages; gone: {gone}"]
+    return {"gone_s": round(after, 2), "stages": len(stages), "problems": problems}
+
+
+def cycles(cluster: Cluster) -> dict[str, Any]:
+    """A host's agent is killed amid answers and returns, again and again; none is left alone for ten minutes here."""
+    remote.LOSSES_WITHIN_S = 1.0  # type: ignore[misc]
+    workers, own, problems = list(cluster.workers), psutil.Process(), []
+    held: list[tuple[int, int]] = []
+    with closing(cluster.engine()) as llm:
+        for cycle in range(CYCLES):
+            used = [i for i, one in enumerate(workers) if one.stages()]
+            victim = used[cycle % len(used)]
+            with llm.observing(Happens(workers[victim].kill)):
+                if tokens(llm) != cluster.expected:
+                    problems.append(f"cycle {cycle}: other tokens")
+            llm.loop.audit()
+            workers[victim].close()
+            workers[victim] = worker_on(cluster.hosts[victim], cluster.keys)
+            there_again(llm, workers[victim].host)
+            held.append((own.memory_info().rss >> 20, own.num_fds()))
+        recovery = llm.loop.recovery
+        assert recovery is not None
+        recoveries = recovery.recoveries
+    cluster.workers[:] = workers
+    return {"cycles": CYCLES, "recoveries": recoveries, "mib_and_descriptors": held, "problems": problems}
+
+
+def there_again(llm: LLM, host: str) -> None:
+    deadline = time.monotonic() + 60
+    while host not in llm.host.fleet.living:  # type: ignore[attr-defined]
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{host} has not come back")
+        time.sleep(0.1)
+
+
+def slow_link(cluster: Cluster) -> dict[str, Any]:
+    host, problems, answers = cluster.hosts[1], [], 0
+    host.send_at(SLOW)
+    try:
+        with closing(cluster.engine(2)) as llm:
+            begun = time.monotonic()
+            while time.monotonic() - begun < SLOW_S:
+                if tokens(llm) != cluster.expected:
+                    problems.append("other tokens")
+                answers += len(PROMPTS)
+            llm.loop.audit()
+            recovery = llm.loop.recovery
+            assert recovery is not None
+            return {"answers": answers, "recoveries": recovery.recoveries, "problems": problems}
+    finally:
+        host.unlimited()
+
+
+def fuzz(cluster: Cluster) -> dict[str, Any]:
+    """Words that nobody says at an agent's door, and strangers at every other port, while an engine answers."""
+    rng, worker, problems = random.Random(8), cluster.workers[0], []
+    security = security_for(cluster.keys, insecure=False)
+    with closing(cluster.engine(2)) as llm, Sockets(security) as sockets:
+        host: Any = llm.host
+        pipeline: Any = llm.loop.pipeline
+        watched = [worker.process, *worker.stages(), psutil.Process()]
+        before = [one.memory_info().rss for one in watched]
+        door = sockets.connect(f"tcp://{worker.host}", control.DOOR)
+        for _ in range(FRAMES):
+            door.send(*wrong_words(rng))
+        for address in (pipeline.started[0].address, host.inbox.address, host.fleet._inbox.address):
+            for _ in range(STRANGERS):
+                stranger = sockets.connect(address, secrets.token_hex(16))
+                stranger.send(*wrong_words(rng))
+                sockets.disconnect(stranger)
+        if tokens(llm) != cluster.expected:
+            problems.append("other tokens")
+        llm.loop.audit()
+        door.close(HEARD_S)
+        grown = [round((one.memory_info().rss - rss) / 2**20, 1) for one, rss in zip(watched, before, strict=True)]
+        refused = sum("refused a message" in line for line in worker.said)
+    with closing(cluster.engine(2)) as llm:
+        if tokens(llm) != cluster.expected:
+            problems.append("other tokens of the next engine")
+    if max(grown[:2]) > MOST_MIB:
+        problems.append(f"grown by {grown} MiB")
+    return {"frames": FRAMES, "refused": refused, "strangers": 3 * STRANGERS, "grown_mib": grown, "problems": problems}
+
+
+def wrong_words(rng: random.Random) -> list[bytes]:
+    """A message to an agent with some bytes changed, cut off, or of a lease that never was; or mere noise."""
+    said = rng.choice(
+        [
+            control.Beat(sent=rng.random()),
+            control.Attach(head="tcp://127.0.0.1:1", host="x"),
+            control.KillStage(process="p"),
+            control.WantPiece(path="/etc/passwd", file="passwd", start=0, end=1 << 20),
+            control.FindCheckpoint(path="/etc", digest="0" * 64, is_folder=True, layers=[(0, 1)], files=[]),
+        ]
+    )
+    whole = bytearray(control.encode(said, rng.randbytes(16).hex()))
+    kind = rng.randrange(4)
+    if kind == 0 and not isinstance(said, control.Attach):
+        return [bytes(whole)]
+    if kind == 1:
+        return [rng.randbytes(rng.randrange(200))]
+    for _ in range(rng.randrange(1, 5)):
+        whole[rng.randrange(len(whole))] = rng.randrange(256)
+    cut = bytes(whole[: rng.randrange(len(whole))]) if kind == 2 or isinstance(said, control.Attach) else bytes(whole)
+    return [cut, rng.randbytes(rng.randrange(2000))] if rng.random() < 0.2 else [cut]
+
+
+def stage_of(worker: Worker) -> list[psutil.Process]:
+    return worker.stages()[:1]
+
+
+SCENARIOS: Final[dict[str, Callable[[Cluster], dict[str, Any]]]] = {
+    "link-down": link_down,
+    "one-way": lambda cluster: one_way(cluster, 0, 1),
+    "other-way": lambda cluster: one_way(cluster, 1, 0),
+    "stopped-host": lambda cluster: stopped(cluster, lambda: whole_host(cluster.workers[1])),
+    "stopped-stage": lambda cluster: stopped(cluster, lambda: stage_of(cluster.workers[1])),
+    "head": lambda cluster: head_dies(cluster, cut=False),
+    "head-cut": lambda cluster: head_dies(cluster, cut=True),
+    "cycles": cycles,
+    "fuzz": fuzz,
+    "slow": slow_link,
+}
+
+
+def worker_on(host: Namespace, keys: str) -> Worker:
+    return Worker(f"{host.address}:7700", "--keys", keys, before=host.before)
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    with LLM("demo") as llm:
+        expected = tokens(llm)
+    with tempfile.TemporaryDirectory() as folder, network(10 * DAY, 20 * DAY, 30 * DAY, 40 * DAY) as hosts:
+        keys = Path(folder) / "keys"
+        make_cluster(keys, "head")
+        workers: list[Worker] = []
+        try:
+            for host in hosts[:3]:
+                workers.append(worker_on(host, str(keys)))
+            yield Cluster(hosts[:3], hosts[3], workers, str(keys), expected)
+        finally:
+            for worker in workers:
+                worker.close()
+
+
+def main(*names: str) -> int:
+    found = {}
+    with cluster() as made:
+        for name in names or SCENARIOS:
+            found[name] = SCENARIOS[name](made)
+            print(name, found[name], flush=True)
+    store(NAME, HOW, (["python -m benchmarks.load.networks"], kept_figures(NAME) | found))
+    return 1 if any(one["problems"] for one in found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

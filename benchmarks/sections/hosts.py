@@ -1,0 +1,81 @@
+"""Hosts that are lost: what is noticed when, and what it leaves."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from benchmarks.load import networks
+from benchmarks.sections.base import Section, paragraphs
+from penstock.bench.formats import markdown
+
+SAID: Final = {
+    "link-down": "a host's link goes down",
+    "one-way": "what the first stage's host sends to the second's does not arrive",
+    "other-way": "what the second stage's host sends to the first's does not arrive",
+    "stopped-host": f"all processes of a host stop for {networks.STOPPED_S:.0f} s",
+    "stopped-stage": f"a stage's process stops for {networks.STOPPED_S:.0f} s",
+}
+HEADS: Final = {"head": "killed", "head-cut": "killed with its link down"}
+
+
+def render_networks(figures: Any) -> str:
+    rows = [
+        [SAID[name], seconds_of(found["noticed_s"]), seconds_of(found["recovery_s"]), str(found["recoveries"])]
+        for name, found in figures.items()
+        if name in SAID
+    ]
+    heads = " and ".join(f"{figures[name]['gone_s']:.1f} s after it was {said}" for name, said in HEADS.items())
+    problems = [problem for found in figures.values() for problem in found["problems"]]
+    return paragraphs(
+        f"Three hosts, each a network namespace with a clock ten days from the next one's, two stages and a spare, "
+        f"{len(networks.PROMPTS)} requests of {networks.TOKENS} tokens at once at T = 0.8. It happens amid answers; "
+        "the same requests follow once it has ended. Every token is compared with those of one host, and slots are "
+        f"audited. What was wrong: {'; '.join(problems) or 'nothing'}. Measured on two cores beside other programs.",
+        markdown(["what happens", "noticed after, s", "requests waited, s", "recoveries"], rows),
+        f"Of an engine on a host of its own no stage was left {heads}.",
+        *cycles_of(figures.get("cycles")),
+        *fuzz_of(figures.get("fuzz")),
+        *slow_of(figures.get("slow")),
+    )
+
+
+def seconds_of(found: float | None) -> str:
+    return "not" if found is None else f"{found:.1f}"
+
+
+def cycles_of(found: Any) -> list[str]:
+    if found is None:
+        return []
+    held = found["mib_and_descriptors"]
+    (_, few), (most_mib, most), (some_mib, _) = held[1], held[-1], held[1]
+    return [
+        f"{found['cycles']} times a worker's agent was killed amid answers and came back: {found['recoveries']} "
+        f"recoveries, the engine's process at {some_mib} MiB after two and {most_mib} MiB after all of them, with "
+        f"{few} and {most} descriptors."
+    ]
+
+
+def fuzz_of(found: Any) -> list[str]:
+    if found is None:
+        return []
+    agent, stage = found["grown_mib"][:2]
+    return [
+        f"{found['frames']:,} messages that nobody would send came to an agent from one with keys, and "
+        f"{found['strangers']:,} connections that know no session to a stage, the engine and its door. "
+        f"{found['refused']:,} messages were refused, the agent grew by {agent:.0f} MiB and the stage, which decoded "
+        f"meanwhile, by {stage:.0f}."
+    ]
+
+
+def slow_of(found: Any) -> list[str]:
+    if found is None:
+        return []
+    return [
+        f"Over a link of 20 Mbit/s {found['answers']} answers in {networks.SLOW_S / 60:.0f} minutes: "
+        f"{found['recoveries']} losses."
+    ]
+
+
+SECTIONS = (
+    Section(name=networks.NAME, title="Hosts lost in every way", how=networks.HOW, take=None, render=render_networks),
+)
