@@ -12,7 +12,7 @@ from benchmarks.shared.commands import command_line, penstock, with_json_file, w
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
-from benchmarks.strategies import always_wrong, auto_against, parts, same_texts, shared_host
+from benchmarks.strategies import always_wrong, auto_against, parts, same_texts, several_sources, shared_host
 from penstock.bench.formats import markdown
 from penstock.bench.recordings.rules import LABELS as RULES
 from penstock.cluster import load_cluster
@@ -143,6 +143,29 @@ def render_always_wrong(figures: Any) -> str:
         "Three requests of 200 tokens each, drafts as confident as the profile's and never right: time over plain "
         "decoding.",
         markdown(["", *(f"`{cluster}`" for cluster in figures)], rows),
+    )
+
+
+# --------------------------------------------------------------------------------------------------- several sources
+
+
+def render_several_sources(figures: Any) -> str:
+    rows = [
+        [
+            f"`{name.partition(', ')[0]}`, {name.partition(', ')[2]}, {temperature.replace('=', ' = ')}",
+            *(f"{cell[source]:.2f}x" for source in several_sources.SOURCES),
+            f"{cell['ratio']:.2f} ({'-'.join(f'{bound:.2f}' for bound in cell['bounds'])})",
+            "yes" if cell["identical"] else "NO",
+        ]
+        for name, row in figures.items()
+        for temperature, cell in row["temperatures"].items()
+    ]
+    headings = ["`auto`, over plain decoding", "`ngram`", "`draft_model`", "both", "over the better", "identical"]
+    return paragraphs(
+        'Prompt lookup beside the demo pair\'s small model (`"method": ["draft_model", "ngram"]`), and each alone; in '
+        "the fifth column both over the better of the two, paired, with 95% bounds. Copies: prompts hold a piece of "
+        "held-out code and its first half again.",
+        markdown(headings, rows),
     )
 
 
@@ -327,6 +350,13 @@ SECTIONS = (
         how="Simulated, with the synthetic profile's confidence",
         take=take_always_wrong,
         render=render_always_wrong,
+    ),
+    Section(
+        name=several_sources.NAME,
+        title="A drafter and prompt lookup together",
+        how=virtual.HOW,
+        take=None,
+        render=render_several_sources,
     ),
     Section(
         name=parts.NAME,

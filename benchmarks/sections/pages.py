@@ -44,7 +44,15 @@ PAGES = (
         name="strategies",
         title="strategies and drafters",
         about="`auto` beside all others, what its parts are worth, what a wrong drafter costs, what drafters take",
-        sections=("auto_against", "parts", "always_wrong", "same_texts", "acceptance", "drafter_time"),
+        sections=(
+            "auto_against",
+            "parts",
+            "always_wrong",
+            "several_sources",
+            "same_texts",
+            "acceptance",
+            "drafter_time",
+        ),
     ),
     Page(
         name="pipedec",

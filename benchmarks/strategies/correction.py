@@ -42,7 +42,7 @@ from penstock.tree import Node
 CLUSTERS = ("spd-8", "pipedec-14x3090")
 """Whose first stage all stages are like, and whose drafter: one as slow as a stage, and one three times as fast."""
 STAGES = (4, 8, 14, 16)
-SHARPNESS = (0.4, 0.7, 0.82, 0.87)
+SHARPNESS = (0.4, 0.55, 0.7, 0.82, 0.87, 1.0)
 TOKENS = 100
 OTHER = MISSED + 1
 """A token that is neither a candidate of the first answer nor the target's."""
@@ -71,10 +71,11 @@ class CorrectingDrafter(ScriptedDrafter):
         return rows + len(corrections)
 
     def _correction(self, request: Request, node: Node) -> Answer:
-        key = self._key(request, node)
-        truth = self._script.after(request.number, node.position) if key is None else None
-        rng = random.Random(hash((request.number, node.position, key or 0)))
-        chances = [math.exp(chance) for chance in self._script.pool[self._index(request, node)]]
+        number, script = request.number, self._script
+        off_path = self._off_path[number].get(node.id)
+        truth = script.after(number, node.position) if off_path is None else None
+        rng = random.Random(hash((number, node.position, off_path or 0)))
+        chances = [math.exp(chance) for _, chance in self._draft(request, node, len(script.pool[0])).candidates or ()]
         return corrected(chances, hint(chances, truth, self._sharpness, rng), self._sharpness)
 
 
