@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from benchmarks.papers import jupiter
 from benchmarks.sections.base import Section, paragraphs
-from benchmarks.strategies import planned_hosts, plans
+from benchmarks.strategies import outlines, planned_hosts, plans
 from penstock.bench.baselines import METHODS
 from penstock.bench.formats import markdown, times
 from penstock.bench.plan.choices import EVEN, JUPITER, PROPORTIONAL
+from penstock.outlines.guide import KINDS
 
 TABLE_2: Final = {
     "7B": {"100 Mbps": (8.16, 6.96, 3.48, 5.19), "1 Gbps": (0.92, 0.88, 0.45, 0.69)},
@@ -38,8 +39,8 @@ def render(figures: Any) -> str:
         "The boards are the presets `jupiter-homogeneous` (A) and `jupiter-heterogeneous` (B). By *formula* as many "
         "elements are exchanged as the paper's Table I says, without latency; by *rings* those that really cross a "
         "device's link. EdgeShard is the plain pipeline with the paper's layer split. Jupiter's column of ours has its "
-        "layer split, its pieces of the prompt and Medusa's chain, but no outlines, which are not built. Penstock's "
-        "has the plan of `penstock plan`, planned pieces and `auto`.",
+        "layer split, its pieces of the prompt and Medusa's chain, but no outlines, which are measured below "
+        "with a model that writes them. Penstock's has the plan of `penstock plan`, planned pieces and `auto`.",
         "**Table II**, exchanging over computing of the prompt, A.",
         ratios(settings),
         "**Table IV**, seconds for 260 prompt tokens and 64 new ones.",
@@ -192,8 +193,41 @@ def render_hosts(figures: Any) -> str:
     )
 
 
+def render_outlines(figures: Any) -> str:
+    """Answers in points: decisions by category, and speed over plain decoding."""
+    decisions, speed = figures["decisions"], figures["speed"]
+    rows = [
+        [name, str(sum(found.values())), *(str(found.get(kind, 0)) for kind in KINDS)]
+        for name, found in decisions.items()
+    ]
+    rates = [[place, *(times(rate) for rate in rates_over_plain(found))] for place, found in speed.items()]
+    return paragraphs(
+        "A point is what plain decoding of its own prompt gives; the whole is not the plain answer. A model of 135M "
+        "parameters decides and writes here. What form it gives answers, by set and category of the question, with one "
+        "constrained token:",
+        markdown(["", "questions", *KINDS], rows),
+        "Speed for questions whose answers are lists: tokens per second of the answer (of the points, without titles; "
+        "the outline's time counts) over plain decoding, geometric mean. Where four stages share two cores, points "
+        "side by side add none: the outline's tokens are what they cost.",
+        markdown(["four stages of", "speculation", "outlines", "both", "both over speculation"], rates),
+    )
+
+
+def rates_over_plain(found: list[Any]) -> tuple[float, float, float, float]:
+    """Of speculation, outlines, and both; and both over speculation. Of questions that were answered in points."""
+    rate = {(one["question"], one["engine"], one["mode"]): one["tokens"] / one["seconds"] for one in found}
+    in_points = [one["question"] for one in found if one["points"] and one["engine"] == "plain"]
+
+    def gain(way: tuple[str, str], over: tuple[str, str]) -> float:
+        return geometric_mean(rate[question, *way] / rate[question, *over] for question in in_points)
+
+    plain, drafted, both = ("plain", "off"), ("speculation", "off"), ("speculation", "on")
+    return gain(drafted, plain), gain(("plain", "on"), plain), gain(both, plain), gain(both, drafted)
+
+
 SECTIONS = (
     Section(name=planned_hosts.NAME, title="Planned hosts", how=planned_hosts.HOW, take=None, render=render_hosts),
     Section(name=plans.NAME, title="Planned splits", how=plans.HOW, take=plans.take, render=render_plans),
     Section(name=jupiter.NAME, title="Jupiter, Tables II, IV and V", how=jupiter.HOW, take=jupiter.take, render=render),
+    Section(name=outlines.NAME, title="Answers in points", how=outlines.HOW, take=None, render=render_outlines),
 )

@@ -75,8 +75,8 @@ PAGES = (
     Page(
         name="jupiter",
         title="beside Jupiter's paper",
-        about="its tables and baselines, its plans and ours, prompts in pieces, what a plan is worth",
-        sections=("jupiter", "plans", "planned_hosts"),
+        about="its tables and baselines, its plans and ours, prompts and answers in pieces, what a plan is worth",
+        sections=("jupiter", "plans", "planned_hosts", "outlines"),
     ),
     Page(
         name="vllm",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from penstock.outlines.dialogue import Dialogue
 from penstock.text.chat import ChatFormat
 
 NAME: Final = "outlines"
-HOW: Final = "Measured with SmolLM2-135M-Instruct (Q4_1) on two cores; speed also on emulated boards"
+HOW: Final = "Measured with SmolLM2-135M-Instruct (Q4_1) on two cores"
 COMMAND: Final = "python -m benchmarks.strategies.outlines"
 STAGES: Final = 4
 LISTS: Final = (
@@ -121,10 +122,11 @@ def main() -> None:
         figures["decisions"] = decisions(options)
     else:
         figures.setdefault("speed", {})[options.cluster or "this host"] = speed(options)
-    commands = [
-        f"{COMMAND} decisions MODEL.gguf PROMPTS --per-category {options.per_category}",
-        f"{COMMAND} speed MODEL.gguf --questions {options.questions} --tokens {options.tokens} [--cluster demo]",
-    ]
+    typed = f"{COMMAND} {' '.join(sys.argv[1:])}".replace(str(options.model), "MODEL.gguf")
+    figures.setdefault("commands", {})[f"{options.part} {options.cluster}"] = typed.replace(
+        str(options.prompts), "PROMPTS"
+    )
+    commands = list(figures["commands"].values())
     store(NAME, HOW, (commands, figures))
 
 
