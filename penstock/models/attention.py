@@ -258,11 +258,12 @@ class SlotAttention:
         if len(segments) == 1:
             (segment,) = segments
             return self.kernel(query_HNd, segment.read(keys), segment.read(values), segment, scoring).transpose(0, 1)
-        heads, rows = query_HNd.shape[:2]
-        output_NHe = query_HNd.new_empty(rows, heads, values.shape[2])
+        output_NHe = query_HNd.new_empty(0)
         for segment in segments:
             keys_KSd, values_KSe = segment.read(keys), segment.read(values)
             output_Hne = self.kernel(query_HNd[:, segment.rows], keys_KSd, values_KSe, segment, scoring)
+            if not output_NHe.numel():  # its width is the kernel's to know
+                output_NHe = output_Hne.new_empty(query_HNd.shape[1], *output_Hne.shape[::2])
             output_NHe[segment.rows] = output_Hne.transpose(0, 1)
         return output_NHe
 

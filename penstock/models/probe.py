@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from penstock.models.attention import SlotAttention
+from penstock.models.attention import Attend
 from penstock.models.gate import ATTENTION_TYPES, RECURRENT_TYPES, layer_types, refusal
 
 HANDLED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
@@ -30,7 +30,7 @@ class _Call:
 class ProbedAttention:
     """Records the attention calls of one forward pass while answering them."""
 
-    def __init__(self, attention: SlotAttention) -> None:
+    def __init__(self, attention: Attend) -> None:
         self.attention = attention
         self.calls: list[_Call] = []
 

@@ -34,6 +34,7 @@ from penstock.models.chunked import follow_positions
 from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import rms_norm
 from penstock.models.gate import layer_types, refusal
+from penstock.models.latent import LatentAttention, keep_latents
 from penstock.models.loader import load_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers
 from penstock.models.quantization.pack import check_covered, pack, quantize_ends, share_tied
@@ -101,6 +102,7 @@ class StageModel:
         self._causal = module
         self._plain = plain
         self._precise = quantization == "int4"
+        self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
         if quantization != "none":
             quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))
             quantize_own(self._base, checkpoint.config, last - first)
@@ -240,12 +242,14 @@ class StageModel:
         contexts = contexts_of(view, wanted, samplings, self.grammars)
         return rank_candidates(self.logits(hidden, wanted), samplings, positions, nodes, count, contexts)
 
-    def _attention(self, view: BatchView) -> SlotAttention:
+    def _attention(self, view: BatchView) -> Attend:
         if self._plain:
             return SlotAttention(self._arenas, Plan(view, self.device, in_place=False), plain_kernel)
         if self._precise:
-            return SlotAttention(self._arenas, Plan(view, self.device, in_place=True), precise_kernel)
-        return fast_attention(self._arenas, view, self.device, torch_dtype(self.dtype))
+            attention = SlotAttention(self._arenas, Plan(view, self.device, in_place=True), precise_kernel)
+        else:
+            attention = fast_attention(self._arenas, view, self.device, torch_dtype(self.dtype))
+        return LatentAttention(attention, self._latents) if self._latents else attention
 
     def _run(self, view: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)

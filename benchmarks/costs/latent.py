@@ -1,0 +1,93 @@
+"""What multi-head latent attention costs by what its cache holds: latents, or the keys and values made of them.
+
+    python -m benchmarks.costs.latent [--repeats N] [--threads N]
+
+One attention layer with DeepSeek-V2-Lite's widths (16 heads) and random weights in float32. So many rows of a text are
+added behind so many others; both ways are measured in turn; medians. Take care that nothing else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from copy import deepcopy
+from statistics import median
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+
+from penstock.models.attention import ATTENTION, Arenas, attending, fast_attention
+from penstock.models.latent import Latent, LatentAttention, keep_latents
+from penstock.stage.visibility import BatchView, RequestView
+
+CASES: Final = [(1, 200), (1, 2000), (1, 8000), (16, 2000), (64, 2000), (256, 2000), (512, 2000)]
+"""Rows, and slots behind which they are."""
+MOST: Final = 8600
+
+
+def layer() -> Any:
+    config = DeepseekV3Config(
+        hidden_size=2048,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        attn_implementation=ATTENTION,
+    )
+    torch.manual_seed(0)
+    return DeepseekV3Attention(config, 0)
+
+
+def view(rows: int, slots: int) -> BatchView:
+    own, order = np.arange(rows), np.arange(slots + rows)
+    request = RequestView(0, own, order, order, order[None, :] <= slots + own[:, None], slots)
+    at = slots + own
+    return BatchView(own * 0, own, at, at, own * 0, [request], at - 1)
+
+
+class Way:
+    """The layer over a cache of its own."""
+
+    def __init__(self, attention: Any, latents: dict[int, Latent]) -> None:
+        self._attention, self._latents = attention, latents
+        self.arenas = Arenas(MOST)
+
+    def seconds(self, hidden_1ND: torch.Tensor, batch: BatchView) -> float:
+        attend: Any = fast_attention(self.arenas, batch, torch.device("cpu"), torch.float32)
+        rows = len(batch)
+        turned = torch.ones(1, rows, 64), torch.zeros(1, rows, 64)
+        begun = time.perf_counter()
+        with attending(LatentAttention(attend, self._latents) if self._latents else attend):
+            self._attention(hidden_1ND[:, :rows], turned, None)
+        return time.perf_counter() - begun
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    whole, compressed = layer(), layer()
+    compressed.load_state_dict(deepcopy(whole.state_dict()))
+    ways = Way(whole, {}), Way(compressed, keep_latents([SimpleNamespace(self_attn=compressed)]))
+    hidden_1ND = torch.randn(1, 512, 2048)
+    for rows, slots in CASES:
+        batch = view(rows, slots)
+        pairs = [[way.seconds(hidden_1ND, batch) for way in ways] for _ in range(options.repeats + 1)][1:]
+        one, other = (median(times) * 1e3 for times in zip(*pairs, strict=True))
+        print(f"{rows:4} rows behind {slots:5}: keys and values {one:7.2f} ms, latents {other:7.2f} ms", flush=True)
+    expanded, latents = (way.arenas.bytes / MOST for way in ways)
+    print(f"a row takes {expanded / 1024:.2f} KiB as keys and values, {latents / 1024:.2f} as latents")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Multi-head latent attention with its compressed cache (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+A slot keeps what keys and values of all heads are made of: a latent of r numbers, and s more that hold the position and
+that all heads share. With U the layer's matrix from latents to a head's keys, and W that to its values,
+
+    q . (U c)  =  (U^T q) . c          sum of p_i (W c_i)  =  W (sum of p_i c_i)
+
+so a query is brought to the latents once (left side: H heads' keys for every slot), and what comes of attention once
+back. Shapes: N rows, S slots, H heads, n and s the widths of a query without and with the position, e that of values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.models.attention import Kernel, Scoring, Segment, SlotAttention
+from penstock.models.fused.norms import agree, sample_of
+
+MOST_EXPANDED: Final = 1 << 24
+"""Numbers of keys and values that are made of latents at once: 64 MiB in float32."""
+ALL: Final = slice(None)
+
+
+class Latent(nn.Module):
+    """The matrices of one layer, in place of its ``kv_b_proj``."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.rank = int(attention.kv_lora_rank)
+        self.width = int(attention.qk_nope_head_dim)
+        weight_HXr = attention.kv_b_proj.weight.detach().view(attention.num_heads, -1, self.rank)
+        # Buffers: no linear layer that could be packed, and no parameter that should have been.
+        self.register_buffer("keys_Hnr", weight_HXr[:, : self.width], persistent=False)
+        self.register_buffer("values_Her", weight_HXr[:, self.width :], persistent=False)
+        own = weight_HXr.shape[1]
+        self.cheaper_expanded = self.rank * own / (2 * self.rank - own) if 2 * self.rank > own else math.inf
+        """Rows that attend together from which on it takes fewer products to make keys and values of the latents.
+
+        The n + e numbers of a head take r products each for a slot; a row then takes n + e for it in place of 2 r.
+        """
+
+    def attend(
+        self, kernel: Kernel, query_Hnx: Tensor, latents_1Sy: Tensor, segment: Segment, scoring: Scoring
+    ) -> Tensor:
+        """What ``kernel`` gives over the keys and values that the latents [1, S, r + s] stand for; [H, rows, e]."""
+        if query_Hnx.shape[1] >= self.cheaper_expanded:
+            return self._attend_expanded(kernel, query_Hnx, latents_1Sy, segment, scoring)
+        own, turned = query_Hnx.split([self.width, query_Hnx.shape[2] - self.width], dim=-1)
+        query_Hny = torch.cat([own @ self.keys_Hnr, turned], dim=-1)
+        found_Hnr = kernel(query_Hny, latents_1Sy, latents_1Sy[..., : self.rank], segment, scoring)
+        return found_Hnr @ self.values_Her.transpose(1, 2)
+
+    def _attend_expanded(
+        self, kernel: Kernel, query_Hnx: Tensor, latents_1Sy: Tensor, segment: Segment, scoring: Scoring
+    ) -> Tensor:
+        """Some heads after others: those of all slots at once may take more memory than the cache."""
+        each = latents_1Sy.shape[1] * (query_Hnx.shape[2] + self.values_Her.shape[1])
+        step = max(1, MOST_EXPANDED // each)
+        parts = [slice(head, head + step) for head in range(0, len(query_Hnx), step)]
+        found = [kernel(query_Hnx[part], *self.expanded(latents_1Sy, part), segment, scoring) for part in parts]
+        return torch.cat(found)
+
+    def expanded(self, latents_1Sy: Tensor, heads: slice = ALL) -> tuple[Tensor, Tensor]:
+        """Keys [heads, S, n + s] and values [heads, S, e] of latents [1, S, r + s]."""
+        latents, turned = latents_1Sy[..., : self.rank], latents_1Sy[..., self.rank :]
+        keys_HSn = latents @ self.keys_Hnr[heads].transpose(1, 2)
+        keys = torch.cat([keys_HSn, turned.expand(len(keys_HSn), -1, -1)], dim=-1)
+        return keys, latents @ self.values_Her[heads].transpose(1, 2)
+
+
+class LatentAttention:
+    """``attention`` for layers whose slots hold latents: ``latents`` by their number."""
+
+    def __init__(self, attention: SlotAttention, latents: dict[int, Latent]) -> None:
+        self._attention = attention
+        self._latents = latents
+
+    def __call__(
+        self, module: Any, query_HNx: Tensor, latents_1Ny: Tensor, nothing: Tensor, attention_mask: Any, **options: Any
+    ) -> Tensor:
+        latent, kernel = self._latents.get(module.layer_idx), self._attention.kernel
+        if latent is None:
+            return self._attention(module, query_HNx, latents_1Ny, nothing, attention_mask, **options)
+
+        def over_latents(query: Tensor, kept: Tensor, _: Tensor, segment: Segment, scoring: Scoring) -> Tensor:
+            return latent.attend(kernel, query, kept, segment, scoring)
+
+        attention = SlotAttention(self._attention.arenas, self._attention.plan, over_latents)
+        return attention(module, query_HNx, latents_1Ny, nothing, attention_mask, **options)
+
+
+def keep_latents(layers: Sequence[Any]) -> dict[int, Latent]:
+    """Have those of ``layers`` that attend by latents store these alone, in place; their matrices by layer.
+
+    Layers that make something else of a latent stay as they are.
+    """
+    found = {}
+    for layer in layers:
+        attention: Any = getattr(layer, "self_attn", None)
+        if type(getattr(attention, "kv_b_proj", None)) is nn.Linear and hasattr(attention, "expand_kv"):
+            latent = Latent(attention)
+            if makes_the_same(latent, attention):
+                attention.latent, attention.kv_b_proj = latent, nn.Identity()
+                attention.expand_kv = unexpanded
+                found[int(attention.layer_idx)] = latent
+    return found
+
+
+def unexpanded(kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
+    """In place of transformers' ``expand_kv``: a row's latent [1, 1, N, r + s], and values of no width."""
+    return torch.cat([kv_nope, k_rot], dim=-1), kv_nope[..., :0]
+
+
+@torch.no_grad()
+def makes_the_same(latent: Latent, attention: Any) -> bool:
+    """Whether transformers' module makes the same keys and values of a latent. Some rows are tried."""
+    if attention.kv_b_proj.bias is not None:
+        return False
+    latents = sample_of(attention.kv_b_proj.weight)
+    turned = latents[..., :1].expand(-1, -1, int(attention.qk_rope_head_dim))
+    expected = attention.expand_kv(latents[None], turned[None])
+    found = latent.expanded(torch.cat([latents, turned], dim=-1))
+    return all(agree(one, other[0]) for one, other in zip(found, expected, strict=True))
