@@ -70,7 +70,9 @@ def attending(config: Any, layers: int) -> list[bool]:
 
 
 def kv_width(config: Any) -> int:
-    """Numbers of one row's keys in one layer; its values are as many."""
+    """Numbers of one row's keys in one layer; its values are as many. Of latents (``models/latent.py``), half."""
+    if rank := getattr(config, "kv_lora_rank", None):
+        return (int(rank) + int(config.qk_rope_head_dim)) // 2
     heads = int(config.num_attention_heads)
     kept = int(getattr(config, "num_key_value_heads", None) or heads)
     return kept * int(getattr(config, "head_dim", None) or config.hidden_size // heads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import transformers
 from transformers import AutoConfig
@@ -9,6 +11,7 @@ from transformers import AutoConfig
 from penstock.models.gate import check_supported, text_config
 from scripts.family_docs import PAGE, RUNS, TESTED, UNTESTED, row, verdict
 
+CONSTRAINTS = PAGE.parents[2] / "constraints.txt"
 SAMPLE = ["seed_oss", "gpt2", "bart", "mamba", "gemma4_unified_text", "deepseek_v4", "minimax"]
 
 
@@ -31,6 +34,12 @@ def test_the_page_says_what_the_gate_says(family: str) -> None:
     found = verdict(family)
     told = rows().get(found if found in (RUNS, UNTESTED) else f"refused: {found}", set())
     assert transformers.__version__ not in PAGE.read_text(encoding="utf-8") or family in told
+
+
+def test_the_page_is_of_the_release_that_constraints_name() -> None:
+    pinned = re.search(r"^transformers==(.+)$", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert pinned is not None
+    assert f"transformers {pinned[1]} " in PAGE.read_text(encoding="utf-8")
 
 
 def test_a_row() -> None:
