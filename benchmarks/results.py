@@ -26,6 +26,7 @@ from benchmarks.sections import (
     links,
     pipedec,
     pipedec_processes,
+    real_drafters,
     real_model,
     serving,
     spd,
@@ -46,9 +47,10 @@ FIRST = ROOT / "docs" / "background" / "results.md"
 FOLDER = FIRST.with_suffix("")
 ORDER = tuple(name for page in PAGES for name in page.sections)
 AWAITED = (
-    *("step", "real_ids", "beside_peers", "two_stages", "trained"),
+    *("step", "real_ids", "beside_peers", "two_stages", "learning", "drafter_acceptance", "trained"),
     "flowspec_eagle",
     "spd_tables",
+    "spd_rejection",
     "spd_overhead",
     "spd_correction",
     "drafter_time",
@@ -60,6 +62,7 @@ MODULES = (
     engine,
     weights,
     real_model,
+    real_drafters,
     comparisons,
     pipedec,
     pipedec_processes,

@@ -38,7 +38,17 @@ PAGES = (
         name="real-models",
         title="real models",
         about="nothing emulated: formats of weights, where a step goes, other engines, trained drafters, shared hosts",
-        sections=("quantized", "step", "real_ids", "beside_peers", "two_stages", "trained", "shared_host"),
+        sections=(
+            "quantized",
+            "step",
+            "real_ids",
+            "beside_peers",
+            "two_stages",
+            "learning",
+            "drafter_acceptance",
+            "trained",
+            "shared_host",
+        ),
     ),
     Page(
         name="strategies",
@@ -70,7 +80,7 @@ PAGES = (
         name="spd",
         title="beside SPD's paper",
         about="its tables, its steps in processes, corrections in flight",
-        sections=("spd_tables", "spd_overhead", "hop_floor", "spd_correction"),
+        sections=("spd_tables", "spd_rejection", "spd_overhead", "hop_floor", "spd_correction"),
     ),
     Page(
         name="jupiter",

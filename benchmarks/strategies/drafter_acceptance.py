@@ -1,0 +1,126 @@
+"""How often drafters know a real model's next token, by prompt set, at T = 0 and T = 1.
+
+    python -m benchmarks.strategies.drafter_acceptance MODEL PROMPTS [--drafter KIND=FOLDER ...] [--per-set N]
+
+MODEL is a chat model's folder or GGUF file, PROMPTS a folder of question files, FOLDER what ``penstock train KIND`` has
+made. The model answers the first turns in float32. Then every drafter reads the answers as it does in training: it is
+asked at every token, with the text's own tokens before it, and ranks its candidates with the noise that the target has
+picked by. No clock and no strategy has a say. Prompt lookup comes first, as the drafter that needs no training.
+
+A drafter's figures are written to benchmarks/measured/strategies/drafter_acceptance.json, in place of what was there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.reading import Answer, Reader, answer_of
+from benchmarks.strategies.shared_host import questions
+from penstock import LLM, SamplingParams
+from penstock.drafters.followers import Followers
+from penstock.stage.sampler import rank_one
+
+NAME, HOW = "drafter_acceptance", "Measured, with SmolLM2-135M-Instruct"
+COMMAND = "python -m benchmarks.strategies.drafter_acceptance MODEL PROMPTS {}--per-set {} --tokens {}"
+TEMPERATURES = (0.0, 1.0)
+LOOKUP = "ngram"
+LONGEST, SHORTEST = 4, 1
+"""Tokens that prompt lookup looks for, as it does unless told otherwise."""
+AMONG = (1, 4, 16)
+
+
+def answers(options: argparse.Namespace) -> list[Answer]:
+    params = [SamplingParams(temperature=one, max_tokens=options.tokens) for one in TEMPERATURES]
+    with LLM(options.model, quantization="none", dtype="float32", threads=1, speculative_config=None) as llm:
+        asked = [one for some in params for one in questions(llm, options.prompts, options.per_set, some)]
+        outputs = llm.generate([one.prompt for one in asked], [one.params for one in asked])
+    return [answer_of(one.setting.prompt_set, output, one.params) for one, output in zip(asked, outputs, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------------ drafters
+
+Ranks = list[list[int | None]]
+"""By step: of each token of an answer its place among the candidates, from 0; None where it is not among them."""
+
+
+def looked_up(answer: Answer) -> Ranks:
+    text = Followers(LONGEST, SHORTEST)
+    text.extend(answer.tokens[: answer.first])
+    ranks: list[int | None] = []
+    for token in answer.tokens[answer.first :]:
+        ranks.append(place_of(token, list(text.after([], max(AMONG)))))
+        text.extend([token])
+    return [ranks]
+
+
+def place_of(token: int, candidates: Sequence[int]) -> int | None:
+    return next((place for place, one in enumerate(candidates[: max(AMONG)]) if one == token), None)
+
+
+def ranks_of(reader: Reader, answer: Answer) -> Ranks:
+    _, steps = reader.read(answer)
+    return [
+        [
+            place_of(answer.tokens[position], rank_one(logits_V, answer.sampling, position, 0, max(AMONG)).tokens)
+            for position, logits_V in enumerate(logits, len(answer.tokens) - len(logits))
+        ]
+        for logits in steps
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+def counted(answered: Sequence[tuple[Answer, Ranks]]) -> dict[str, dict[str, Any]]:
+    """By temperature and set: by step, how many tokens there were, and how many among the best of AMONG."""
+    found: dict[str, dict[str, Any]] = {}
+    for answer, ranks in answered:
+        sets = found.setdefault(str(answer.sampling.temperature), {})
+        steps = sets.setdefault(answer.prompt_set, [[0] * (1 + len(AMONG)) for _ in ranks])
+        for counts, places in zip(steps, ranks, strict=True):
+            counts[0] += len(places)
+            for i, among in enumerate(AMONG):
+                counts[1 + i] += sum(place is not None and place < among for place in places)
+    return found
+
+
+def shares(counts: Sequence[int]) -> str:
+    """In percent."""
+    return ", ".join(f"{100 * hits / counts[0]:.0f}" for hits in counts[1:])
+
+
+def together(sets: Mapping[str, Any], step: int = 0) -> list[int]:
+    """The counts of one step over all sets."""
+    return [sum(column) for column in zip(*(steps[step] for steps in sets.values()), strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="acceptance of a real model's drafters")
+    parser.add_argument("model", type=str)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--drafter", action="append", default=[], metavar="KIND=FOLDER")
+    parser.add_argument("--stages", type=int, default=2, help="of the pipeline that spd drafts for")
+    parser.add_argument("--per-set", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64)
+    options = parser.parse_args()
+    asked = answers(options)
+    longest = max(len(one.tokens) for one in asked)
+    figures = kept_figures(NAME)
+    for drafter in (LOOKUP, *options.drafter):
+        kind, _, folder = drafter.partition("=")
+        reader = None if kind == LOOKUP else Reader(options.model, kind, folder, options.stages, longest)
+        ranks = [(one, looked_up(one) if reader is None else ranks_of(reader, one)) for one in asked]
+        sizes = {"per_set": options.per_set, "tokens": options.tokens}
+        figures[kind] = sizes | {"temperatures": counted(ranks)}
+        given = "".join(f"--drafter {name}=FOLDER " for name in figures if name != LOOKUP)
+        store(NAME, HOW, ([COMMAND.format(given, options.per_set, options.tokens)], figures))
+        for temperature, sets in figures[kind]["temperatures"].items():
+            print(f"{kind:10} T = {temperature}: among the best 1, 4, 16: {shares(together(sets))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

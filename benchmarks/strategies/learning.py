@@ -1,0 +1,76 @@
+"""Learning curves of a real model's drafters, from what ``penstock train`` keeps of its runs.
+
+    python -m benchmarks.strategies.learning [NAME=FOLDER=HOURS ...]
+
+FOLDER is the output of a run, HOURS the processor time that it has taken. A run's curve is written to
+benchmarks/measured/strategies/learning.json, in place of what NAME has there. Then docs/images/learning.png is drawn
+of all that is stored: shares of held-out tokens at T = 0 over the tokens that were read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.root import ROOT
+from penstock.bench.plots import HUES, SMALL, Labels, one_panel, save
+from penstock.trainer.curves import CANDIDATES
+
+NAME, HOW = "learning", "Measured on one core, with SmolLM2-135M-Instruct"
+IMAGE = ROOT / "docs" / "images" / "learning.png"
+SETTINGS = ("kind", "learning_rate", "batch_tokens", "draft_vocab_size", "ttt_steps", "spec_layers", "stages")
+STYLES = ("-", "--", ":")
+"""Of the lines, by the number of candidates."""
+
+
+def curve(folder: Path, hours: float) -> dict[str, Any]:
+    """Of a run: its settings, and at every saved step the loss and the shares among the best of CANDIDATES."""
+    state = torch.load(folder / "training" / "state.pt", map_location="cpu", weights_only=True)
+    settings = json.loads(state["settings"])
+    entries = json.loads(state["history"])
+    return {
+        "settings": {name: settings[name] for name in SETTINGS if settings[name] is not None},
+        "hours": hours,
+        "entries": [
+            [step, round(loss, 3), *(round(by_step[0][count - 1], 4) for count in CANDIDATES)]
+            for step, loss, by_step, _ in entries
+        ],
+    }
+
+
+def draw(figures: Mapping[str, Any], image: Path) -> None:
+    """Shares over thousands of tokens read, a colour for each run and a style for each number of candidates."""
+    labels = Labels("Held-out tokens among the best 1, 4 and 16 candidates, T = 0", "tokens read, thousands", "share")
+    figure, axes = one_panel(6.4, 4.0, labels)
+    for (name, one), colour in zip(figures.items(), HUES, strict=False):
+        read = [step * one["settings"]["batch_tokens"] / 1000 for step, *_ in one["entries"]]
+        for i, (count, style) in enumerate(zip(CANDIDATES, STYLES, strict=True)):
+            shares = [entry[2 + i] for entry in one["entries"]]
+            axes.plot(read, shares, style, color=colour, label=f"{name}, best {count}", linewidth=1.5)
+    axes.set_ylim(0, 1)
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=SMALL, frameon=False, ncols=max(1, len(figures)), loc="upper left")
+    save(figure, image)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="learning curves of drafters")
+    parser.add_argument("runs", nargs="*", metavar="NAME=FOLDER=HOURS")
+    figures = kept_figures(NAME)
+    for run in parser.parse_args(arguments).runs:
+        name, folder, hours = run.split("=")
+        figures[name] = curve(Path(folder), float(hours))
+        named = " ".join(f"{one}=FOLDER={figure['hours']}" for one, figure in figures.items())
+        store(NAME, HOW, ([f"python -m benchmarks.strategies.learning {named}"], figures))
+    draw(figures, IMAGE)
+
+
+if __name__ == "__main__":
+    main()
