@@ -39,7 +39,7 @@ def render_learning(figures: Mapping[str, Any]) -> str:
             ["drafter", "tokens a step", "learning rate", "steps", "hours of one core", "best 1 / 4 / 16"],
             rows,
         ),
-        "![Shares of held-out tokens over the tokens read: all lines still rise](../../images/learning.png)",
+        "![Shares of held-out tokens over the tokens read](../../images/learning.png)",
         "11% of the held-out tokens cannot be drafted at all, since they are not among the 8,192 of the draft "
         "vocabulary.",
     )
@@ -65,10 +65,12 @@ def render_acceptance(figures: Mapping[str, Any]) -> str:
     ]
     width = max((len(row) for row in later), default=0)
     return paragraphs(
-        f"SmolLM2-135M-Instruct in float32 answered the first {one['per_set']} chats of each of six prompt sets, at "
-        f"most {one['tokens']} tokens each. How often, in percent, its next token is among the best 1, 4 and 16 "
-        "candidates of a drafter that knows the text before it. At T = 1 the candidates are ranked with the target's "
-        "own noise. `ngram` is prompt lookup; `eagle3` and `spd` are those of [how drafters learn](#how-drafters-learn), `spd` after 1,000 of its steps.",
+        f"SmolLM2-135M-Instruct in float32 answered the first chats ({one['per_set']}) of each of six prompt "
+        f"sets, at most {one['tokens']} tokens each. How often, in percent, its next token is among the "
+        "best 1, 4 and 16 candidates of a drafter that knows the text before it. At T = 1 the candidates are "
+        "ranked with the target's own noise. `ngram` is prompt lookup; `eagle3` and `spd` are those of "
+        "[how drafters learn](#how-drafters-learn), `spd` after 1,000 of its steps. `all` is of "
+        f"{one_row(one)} tokens: it may be 6 points off by chance, a set's more than twice that.",
         markdown(["drafter", "T", *SETS.values(), "all"], rows),
         "The same, of all sets, where no state of the target's is known of the last one or two tokens but what the "
         "drafter has made of them (EAGLE-3), or where the last token has passed a stage (SPD's module):",
@@ -77,6 +79,11 @@ def render_acceptance(figures: Mapping[str, Any]) -> str:
             [row + ["-"] * (width - len(row)) for row in later],
         ),
     )
+
+
+def one_row(figure: Mapping[str, Any]) -> int:
+    """How many tokens a row of the table is of."""
+    return max(together(sets)[0] for sets in figure["temperatures"].values())
 
 
 def steps_of(sets: Mapping[str, Any]) -> int:
