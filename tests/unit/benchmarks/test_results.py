@@ -6,19 +6,16 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import results
-from benchmarks.papers import flowspec
 from benchmarks.sections import base
 from benchmarks.sections.base import wrapped
 from benchmarks.sections.headlines import HEADLINES, wrong
 from benchmarks.shared import measured
 from benchmarks.shared.measured import store, stored
 from benchmarks.strategies import auto_against
-from penstock.cluster import load_cluster, stage_timings
 from penstock.core import ConfigError
 
 
@@ -126,12 +123,3 @@ def test_a_cluster_that_is_stored_with_as_many_requests_is_not_run_again(empty: 
     names = ["demo", "spd-4", "spd-8"]
     assert auto_against.left(6, names, again=False) == {"spd-4": every, "spd-8": every}
     assert auto_against.left(6, names, again=True) == {"demo": ["autoregressive", "flowspec", "continuous", "auto"]}
-
-
-def test_naive_pp_waits_for_four_more_segments_per_tree_where_it_was_not_measured() -> None:
-    tree: dict[str, Any] = {"strategy": flowspec.TREE, "cluster": "flowspec-7b"}
-    slowest = max(timing.seconds(16) for timing in stage_timings(load_cluster("flowspec-7b")))
-    runs = [{**tree, "ms_per_token": 50.0, "mean_acceptance_length": 5.0}]
-    assert flowspec.naive_ms(runs, "flowspec-7b") == pytest.approx(50 + 1e3 * slowest * 4 / 5)
-    naive = {**tree, "strategy": flowspec.NAIVE, "ms_per_token": 90.0}
-    assert flowspec.naive_ms([*runs, naive], "flowspec-7b") == 90.0
