@@ -159,8 +159,11 @@ class AsyncLLM:
         a bad prompt or parameters and for a request that can never fit, QueueFull when too many wait, and PipelineError
         when the engine has ended.
         """
+        self._check_taking()
+        job = self._llm.job(prompt, sampling_params, priority, client)
+        name = self._name(request_id)
         self._check_queue()
-        return self._submit(self._llm.job(prompt, sampling_params, priority, client), request_id)
+        return self._queue(name, job)
 
     def submit_in_points(
         self,
@@ -177,36 +180,20 @@ class AsyncLLM:
 
         ``prompt`` is that of the plain answer; ``aside`` does work on another thread. Raises as ``submit`` does.
         """
-        self._check_queue()
-        name = self._fresh_id() if request_id is None else request_id
+        self._check_taking()
+        name = self._name(request_id)
         before = self._in_points.get(name)
         if before is not None and not before.finished:
             raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
+        self._check_queue()
 
         def begin(ask: Ask) -> RequestStream:
             job = self._llm.job(ask.prompt, ask.params, priority, client)
             job.pinned = ask.pinned
-            return self._submit(job, f"{name}/{ask.name}")
+            return self._queue(self._name(f"{name}/{ask.name}"), job)
 
         stream = self._in_points[name] = OutlineStream(name, prompt, steps, first, begin, aside)
         return stream
-
-    def _check_queue(self) -> None:
-        """Raise PipelineError where no request is taken, QueueFull where too many wait."""
-        self._llm.loop.check_taking()
-        self._enter()
-        waiting = sum(not stream.started for stream in self._streams.values())
-        if self._max_queue is not None and waiting >= self._max_queue:
-            lost = self.stats().recovering
-            if lost is not None:
-                raise Recovering(f"{waiting} requests wait, as many as may, while the engine recovers: {lost}")
-            raise QueueFull(f"{waiting} requests wait already, as many as may: try again later")
-
-    def _submit(self, job: Job, request_id: str | None) -> RequestStream:
-        name = self._fresh_id() if request_id is None else request_id
-        if name in self._streams:
-            raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
-        return self._queue(name, job)
 
     async def generate(
         self,
@@ -389,6 +376,27 @@ class AsyncLLM:
         return self._llm.steps(dialogue, params, mode)
 
     # --------------------------------------------------------------------------------------------------- inside
+
+    def _check_taking(self) -> None:
+        """Raise PipelineError where no request is taken."""
+        self._llm.loop.check_taking()
+        self._enter()
+
+    def _check_queue(self) -> None:
+        """Raise QueueFull where too many wait."""
+        waiting = sum(not stream.started for stream in self._streams.values())
+        if self._max_queue is not None and waiting >= self._max_queue:
+            lost = self.stats().recovering
+            if lost is not None:
+                raise Recovering(f"{waiting} requests wait, as many as may, while the engine recovers: {lost}")
+            raise QueueFull(f"{waiting} requests wait already, as many as may: try again later")
+
+    def _name(self, request_id: str | None) -> str:
+        """The id, or one of our own. Raises RequestError for that of a request under way."""
+        name = self._fresh_id() if request_id is None else request_id
+        if name in self._streams:
+            raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
+        return name
 
     async def _in_points_of(
         self, dialogue: Dialogue, params: SamplingParams, mode: str, request_id: str | None, priority: int

@@ -45,15 +45,15 @@ def test_a_wake_never_blocks_and_never_fails(host: ProcessHost) -> None:
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_stages_say_how_much_of_their_weights_they_have_read(target: Path, draft: Path, transport: str) -> None:
-    told: list[tuple[str, Loading | Started]] = []
+    told: list[tuple[str, str, Loading | Started]] = []
     host = ProcessHost(transport, on_loading=lambda *words: told.append(words))
     speculation = {"method": "draft_model", "model": str(draft)}
     with LLM(target, pipeline_parallel_size=2, speculative_config=speculation, host=host, max_model_len=64) as llm:
         weights = [started.weight_bytes // 4 for started in llm.loop.pipeline.started.values()]
-    assert {(name, said.stage): type(said) for name, said in told} == dict.fromkeys(
+    assert {(name, said.stage): type(said) for _, name, said in told} == dict.fromkeys(
         [("draft model", 0), ("stage", 0), ("stage", 1)], Started
     )
-    last = {(name, said.stage): said for name, said in told if isinstance(said, Loading)}
+    last = {(name, said.stage): said for _, name, said in told if isinstance(said, Loading)}
     assert last.keys() == {("draft model", 0), ("stage", 0), ("stage", 1)}
     assert all(loading.read == loading.total for loading in last.values())
     assert [last["stage", stage].total >= weights[stage] for stage in (0, 1)] == [True, True]
