@@ -15,8 +15,9 @@ def context(
     draft_due: float = math.inf,
     requests: int = 1,
     oldest: int | None = None,
+    foretold: bool = False,
     redrafts: bool = False,
 ) -> Context:
     """At ``now``, while so many requests decode; by default nothing has been learned, no draft is due, nothing is in
-    flight, and the drafter reads nothing of the target's."""
-    return Context(now, draft_due, Load(requests=requests), estimates or Estimates(), oldest, redrafts)
+    flight, and the drafter takes time and reads nothing of the target's."""
+    return Context(now, draft_due, Load(requests=requests), estimates or Estimates(), oldest, foretold, redrafts)

@@ -25,7 +25,9 @@ from penstock.tree import Node, TokenTree
 
 ACCURACY = [0.70, 0.80, 0.85, 0.88] + [0.88 + 0.07 * (i + 1) / 12 for i in range(12)]
 TOKENS = 3000
-ALONE = Context(now=0.0, draft_due=math.inf, load=Load(), estimates=Estimates(), oldest=None, redrafts=False)
+ALONE = Context(
+    now=0.0, draft_due=math.inf, load=Load(), estimates=Estimates(), oldest=None, foretold=False, redrafts=False
+)
 """PipeDec asks nothing of the engine's situation."""
 
 

@@ -45,6 +45,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def free(self) -> bool:
+        """Whether it answers without taking a device's time, so that asking it in vain loses nothing."""
+        ...
+
+    @property
     def busy(self) -> bool:
         """Whether the last asks have not been answered."""
         ...

@@ -18,6 +18,10 @@ class InstantDrafter:
         return False
 
     @property
+    def free(self) -> bool:
+        return True
+
+    @property
     def busy(self) -> bool:
         return bool(self._answers)
 

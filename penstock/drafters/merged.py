@@ -76,6 +76,10 @@ class MergedDrafter:
         return self.inner.reads_target
 
     @property
+    def free(self) -> bool:
+        return self.inner.free
+
+    @property
     def busy(self) -> bool:
         return self.inner.busy or bool(self._answers)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.config import check, check_positive
 from penstock.drafters.base import Draft, Drafter, DraftRequest
@@ -15,6 +16,12 @@ from penstock.drafters.options import DrafterOptions, DrafterParts
 from penstock.drafters.rated_lookup import RatedLookup
 from penstock.requests.request import Request
 from penstock.tree import Node
+
+FIRST: Final = (0.15, 0.65, 0.75, 0.9)
+"""Chance of what followed a run of one, two, three, and of four tokens or more: of 1,255 tokens that
+SmolLM2-135M-Instruct wrote greedily, copies and answers of three prompt sets, it was right in 14, 67, 72 and 94%."""
+NEXT: Final = 0.1
+"""Of what the candidates before it leave, the chance of each further one: 4% were right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +52,7 @@ class NgramDrafter(InstantDrafter):
     """Looks for the longest earlier occurrence of the last ``longest``..``shortest`` tokens of a node's path.
 
     All tokens that followed an occurrence are candidates, those after longer matches first, then the more recent. The
-    chance of the first is set to one half, each next takes half of the rest: the drafter has no model of its own.
+    longer the match, the better the first one is (``FIRST``): the drafter has no model of its own.
     """
 
     def __init__(self, longest: int, shortest: int) -> None:
@@ -74,4 +81,13 @@ class NgramDrafter(InstantDrafter):
         if not node.alive:
             return Draft(node, [])
         found = text.after(request.path_below_root(node), count)
-        return Draft(node, [(token, -math.log(2) * (i + 1)) for i, token in enumerate(found)])
+        return Draft(node, [*zip(found, log_chances(found.values()), strict=True)])
+
+
+def log_chances(runs: Iterable[int]) -> Iterator[float]:
+    """Of candidates, best first, that followed runs of so many tokens: the first one's decides."""
+    left = 1.0
+    for rank, run in enumerate(runs):
+        chance = left * (NEXT if rank else FIRST[min(run, len(FIRST)) - 1])
+        yield math.log(chance)
+        left -= chance

@@ -57,6 +57,10 @@ class SmallModelDrafter:
         return False
 
     @property
+    def free(self) -> bool:
+        return False
+
+    @property
     def busy(self) -> bool:
         return bool(self._queue or self._outstanding or self._drafts)
 

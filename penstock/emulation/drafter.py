@@ -51,6 +51,10 @@ class EmulatedDrafter:
         return self.inner.reads_target
 
     @property
+    def free(self) -> bool:
+        return False
+
+    @property
     def busy(self) -> bool:
         return self._waiting
 

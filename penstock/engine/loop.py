@@ -92,7 +92,7 @@ class EngineLoop:
         self.nodes: Nodes = scheduler.nodes
         self.builder = BatchBuilder()
         self.inflight = InFlight()
-        self.estimates = Estimates(contended, apart)
+        self.estimates = Estimates(contended, apart, pipeline.stages)
         self.draft_due = math.inf
         """When the drafter is expected to answer; infinite while it has not been asked."""
         self.requests: dict[int, Request] = {}
@@ -259,10 +259,15 @@ class EngineLoop:
 
     def _context(self) -> Context:
         """What strategies are told in a new round of questions."""
-        decoding = sum(not request.prefilling for request in self.scheduler.running)
+        running = self.scheduler.running
+        decoding = sum(not request.prefilling for request in running)
         redrafts = self.drafter is not None and self.drafter.reads_target
-        load, oldest = Load(requests=decoding), self.inflight.oldest
-        return Context(self._now, self.draft_due, load, self.estimates, oldest, redrafts)
+        load, oldest = Load(requests=decoding, prefilling=len(running) - decoding), self.inflight.oldest
+        return Context(self._now, self.draft_due, load, self.estimates, oldest, self._foretold, redrafts)
+
+    @property
+    def _foretold(self) -> bool:
+        return self.drafter is not None and self.drafter.free
 
     def _due(self) -> float | None:
         if self.recovery is not None and self.recovery.reason is not None:
@@ -326,6 +331,7 @@ class EngineLoop:
             len(running) if decoding else 0,
             following if oldest is None else oldest,
             following,
+            self._foretold,
         )
 
     def _advance(self, request: Request) -> bool:
@@ -338,6 +344,10 @@ class EngineLoop:
         self.estimates.drafts.record_hits(done.hits, len(done.committed))
         for root in done.verdicts:
             self.estimates.drafts.record_pick(root)
+            if request.strategy.on_trial:
+                assert root.candidates
+                right = root.picked == root.candidates[0][0]
+                self.estimates.trials.foretell(len(self.scheduler.running), right)
         for observer in self.observers:
             observer.advanced(request, done, now)
         if done.committed:
@@ -454,6 +464,13 @@ class EngineLoop:
                         wanted.add(node.id)
                 entering.extend(nodes)
             batch = self.builder.batch(entries, wanted)
+            if any(
+                node.position > request.tree.root.position
+                for request, nodes in entries
+                if not request.prefilling
+                for node in nodes
+            ):
+                self.estimates.trials.record_drafted(batch.stream)
             for request, _ in entries:
                 self.scheduler.cache_blocks(request, self.builder.prefix(request))
             beside, rows = len(self.inflight), len(entering)

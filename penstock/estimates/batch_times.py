@@ -13,7 +13,16 @@ from penstock.estimates.running_mean import running_mean
 
 SAME: Final = 1e-6
 """Relative difference of two times below which they are the same, rounded."""
-SIZES: Final = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+OCTAVES: Final = tuple(16 * 2**octave for octave in range(7))
+SIZES: Final[tuple[int, ...]] = (
+    1,
+    2,
+    4,
+    8,
+    12,
+    *(quarter * octave // 4 for octave in OCTAVES for quarter in range(4, 8)),
+    2048,
+)
 """Numbers of rows whose times are kept apart: an octave in four parts, fine enough to find a knee."""
 FADES: Final = 32
 """Batches of other sizes within which a time that fades loses half of its lead over the smaller sizes."""
@@ -23,6 +32,8 @@ SELDOMEST: Final = 64 * FADES
 """Batches within which even a time that was confirmed again and again loses half of its lead."""
 FURTHER: Final = 2
 """Up to so many times the largest size seen, batches of real devices are taken to be no slower: little is risked."""
+ASKED: Final = 256
+"""Rows of which the table speaks in any case, whatever was seen: more than a strategy sends of one request."""
 SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
 """The size as which a number of rows counts."""
 
@@ -55,7 +66,7 @@ class BatchTimes:
         """By size, mean rows and seconds of the batches that count as of this size."""
         self._last: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
         """By size, seconds and rows of the two newest batches."""
-        self._table: list[float] | None = [0.0] * (SIZES[-1] + 1)
+        self._table: list[float] | None = [0.0] * (ASKED + 1)
         self._growth: list[float] | None = None
         """``growth`` by number of rows, as long as the table is the same."""
 
@@ -122,17 +133,18 @@ class BatchTimes:
 
     def _between(self, rows: float) -> float:
         """The table's seconds for a mean number of rows. Asked for every batch of every stage."""
-        table, below = self.table, int(rows)
-        above = min(below + 1, len(table) - 1)
+        table = self.table
+        below, above = (min(place, len(table) - 1) for place in (int(rows), int(rows) + 1))
         return table[below] + (rows - below) * (table[above] - table[below])
 
     def _tabulate(self) -> list[float]:
-        """Straight lines between all sizes, the unknown ones at their lower bound."""
+        """Straight lines between all sizes, the unknown ones at their lower bound; up to the largest one of use."""
         known = self._faded()
         seen = list(known)
         sizes: list[float] = []
         times: list[float] = []
-        for size in SIZES:
+        longest = SIZE_OF[min(max(ASKED, FURTHER * max(seen, default=0)), SIZES[-1])]
+        for size in SIZES[: SIZES.index(longest) + 1]:
             after = bisect_left(seen, size)
             least, rows = times[-1] if times else 0.0, float(size)
             if after < len(seen):
@@ -145,7 +157,7 @@ class BatchTimes:
                 least = max(least, times[SIZES.index(seen[-1])] * rows / (FURTHER * seen[-1]))
             sizes.append(rows)
             times.append(least)
-        return list(np.interp(EVERY_SIZE, sizes, times).tolist())
+        return list(np.interp(EVERY_SIZE[: longest + 1], sizes, times).tolist())
 
     def _faded(self) -> dict[int, tuple[float, float]]:
         """Mean rows and seconds by size, the smallest first, as far as they still count."""

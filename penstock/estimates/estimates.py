@@ -16,24 +16,25 @@ class Estimates:
 
     ``contended``: stages are real ones and may slow each other. What speculation is worth has to be tried, and what
     rows cost to be seen again and again. ``apart``: stages behind which batches leave for another host
-    (``PipelineTimes``).
+    (``PipelineTimes``). ``stages``: how many there are (``Trials``).
     """
 
-    def __init__(self, contended: bool = False, apart: frozenset[int] = frozenset()) -> None:
+    def __init__(self, contended: bool = False, apart: frozenset[int] = frozenset(), stages: int | None = None) -> None:
+        self._stages = stages
         self.drafts = DraftQuality()
         self.drafter = BatchTimes(contended)
         """Of the drafter's rounds, by the rows that they take."""
         self.pipeline = PipelineTimes(contended, apart)
         self.round_trips = RoundTrips(self.pipeline)
-        self.trials = Trials(contended)
+        self.trials = Trials(contended, stages)
 
     def anew(self) -> Estimates:
         """Of the same engine, with nothing learned."""
-        return Estimates(self.trials.needed, self.pipeline.apart)
+        return Estimates(self.trials.contended, self.pipeline.apart, self._stages)
 
     def forget_pipeline(self, apart: frozenset[int]) -> None:
         """Other stages take over: their times, and when batches in flight were expected, mean nothing any more."""
-        self.pipeline = PipelineTimes(self.trials.needed, apart)
+        self.pipeline = PipelineTimes(self.trials.contended, apart)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials.interrupt()
 

@@ -20,6 +20,12 @@ class Load(NamedTuple):
     """Tokens that these rows are expected to give: the sum of their chances."""
     asked: int = 0
     """Nodes that the drafter is to be asked about already."""
+    prefilling: int = 0
+    """Requests that run, too, and whose prompts are being computed."""
+
+    @property
+    def running(self) -> int:
+        return self.requests + self.prefilling
 
     def with_rows(self, tree: TokenTree, rows: Sequence[Node]) -> Load:
         """These rows of a request's tree are in the batch, too."""

@@ -32,6 +32,11 @@ LATE: Final = 4.0
 they count as no later than that."""
 KEPT: Final = 4.0
 """Tokens that what was seen before weighs when a way of decoding begins again: the load may be another."""
+RIGHT: Final = 0.5
+"""Plain tokens that a draft adds to the next stake where it was foretold, not sent, and turned out right. Half as many
+after each trial that ended without having gained."""
+WRONG: Final = 0.25
+"""Plain tokens that such a draft takes back where it was wrong."""
 CHANCE: Final = 0.3
 """Plain decoding that has become slower by no more than this share may be chance: speculation gets nothing back for it.
 It would get back more than it should as often as less, and lose each time what it then has."""
@@ -56,6 +61,10 @@ class Trial:
     plain decoding takes over, and what speculation was charged is corrected where that is no chance: a load that slows
     both ends neither. While speculation goes on some plain tokens are decoded now and then, the seldomer the more they
     lose.
+
+    A drafter that costs nothing is asked while decoding is plain, too: its drafts are *foretold*. Then there is no
+    stake to begin with. What was right pays into one, so that speculation begins where drafts are right and nowhere
+    else; a token for which nothing was drafted is a plain one, whatever the way of decoding.
 
     ``requests`` that decode together bring as many tokens at a time, so that all counts of tokens are times that.
     """
@@ -90,6 +99,10 @@ class Trial:
         """Trials in a row that ended without having gained all that a stake can hold."""
         self._late = False
         """Whether the last tokens were held up."""
+        self._foretold = False
+        """Whether the drafter is asked while decoding is plain."""
+        self._promise = 0.0
+        """Plain tokens of each request that foretold drafts would have gained."""
 
     @property
     def speed_up(self) -> float:
@@ -97,18 +110,29 @@ class Trial:
         speculating = self.speculating.seconds_per_token
         return self.plain.seconds_per_token / speculating if speculating else 0.0
 
-    def record(self, tokens: int, seconds: float, settled: bool) -> None:
-        """So many tokens took so long. ``settled``: nothing of the way before was under way any more."""
+    def record(self, tokens: int, seconds: float, settled: bool, drafted: bool = True, foretold: bool = False) -> None:
+        """So many tokens took so long. ``settled``: nothing of the way before was under way any more. ``drafted``:
+        something that was drafted was. ``foretold``: the drafter costs nothing, and is asked in any case."""
+        self._foretold = foretold
         longest = LATE * self.plain.seconds_per_token * max(tokens, self._requests)
         was_late, self._late = self._late, seconds > longest > 0
         if self._late and not was_late:
             seconds = longest
+        bare = foretold and not drafted
         if settled:
-            (self.speculating if self.speculates else self.plain).record(tokens, seconds)
+            (self.speculating if self.speculates and not bare else self.plain).record(tokens, seconds)
+        if self.speculates and bare:
+            return
         if self.speculates:
             self._record_speculating(tokens, seconds)
         else:
             self._record_plain(tokens, seconds, settled)
+
+    def foretell(self, right: bool) -> None:
+        """While decoding was plain, the drafter's best candidate turned out right or wrong."""
+        if not self.speculates:
+            change = RIGHT / 2**self._failures if right else -WRONG
+            self._promise = max(0.0, self._promise + change / self._requests)
 
     def _record_speculating(self, tokens: int, seconds: float) -> None:
         plain, most = self.plain.seconds_per_token, self._of_plain(MOST)
@@ -133,9 +157,9 @@ class Trial:
     def _end_speculation(self) -> None:
         """The stake is lost. What was bold goes on cautiously once plain decoding has been measured."""
         if not self.cautious:
-            self._stake = self._of_plain(CAUTIOUS_STAKE)
+            self._stake = self._stake if self._foretold else self._of_plain(CAUTIOUS_STAKE)
             self._bold *= 2
-        self._failures += self.cautious
+        self._failures += self.cautious or self._foretold
         self.cautious, self._gained = True, 0.0
         self._begin_plain(0.0 if self._stake > 0 else CAUTIOUS_STAKE / 2)
 
@@ -152,6 +176,8 @@ class Trial:
             self._correct()
         halvings = min(max(0, self._failures - 1), HALVINGS)
         self._stake += SHARE / 2**halvings * seconds
+        if self._needed and self._promise >= self._needed:
+            self._stake, self._promise = max(self._stake, self._of_plain(self._needed)), 0.0
         if self._stake >= self._of_plain(self._needed):
             self._begin_speculating()
 
@@ -159,7 +185,7 @@ class Trial:
         """Plain decoding has been measured anew: charge speculation by that. It gets back what it had at most."""
         plain, charged = self.plain.seconds_per_token, self._charged
         if not self.speculating.weight:
-            self._stake = self._of_plain(STAKE)
+            self._stake = 0.0 if self._foretold else self._of_plain(STAKE)
             return
         slower = plain - self._charged_at
         if slower <= CHANCE * self._charged_at:

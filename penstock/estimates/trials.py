@@ -8,16 +8,19 @@ from penstock.estimates.trial import Trial
 class Trials:
     """One ``Trial`` for each load: a request alone, two, three and four, five to eight that decode, and so on.
 
-    ``needed`` says whether there is anything to try. Modelled devices take their own times, however many compute; real
-    stages of one host share its cores and its memory, so that each is slower while others compute, and only trying says
-    what that costs. Where nothing has to be tried, speculation goes on by what batches and drafts are expected to be
-    worth.
+    ``contended`` stages are always on trial. Modelled devices take their own times, however many compute; real stages
+    of one host share its cores and its memory, so that each is slower while others compute, and only trying says what
+    that costs. Others are on trial where more requests run than there are stages: all are busy without any draft, and
+    every row takes time from a token of another. Where nothing has to be tried, speculation goes on by what batches and
+    drafts are expected to be worth.
 
     Times are those between tokens: from one that came while all that runs was decoding to the next.
     """
 
-    def __init__(self, needed: bool = False) -> None:
-        self.needed = needed
+    def __init__(self, contended: bool = False, stages: int | None = None) -> None:
+        self.contended = contended
+        self._stages = stages
+        """None where only contended stages are tried."""
         self._by_load: dict[int, Trial] = {}
         self._since: float | None = None
         """When the last token came, if all that ran was decoding then."""
@@ -31,10 +34,18 @@ class Trials:
         """Whether speculation has begun and the drafter, which may lack a long text, has yet to answer."""
         self._settled = False
         """Whether, when the last token came, only what this mode decides was under way."""
+        self._last_drafted = -1
+        """The number of the last batch with a drafted row."""
+        self._oldest = 0
+        """The number of the first batch that was in flight when the last token came."""
+
+    def needed(self, requests: int) -> bool:
+        """Whether only trying says what speculation comes to while so many requests run."""
+        return self.contended or (self._stages is not None and requests > self._stages)
 
     def speculates(self, requests: int) -> bool:
-        """Whether to speculate while so many requests decode."""
-        return not self.needed or self.of(requests).speculates
+        """Whether to speculate while so many requests run."""
+        return not self.needed(requests) or self.of(requests).speculates
 
     @property
     def plainly(self) -> bool:
@@ -42,8 +53,8 @@ class Trials:
         return self._mode is not None and not self._mode[1]
 
     def cautious(self, requests: int) -> bool:
-        """Whether only drafts that are all but sure are worth sending while so many requests decode."""
-        return self.needed and self.of(requests).cautious
+        """Whether only drafts that are all but sure are worth sending while so many requests run."""
+        return self.needed(requests) and self.of(requests).cautious
 
     def of(self, requests: int) -> Trial:
         """The trial under the load of so many requests."""
@@ -60,17 +71,27 @@ class Trials:
         """The drafter has answered."""
         self._awaits_draft = False
 
-    def record_tokens(self, tokens: int, now: float, requests: int, oldest: int, following: int) -> None:
+    def record_drafted(self, stream: int) -> None:
+        """A batch with drafted rows enters."""
+        self._last_drafted = stream
+
+    def foretell(self, requests: int, right: bool) -> None:
+        """The target has said of a node's best candidate whether it was right, while so many requests run."""
+        if self.needed(requests):
+            self.of(requests).foretell(right)
+
+    def record_tokens(
+        self, tokens: int, now: float, requests: int, oldest: int, following: int, foretold: bool = False
+    ) -> None:
         """So many tokens have come at this moment.
 
         ``requests`` decode from now on, 0 where something else is computed, too. ``oldest`` is the number of the first
-        batch in flight, ``following`` that of the next one to enter.
+        batch in flight, ``following`` that of the next one to enter. ``foretold``: as ``Trial.record`` has it.
         """
-        if not self.needed:
-            return
-        if self._since is not None:
-            self.of(self._requests).record(tokens, now - self._since, self._settled)
-        self._since, self._requests = (now if requests else None), requests
+        if self._since is not None and self.needed(self._requests):
+            drafted = self._last_drafted >= self._oldest
+            self.of(self._requests).record(tokens, now - self._since, self._settled, drafted, foretold)
+        self._since, self._requests, self._oldest = (now if requests else None), requests, oldest
         mode = load_of(requests), self.speculates(requests)
         if not requests:
             self._mode = None

@@ -37,7 +37,8 @@ class Auto(Continuous):
     noticed, unless so many decode that not even a sure row would be worth its place.
 
     That is what batches are expected to be worth. Where stages may slow each other, trials say what speculation comes
-    to (``estimates/trial.py``): while it loses, roots enter alone and the drafter is asked nothing.
+    to (``estimates/trial.py``): while it loses, roots enter alone. The drafter is then asked nothing or, where it costs
+    nothing, about the root that has just entered: what it says is held against the target's token.
 
     Where the only stage's own device would draft, it is not asked: its passes would come on top of plain decoding.
 
@@ -52,13 +53,20 @@ class Auto(Continuous):
 
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         if not speculates(context):
-            return []
+            return self._foretell(tree, context)
         times = context.estimates.pipeline
         if times.shared and times.step_s(1) >= times.latency_s(1) > 0:
             return []
         if not could_enter(context):
             return []
         return super().ask(tree, context)
+
+    def _foretell(self, tree: TokenTree, context: Context) -> list[Node]:
+        """The root, to be drafted from though nothing of it is to be sent."""
+        if not context.foretold or tree.root.asked or not tree.root.entered:
+            return []
+        self._order.look(tree, context.estimates.drafts.chances)
+        return [self._order.take_unasked(tree)]
 
     def ready_at(self, tree: TokenTree, context: Context) -> float:
         if not speculates(context):
@@ -69,7 +77,7 @@ class Auto(Continuous):
             return at
         step, latency = context.estimates.pipeline.step_and_latency_s(1)
         worth = context.load.requests * (step / latency) ** 2 if latency else 0.0
-        if context.estimates.trials.cautious(context.load.requests):
+        if context.estimates.trials.cautious(context.load.running):
             worth = max(worth, SURE)
         best = math.exp(self._order.best_unsent(tree))
         return now_if(best >= worth or self._order.mass_unsent(tree, self.width) >= worth)
@@ -85,7 +93,7 @@ class Auto(Continuous):
 
 def speculates(context: Context) -> bool:
     """Whether anything is drafted and sent besides the roots, by what trials under this load have found."""
-    return context.estimates.trials.speculates(context.load.requests)
+    return context.estimates.trials.speculates(context.load.running)
 
 
 def could_enter(context: Context) -> bool:

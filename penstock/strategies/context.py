@@ -20,5 +20,7 @@ class Context:
     estimates: Estimates
     oldest: int | None
     """The number of the batch that comes out next; None while nothing is in flight."""
+    foretold: bool
+    """Whether the drafter costs nothing, so that it is asked also where nothing drafted is sent."""
     redrafts: bool
     """Whether the drafter may know more of a node when it is asked about it again."""

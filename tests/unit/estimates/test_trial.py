@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -164,6 +165,49 @@ def test_a_load_that_has_come_gives_back_no_more_than_speculation_had() -> None:
         run(trial, 1, steadily(0.5, slow), slow)
         more += 1
     assert more <= 1, "a token loses more than the whole stake was"
+
+
+def foretold(trial: Trial, tokens: int, right: Callable[[], bool], speculating: float) -> float:
+    """Decode so many tokens with a drafter that costs nothing, and return the seconds."""
+    total = 0.0
+    for _ in range(tokens):
+        seconds = speculating if trial.speculates else PLAIN
+        total += seconds
+        trial.foretell(right())
+        trial.record(1, seconds, settled=True, foretold=True)
+    return total
+
+
+def test_what_is_foretold_wrong_is_never_sent_but_for_a_hundredth_of_the_time() -> None:
+    trial = Trial()
+    took = foretold(trial, 80, lambda: False, 10 * PLAIN)
+    assert took == pytest.approx(80 * PLAIN)
+    assert trial.speculating.weight == 0
+
+
+def test_what_is_foretold_right_is_sent_soon() -> None:
+    trial = Trial()
+    assert foretold(trial, 100, lambda: True, PLAIN / 3) < 100 * PLAIN / 2.5
+    assert trial.speculates
+
+
+def test_what_is_foretold_right_and_loses_all_the_same_is_sent_ever_more_seldom() -> None:
+    """Each trial loses its stake and half a token more, and begins after twice as many right drafts."""
+    trial, tokens = Trial(), 1000
+    took = foretold(trial, tokens, lambda: True, 1.5 * PLAIN)
+    trials = math.log2(tokens)
+    assert took < tokens * PLAIN * (1 + SHARE) + trials * (CAUTIOUS_STAKE + 0.5) * PLAIN
+
+
+def test_a_token_for_which_nothing_was_drafted_is_a_plain_one() -> None:
+    trial = Trial()
+    while not trial.speculates:
+        foretold(trial, 1, lambda: True, PLAIN)
+    for _ in range(300):
+        trial.record(1, 1.2 * PLAIN, settled=True, drafted=False, foretold=True)
+    assert trial.speculates
+    assert trial.speculating.weight == 0
+    assert trial.plain.seconds_per_token == pytest.approx(1.2 * PLAIN, rel=0.02)
 
 
 class Decoding(RuleBasedStateMachine):

@@ -15,7 +15,7 @@ class Engine:
     """One batch enters after another; tokens come when it says so."""
 
     def __init__(self) -> None:
-        self.trials = Trials(needed=True)
+        self.trials = Trials(contended=True)
         self.now = 0.0
         self.following = 0
 
@@ -45,6 +45,34 @@ def test_where_nothing_has_to_be_tried_there_is_speculation() -> None:
 def test_estimates_of_contended_stages_begin_with_plain_decoding_also_anew() -> None:
     assert not Estimates(contended=True).trials.speculates(1)
     assert not Estimates(contended=True).anew().trials.speculates(1)
+
+
+def test_more_requests_than_stages_are_on_trial_whatever_the_devices() -> None:
+    trials = Estimates(stages=4).anew().trials
+    assert [trials.speculates(requests) for requests in (1, 4, 5, 1024)] == [True, True, False, False]
+
+
+def test_batches_without_a_drafted_row_are_plain_where_drafts_are_foretold() -> None:
+    trials, stream = Trials(contended=True), 0
+    trial = trials.of(1)
+
+    def token(drafted: bool = False) -> None:
+        nonlocal stream
+        if drafted:
+            trials.record_drafted(stream)
+        stream += 1
+        trials.record_tokens(1, stream * TRIP, 1, stream, stream, foretold=True)
+        trials.record_draft()
+
+    while not trial.speculates:
+        token()
+        trials.foretell(1, right=True)
+    for _ in range(4):
+        token()
+    assert trial.speculating.weight == 0
+    assert trial.speculates
+    token(drafted=True)
+    assert trial.speculating.weight == 1
 
 
 def test_time_counts_from_token_to_token() -> None:

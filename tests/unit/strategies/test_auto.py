@@ -37,6 +37,18 @@ def test_the_root_enters_alone_and_nothing_is_asked() -> None:
     assert not auto.corrects(told)
 
 
+def test_a_drafter_that_costs_nothing_is_asked_about_a_root_that_has_entered_alone() -> None:
+    auto, tree, told = Auto(8, 2), make_tree(), context(contended(speculates=False), foretold=True)
+    assert auto.ask(tree, told) == []
+    assert auto.ready_at(tree, told) == NOW
+    assert auto.enter(tree, told) == [tree.root]
+    tree.root.entered = True
+    assert auto.ask(tree, told) == [tree.root]
+    answered(tree)
+    assert auto.ask(tree, told) == []
+    assert auto.ready_at(tree, told) == ON_EVENT
+
+
 def test_what_has_been_drafted_waits_while_plain_decoding_is_measured_and_enters_later() -> None:
     auto, tree, estimates = Auto(8, 2), make_tree(), contended(speculates=True)
     assert auto.ask(tree, context(estimates)) == [tree.root]
