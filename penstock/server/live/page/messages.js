@@ -48,7 +48,8 @@ export class Message {
   }
 
   addToPoint(number, text) {
-    this._cells?.[number]?.append(text);
+    const cell = this._cells?.[number];
+    cell?.append(cell.textContent ? text : text.trimStart());
   }
 
   /** What has come of them stands in order from now on. */
