@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from benchmarks.shared.measured import store
 from penstock import LLM, SamplingParams
+from tests.namespaces import network
+from tests.workers import Worker
 
 NAME, HOW = "planned_hosts", "Measured on three namespaces of two cores, nothing emulated"
 COMMAND: Final = "python -m benchmarks.strategies.planned_hosts MODEL.gguf --repeats {} --tokens {}"
-NETWORK: Final = "10.214.7"
-BRIDGE: Final = "ps-planned"
 WORKERS: Final = (("taskset", "-c", "0"), ("taskset", "-c", "1"), ("taskset", "-c", "1", "nice", "-n", "4"))
 RIVAL: Final = ("taskset", "-c", "1", sys.executable, "-c", "while True: pass")
 LENGTH: Final = 1024
@@ -82,43 +82,13 @@ def engine(model: Path, hosts: str, layers: str, config: dict[str, Any] | None) 
 @contextmanager
 def three_hosts() -> Iterator[list[str]]:
     """Workers in namespaces of their own, by the names that ``--hosts`` has for them."""
-    with ExitStack() as made:
-        ip("link", "add", BRIDGE, "type", "bridge")
-        made.callback(ip, "link", "del", BRIDGE)
-        ip("addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
-        ip("link", "set", BRIDGE, "up")
+    with ExitStack() as running:
         found = []
-        for number, slowed in enumerate(WORKERS, start=2):
-            name, cable, address = f"ps-planned-{number}", f"ps-planned{number}", f"{NETWORK}.{number}"
-            ip("netns", "add", name)
-            made.callback(ip, "netns", "del", name)
-            ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
-            made.callback(ip, "link", "del", cable)
-            ip("link", "set", cable, "master", BRIDGE, "up")
-            for command in (("addr", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
-                ip("-n", name, *command)
-            ip("-n", name, "link", "set", "lo", "up")
-            found.append(made.enter_context(worker(("ip", "netns", "exec", name, *slowed), f"{address}:7700")))
+        for host, slowed in zip(running.enter_context(network(*[0.0] * len(WORKERS))), WORKERS, strict=True):
+            worker = Worker(f"{host.address}:7700", "--insecure", before=[*host.before, *slowed])
+            running.callback(worker.close)
+            found.append(worker.host)
         yield found
-
-
-@contextmanager
-def worker(before: tuple[str, ...], address: str) -> Iterator[str]:
-    """`penstock worker` there, once it listens."""
-    command = [*before, sys.executable, "-m", "penstock.cli", "worker", "--listen", address, "--insecure"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        while "listening at" not in (line := process.stderr.readline()):
-            assert line, "the worker has ended"
-        yield address
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True)
 
 
 def main() -> None:
