@@ -455,6 +455,7 @@ class EngineLoop:
                 break
             wanted: set[int] = set()
             entering: list[Node] = []
+            drafted = False
             for request, nodes in entries:
                 request.metrics.rows_entered += len(nodes)
                 for node in nodes:
@@ -462,14 +463,10 @@ class EngineLoop:
                     self._owner[node.id] = request
                     if not request.prefilling and node.position >= request.tree.root.position:
                         wanted.add(node.id)
+                        drafted |= node.position > request.tree.root.position
                 entering.extend(nodes)
             batch = self.builder.batch(entries, wanted)
-            if any(
-                node.position > request.tree.root.position
-                for request, nodes in entries
-                if not request.prefilling
-                for node in nodes
-            ):
+            if drafted:
                 self.estimates.trials.record_drafted(batch.stream)
             for request, _ in entries:
                 self.scheduler.cache_blocks(request, self.builder.prefix(request))
