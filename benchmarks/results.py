@@ -50,6 +50,7 @@ AWAITED = (
     *("step", "real_ids", "beside_peers", "two_stages", "learning", "drafter_acceptance", "trained"),
     "flowspec_eagle",
     "spd_tables",
+    "spd_hybrid",
     "spd_rejection",
     "spd_overhead",
     "spd_correction",

@@ -355,13 +355,19 @@ Message = (
 
 
 class Delivery(msgspec.Struct, tag="delivery", kw_only=True):
-    """A message and when it arrives (seconds, monotonic clock), which modelled links say of it; 0 where it has arrived.
+    """A message and when it arrives, which modelled links say of it; 0 where it has arrived.
 
     It is an envelope on the wire of modelled links alone: others send the message as it is.
     """
 
     message: Message
     arrives: Finite = 0.0
+    """Seconds, by the monotonic clock that the processes of a host have in common, or from its receipt."""
+    from_receipt: bool = False
+
+    def arrives_by(self, now: float) -> float:
+        """When it arrives, by the clock of the process that receives it ``now``."""
+        return now + self.arrives if self.from_receipt and self.arrives else self.arrives
 
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -372,9 +378,18 @@ _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 _decoder = msgspec.msgpack.Decoder(Message | Delivery)
 
 
-def encode(message: Message, session: str, arrives: float = 0.0) -> bytes:
-    """A message's header; in an envelope if a modelled link delivers it."""
-    return opening(session) + _encoder.encode(Delivery(message=message, arrives=arrives) if arrives else message)
+def encode(message: Message, session: str, arrives: float = 0.0, left: float | None = None) -> bytes:
+    """A message's header; in an envelope if a modelled link delivers it.
+
+    Both times are of the sender's clock: when the message arrives and, where the receiver has another clock, when it
+    was sent.
+    """
+    sent: Message | Delivery = message
+    if arrives and left is None:
+        sent = Delivery(message=message, arrives=arrives)
+    elif arrives and left is not None:
+        sent = Delivery(message=message, arrives=arrives - left, from_receipt=True)
+    return opening(session) + _encoder.encode(sent)
 
 
 @lru_cache(maxsize=64)

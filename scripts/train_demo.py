@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from penstock.noise import gumbel
 
@@ -156,7 +156,7 @@ def build_model(recipe: Recipe) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def build_optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
     others = [p for n, p in model.named_parameters() if not (p.ndim == 2 and "layers." in n)]
     return [
@@ -184,15 +184,22 @@ def rate_at(step: int, steps: int, recipe: Recipe) -> float:
     return warm * min(1.0, left)
 
 
-def logits_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+def logits_of(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     return logits.float()
 
 
-def train(recipe: Recipe, data: np.ndarray, held: np.ndarray, work: Path, name: str, teacher: LlamaForCausalLM | None):
+def train(
+    recipe: Recipe,
+    model: PreTrainedModel,
+    data: np.ndarray,
+    held: np.ndarray,
+    work: Path,
+    name: str,
+    teacher: LlamaForCausalLM | None,
+):
     """Cross-entropy on the corpus, or, with a teacher, the KL divergence from the teacher's distributions to ours."""
-    model = build_model(recipe)
     if teacher is not None:
         model.model.embed_tokens.load_state_dict(teacher.model.embed_tokens.state_dict())
     optimizers = build_optimizers(model, recipe)
@@ -242,7 +249,7 @@ def train(recipe: Recipe, data: np.ndarray, held: np.ndarray, work: Path, name: 
 
 
 @torch.no_grad()
-def held_out_loss(model: LlamaForCausalLM, held: np.ndarray) -> float:
+def held_out_loss(model: PreTrainedModel, held: np.ndarray) -> float:
     total, count = 0.0, 0
     for start in range(0, len(held) - SEQUENCE - 1, SEQUENCE):
         ids = torch.from_numpy(held[start : start + SEQUENCE + 1].astype(np.int64))[None]
@@ -255,7 +262,7 @@ def held_out_loss(model: LlamaForCausalLM, held: np.ndarray) -> float:
 # ---------------------------------------------------------------------------------------------------------- export
 
 
-def export(model: LlamaForCausalLM, tokenizer_file: Path, folder: Path) -> None:
+def export(model: PreTrainedModel, tokenizer_file: Path, folder: Path) -> None:
     """A Hugging Face checkpoint in bf16 with its tokenizer and generation config (T = 1: see the model card)."""
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -441,9 +448,9 @@ def main() -> None:
     counts = f"{len(training_texts)} files, {len(data):,} tokens; held out {len(held_texts)}, {len(held):,}"
     print(f"corpus: {counts}", flush=True)
 
-    export(train(TARGET, data, held, work, "target", None), tokenizer_file, work / "target")
+    export(train(TARGET, build_model(TARGET), data, held, work, "target", None), tokenizer_file, work / "target")
     teacher = LlamaForCausalLM.from_pretrained(work / "target", dtype=torch.float32).eval()
-    export(train(DRAFT, data, held, work, "draft", teacher), tokenizer_file, work / "draft")
+    export(train(DRAFT, build_model(DRAFT), data, held, work, "draft", teacher), tokenizer_file, work / "draft")
     write_prompts(tokenizer, work / "prompts.jsonl")
     write_card(work, held, len(data))
     if args.install:

@@ -35,13 +35,13 @@ RECIPES: Final[dict[str, dict[str, Any]]] = {
 LIMIT_MB: Final = 12
 
 
-def write_data(folder: Path) -> Path:
-    """The files to train on, each under its path with slashes replaced."""
+def write_data(folder: Path, every: int = EVERY) -> Path:
+    """The files to train on, one in ``every``, each under its path with slashes replaced."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = {path.relative_to(root).as_posix(): path for path in corpus_files()}
     training = {name.replace("/", "__"): path for name, path in files.items() if not is_held_out(name)}
     folder.mkdir(parents=True, exist_ok=True)
-    for name in sorted(training)[EVERY - 1 :: EVERY]:
+    for name in sorted(training)[every - 1 :: every]:
         shutil.copy(training[name], folder / name)
     return folder
 

@@ -29,6 +29,9 @@ for foreign in (
 ):
     os.environ.pop(foreign, None)
 
+# No engine begins with what another test's has learned.
+os.environ["PENSTOCK_FORGET"] = "1"
+
 # The models are so small that threads would wait for each other, several times as long where cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -70,9 +70,11 @@ class InProcessEngine:
         learned: Path | None = None,
         post_state: bool = False,
         quantization: str = "none",
+        gives_back: bool = False,
     ) -> None:
         self._quantization = quantization
-        self.pool = SlotPool(slots, slots)
+        self._gives_back = gives_back
+        self.pool = SlotPool(slots, slots, sharing=not gives_back)
         self.clock = VirtualClock()
         self._numbers = itertools.count()
         layers = even_split(open_checkpoint(str(target)).num_layers, stages)
@@ -110,7 +112,14 @@ class InProcessEngine:
     ) -> InProcessPipeline:
         drivers = []
         for index, (first, last) in enumerate(layers):
-            stage = load_stage(str(model), first, last, capacity=self.pool.total, quantization=self._quantization)
+            stage = load_stage(
+                str(model),
+                first,
+                last,
+                capacity=self.pool.total,
+                quantization=self._quantization,
+                gives_back=self._gives_back,
+            )
             stage.tap(taps[index])
             core = StageCore(stage, self.pool.total, is_last=index == len(layers) - 1, taps=taps[index])
             drivers.append(emulated_driver(index, core, self.clock.now, StageEmulation(timing=timing)))

@@ -2,21 +2,41 @@
 
 Whatever a row wrongly sees or fails to see changes every token after it, so bugs of visibility, slot reuse and order
 show within milliseconds, without torch. A pick is of the row's path too, as penalties and grammars read it.
+
+The second of every three stages carries a state in place of keys and values, as ``models/recurrent`` does: a row's
+state is a hash of its parent's and of what the row adds. What is certain is folded into one state per request, and is
+not read again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from penstock.messages import Candidates, Features, SampledToken, Sampling
-from penstock.stage.visibility import BatchView, Visibility
+from penstock.stage.visibility import BatchView, RequestView, Visibility
 
 
 def digest(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=6).digest(), "big")
+
+
+FOLD = 4
+"""Certain rows are folded so many at a time."""
+
+
+def carries_state(stage: int) -> bool:
+    return stage % 3 == 1
+
+
+def stepped(state: int, added: Iterable[int]) -> int:
+    """The state after rows that add this, one after another."""
+    for one in added:
+        state = digest("state", state, one)
+    return state
 
 
 def committed_slots(visibility: Visibility) -> dict[int, list[int]]:
@@ -31,11 +51,16 @@ class HashLayers:
         self.stage = stage
         self.vocabulary = vocabulary
         self.kv: list[int] = [0] * capacity
+        """By slot; of a stage that carries a state, what its row adds to it."""
         self.rows_computed = 0
+        self._folded: dict[int, tuple[int, int]] = {}
+        """Of each request with rows here, up to which position its certain rows are folded, and what they come to."""
 
     def forward(self, view: BatchView, hidden: list[int] | None) -> HiddenRows:
         inputs = view.tokens.tolist() if hidden is None else hidden
         self.rows_computed += len(view)
+        for request in view.closed:
+            self._folded.pop(request, None)
         for i, slot in enumerate(view.slots.tolist()):
             self.kv[slot] = digest("kv", self.stage, inputs[i])
         out: list[int] = [0] * len(view)
@@ -44,8 +69,20 @@ class HashLayers:
                 visible = sorted((int(seen.positions[c]), int(seen.slots[c])) for c in seen.mask[line].nonzero()[0])
                 positions = [position for position, _ in visible]
                 assert positions == list(range(int(view.positions[row]) + 1)), "a row sees each position once"
-                out[row] = digest("out", self.stage, [self.kv[slot] for _, slot in visible])
+                slots = [slot for _, slot in visible]
+                out[row] = digest("out", self.stage, self._seen(seen, slots))
         return HiddenRows(out)
+
+    def _seen(self, seen: RequestView, slots: Sequence[int]) -> list[int] | int:
+        """What a row whose path is in ``slots`` computes with: their KV, or the state that they come to."""
+        if not carries_state(self.stage):
+            return [self.kv[slot] for slot in slots]
+        base = min(seen.committed, len(slots) - 1) // FOLD * FOLD
+        until, state = self._folded.get(seen.request, (0, 0))
+        if until > base:  # a row is computed anew
+            until = state = 0
+        self._folded[seen.request] = base, stepped(state, (self.kv[slot] for slot in slots[until:base]))
+        return stepped(self._folded[seen.request][1], (self.kv[slot] for slot in slots[base:]))
 
     def features(self, hidden: HiddenRows) -> HiddenRows:
         """The state that leaves this stage, for a learned drafter."""
@@ -167,14 +204,22 @@ def plain_kv(tokens: Sequence[int], stages: int) -> list[list[int]]:
     for stage in range(stages):
         kv = [digest("kv", stage, value) for value in hidden]
         table.append(kv)
-        hidden = [digest("out", stage, kv[: i + 1]) for i in range(len(kv))]
+        hidden = [digest("out", stage, seen) for seen in plainly_seen(stage, kv)]
     return table
+
+
+def plainly_seen(stage: int, kv: Sequence[int]) -> list[list[int]] | list[int]:
+    """What each row of a text computes with on a stage where the rows are ``kv``."""
+    if carries_state(stage):
+        return list(accumulate(kv, lambda state, one: stepped(state, [one]), initial=0))[1:]
+    return [list(kv[: i + 1]) for i in range(len(kv))]
 
 
 def plain_next(tokens: Sequence[int], stages: int, vocabulary: int, seed: int) -> int:
     """The target's next token after ``tokens``."""
     kv = plain_kv(tokens, stages)[-1]
-    return digest("token", seed, digest("out", stages - 1, kv), list(tokens)) % vocabulary
+    out = digest("out", stages - 1, plainly_seen(stages - 1, kv)[-1])
+    return digest("token", seed, out, list(tokens)) % vocabulary
 
 
 def plain_decode(

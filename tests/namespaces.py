@@ -76,6 +76,11 @@ class Namespace:
     def unlimited(self) -> None:
         self.inside("tc", "qdisc", "del", "dev", "eth0", "root")
 
+    def received(self) -> int:
+        """Bytes that the host's cable has brought it."""
+        (link,) = listed("-stats", "-netns", self._name, "link", "show", "eth0")
+        return int(link["stats64"]["rx"]["bytes"])
+
     def close(self) -> None:
         # The kernel removes a namespace's own links some time after its name, and its name is free at once.
         ip("link", "del", self._cable)

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server on a real socket whose answers a test writes beforehand."""
+"""A small OpenAI-compatible server on a real socket whose answers a test writes beforehand. Whole ones are of chats."""
 
 from __future__ import annotations
 
@@ -76,6 +76,9 @@ class OpenAIServer:
         reply = self.answer(body)
         if reply.status != 200:
             return JSONResponse({"error": {"message": f"refused: {reply.status}"}}, status_code=reply.status)
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": "".join(reply.pieces)}
+            return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
         return StreamingResponse(self._stream(reply, body, choice), media_type="text/event-stream")
 
     async def _stream(

@@ -96,12 +96,12 @@ def unfit(speculator: SpeculatorCheckpoint, stages: int, layers: int) -> str | N
     return None
 
 
-def measured(method: Method, sizes: virtual.Sizes) -> dict[str, Any]:
+def measured(method: Method, sizes: virtual.Sizes, model: str = "demo") -> dict[str, Any]:
     """One row: all cells, in lockstep and on the preset."""
     preset, entries = f"spd-{method.stages}", list(method.entries.values())
     questions = virtual.asked(sizes, TEMPERATURES, TOP_K)
-    ideal = virtual.compared(virtual.in_lockstep(preset), method.drafter, entries, questions)
-    modelled = virtual.compared(load_cluster(preset), method.drafter, entries, questions)
+    ideal = virtual.compared(virtual.in_lockstep(preset), method.drafter, entries, questions, model=model)
+    modelled = virtual.compared(load_cluster(preset), method.drafter, entries, questions, model=model)
     cells = {
         cell_key(temperature, width): cell(*(virtual.find(runs, entry, temperature) for runs in (ideal, modelled)))
         for temperature in TEMPERATURES

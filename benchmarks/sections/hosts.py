@@ -1,10 +1,11 @@
-"""Hosts that are lost: what is noticed when, and what it leaves."""
+"""Several hosts: what is noticed when one is lost, what each is sent, and what an emulated cluster makes of them."""
 
 from __future__ import annotations
 
+import statistics
 from typing import Any, Final
 
-from benchmarks.load import networks
+from benchmarks.load import emulated_hosts, networks, sent_weights
 from benchmarks.sections.base import Section, paragraphs
 from penstock.bench.formats import markdown
 
@@ -76,6 +77,48 @@ def slow_of(found: Any) -> list[str]:
     ]
 
 
+def render_sent(models: Any) -> str:
+    rows = [
+        [model, f"{held / 1e6:.1f}", *(f"{factors[i]:.4f}" for factors in found["received_by_held"].values())]
+        for model, found in models.items()
+        for i, held in enumerate(found["held_bytes"])
+    ]
+    problems = [problem for found in models.values() for problem in found["problems"]]
+    return paragraphs(
+        "Two hosts lack the checkpoint. Everything that their cables bring them until an answer is complete, divided "
+        "by what their stage holds: at first, after a restart of the worker, and after a byte in the second host's "
+        f"cache was changed. What was wrong: {'; '.join(problems) or 'nothing'}.",
+        markdown(["model", "a stage holds, MB", "at first", "after a restart", "a byte changed"], rows),
+    )
+
+
+def render_emulated(strategies: Any) -> str:
+    rows = [
+        [
+            name,
+            f"{found['one_host_tokens_s']:.2f}",
+            f"{found['hosts_tokens_s']:.2f}",
+            f"{statistics.median(found['ratios']):.3f} ({found['ratios'][0]:.3f} to {found['ratios'][-1]:.3f})",
+        ]
+        for name, found in strategies.items()
+    ]
+    same = all(found["same_tokens"] for found in strategies.values())
+    return paragraphs(
+        f"{emulated_hosts.CLUSTER}, its five boards played by processes of one host and by five network namespaces, in "
+        f"turn, {emulated_hosts.REPEATS} times: tokens per second of {len(emulated_hosts.PROMPTS)} answers of "
+        f"{emulated_hosts.TOKENS} tokens, prompts included. Tokens {'are the same' if same else 'DIFFER'}.",
+        markdown(["strategy", "one host", "five hosts", "five to one, paired"], rows),
+    )
+
+
 SECTIONS = (
     Section(name=networks.NAME, title="Hosts lost in every way", how=networks.HOW, take=None, render=render_networks),
+    Section(name=sent_weights.NAME, title="Hosts without weights", how=sent_weights.HOW, take=None, render=render_sent),
+    Section(
+        name=emulated_hosts.NAME,
+        title="An emulated cluster on several hosts",
+        how=emulated_hosts.HOW,
+        take=None,
+        render=render_emulated,
+    ),
 )

@@ -67,8 +67,11 @@ PAGES = (
     Page(
         name="pipedec",
         title="beside PipeDec's paper",
-        about="trees, stages, sampling; simulated and in processes",
-        sections=("pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "pipedec_emulated", "pipedec_processes"),
+        about="trees, stages, sampling, throughput; simulated and in processes",
+        sections=(
+            *("long_text", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "pipedec_throughput"),
+            *("pipedec_emulated", "pipedec_processes"),
+        ),
     ),
     Page(
         name="flowspec",
@@ -80,7 +83,15 @@ PAGES = (
         name="spd",
         title="beside SPD's paper",
         about="its tables, its steps in processes, corrections in flight",
-        sections=("spd_tables", "spd_rejection", "spd_overhead", "hop_floor", "spd_correction"),
+        sections=(
+            "spd_tables",
+            "spd_recipes",
+            "spd_hybrid",
+            "spd_rejection",
+            "spd_overhead",
+            "hop_floor",
+            "spd_correction",
+        ),
     ),
     Page(
         name="jupiter",
@@ -106,7 +117,7 @@ PAGES = (
     Page(
         name="faults",
         title="faults and attacks",
-        about="ten thousand requests of all kinds, processes killed, hosts lost, hostile input",
-        sections=("soak", "chaos", "networks", "attack"),
+        about="ten thousand requests of all kinds, processes killed, hosts lost or without weights, hostile input",
+        sections=("soak", "chaos", "networks", "sent_weights", "emulated_hosts", "attack"),
     ),
 )

@@ -1,4 +1,4 @@
-"""PipeDec (Yin et al., 2025) on its own cluster: section 4.3 beside ours. The text has no numbers of figures 3 to 7 but
+"""PipeDec (Yin et al., 2025) on its own cluster: section 4.3 beside ours. The text has no numbers of figures 3 to 8 but
 those quoted here."""
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.papers import long_text, pipedec_throughput
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.simulations import LABELS, SAMPLINGS, Figures, find, ms, over, percent, said, simulated, source
@@ -199,7 +200,72 @@ def sampled_over_greedy(figures: Any) -> str:
     return f"Ours: {'; '.join(words)}. The texts differ between the columns."
 
 
+# ------------------------------------------------------------------------------------------------- figures 3 and 8
+
+
+def render_long_text(figures: Any) -> str:
+    rows = [
+        [label, *(f"{100 * share:.1f}" for share in figures[name].values())]
+        for name, label in (("long", "long"), ("short", f"texts of {long_text.SHORT} tokens"))
+    ]
+    return paragraphs(
+        "The paper (section 3.3, Fig. 3) has Llama-3.1-8B guess the 70B's greedy tokens on a text of 30,000 tokens and "
+        'on one of 80: the best 8 candidates hold them with an accuracy that "approached 1", and no other number is in '
+        f"the text. Ours: the draft model's best k on {figures['tokens']:,} tokens of one file that the demo pair has "
+        "not been trained on, `transformers.generation.utils`. Both models were trained on sequences of "
+        f"{long_text.CONTEXT} tokens, so the long text is read in windows of that length; short are the same tokens in "
+        f"texts of {long_text.SHORT}. Share of tokens, in percent:",
+        markdown(["", *(f"k = {k}" for k in long_text.CANDIDATES)], rows),
+    )
+
+
+def render_throughput(figures: Any) -> str:
+    counts = list(dict.fromkeys(row["at_once"] for row in figures["rows"]))
+    rows = [
+        [f"`{strategy}`, {how}", *(rate_of(figures, strategy, how, count) for count in counts)]
+        for strategy, how in pipedec_throughput.ROWS
+    ]
+    fewest, most = (sum(bound) for bound in zip(pipedec_throughput.PROMPT, pipedec_throughput.ANSWER, strict=True))
+    return paragraphs(
+        "The paper (section 4.3.4, Fig. 8): twelve samples, k of them at once, 4 GB of each GPU beside the parameters "
+        'and batches of at most eight, where PipeDec "achieved a throughput similar to STPP"; with more memory PP and '
+        "STPP are expected to overtake it. The figure's numbers are not in the text.",
+        f"Ours: twelve requests of {fewest} to {most} tokens with their answers, {figures['sets']} sets; tokens per "
+        "second and, in brackets, times PipeDec's with 95% bounds. The paper does not say whether its batches follow "
+        "one another. Together: all requests are one batch, which goes through all stages before the next one enters. "
+        "Apart: each enters as it is ready. PipeDec has one request at a time.",
+        markdown(["k at once", *map(str, counts)], rows),
+        "With all requests in one batch PipeDec is level with PP at eight and ahead of STPP, whose rows then take the "
+        "stages longer than reading their weights: so the paper's figure comes out. With requests apart STPP overtakes "
+        "it by four at once and PP by eight, and the memory does not keep them from it: 4 GB hold the keys and values "
+        f"of {figures['fit']:,} tokens of six layers in fp32, and eight requests need {8 * most:,}. What binds is the "
+        "batch of eight, so that twelve at once are as fast as eight.",
+    )
+
+
+def rate_of(figures: Any, strategy: str, how: str, at_once: int) -> str:
+    wanted = (strategy, how, at_once)
+    row = next(row for row in figures["rows"] if (row["strategy"], row["how"], row["at_once"]) == wanted)
+    over = row["over_pipedec"]
+    ratio = f" ({over['mean']:.2f}x, {over['low']:.2f} to {over['high']:.2f})" if over else ""
+    return f"{row['tokens_per_second']:.1f}{ratio}"
+
+
 SECTIONS = (
+    Section(
+        name=long_text.NAME,
+        title="PipeDec, Fig. 3, on a text of 30,000 tokens",
+        how=long_text.HOW,
+        take=None,
+        render=render_long_text,
+    ),
+    Section(
+        name=pipedec_throughput.NAME,
+        title="PipeDec, Fig. 8: throughput in 4 GB and batches of eight",
+        how=pipedec_throughput.HOW,
+        take=None,
+        render=render_throughput,
+    ),
     Section(
         name="pipedec_tree",
         title="PipeDec, Fig. 4: the tree's width and children",

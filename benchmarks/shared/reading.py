@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.bench.recordings.record import view_of
+from penstock.bench.reading import view_of
 from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.options import model_folder
 from penstock.engine.sampling import sampling_of

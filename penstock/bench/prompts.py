@@ -33,6 +33,11 @@ def read_prompts(path: Path, count: int) -> list[str]:
 
 def read_turns(path: Path, count: int) -> list[Turns]:
     """The first ``count`` entries. Raises ConfigError naming file, line and field."""
+    return [turns_of(line, where) for where, line in prompt_lines(path)[:count]]
+
+
+def prompt_lines(path: Path) -> list[tuple[str, str]]:
+    """Every entry as it stands, behind its place in words. Raises ConfigError for a file that holds none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -40,7 +45,7 @@ def read_turns(path: Path, count: int) -> list[Turns]:
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise ConfigError(f"prompts: {path} holds no prompt")
-    return [turns_of(line, f"{path}, line {number}") for number, line in numbered[:count]]
+    return [(f"{path}, line {number}", line) for number, line in numbered]
 
 
 def turns_of(line: str, where: str) -> Turns:

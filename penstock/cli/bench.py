@@ -1,4 +1,4 @@
-"""``penstock bench``: strategies against each other; ``penstock bench serve``: a server under load."""
+"""``penstock bench``: strategies against each other; with ``serve`` a server under load, with ``quality`` answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import typer
 
 from penstock.bench.measure.options import BenchOptions
+from penstock.bench.quality.options import QualityOptions
 from penstock.bench.serving.options import ServingOptions
 from penstock.cli.command import command, new_app
 from penstock.cli.speculation import DraftingOptions
@@ -32,6 +33,15 @@ def bench_serve(*, options: ServingOptions) -> None:
     from penstock.bench.serving.command import run_bench_serve
 
     run_bench_serve(options)
+
+
+@app.command("quality")
+@command
+def bench_quality(*, options: QualityOptions) -> None:
+    """Compare answers in points with plain ones: by their likelihood under the model itself, and by a judge."""
+    from penstock.bench.quality.command import run_bench_quality
+
+    run_bench_quality(options)
 
 
 def refuse_options(context: typer.Context) -> None:

@@ -24,18 +24,30 @@ from penstock.speculation import SpeculativeConfig
 
 
 def stage_emulations(
-    cluster: Cluster | None, stages: int, drafter: Drafter | None = None, *, features: bool = False
+    cluster: Cluster | None,
+    stages: int,
+    drafter: Drafter | None = None,
+    *,
+    features: bool = False,
+    apart: bool = False,
 ) -> list[StageEmulation | None]:
     """One entry per stage, None where nothing is emulated. ``features``: whether the stages send the drafter some.
 
-    Raises ConfigError where the cluster file lacks a link.
+    ``apart``: whether stages are on several hosts. Raises ConfigError where the cluster file lacks a link.
     """
     if cluster is None or not cluster.emulated:
         return [None] * stages
     links, shared = link_timings(cluster), shared_stage(cluster, drafter)
     to_drafter = feature_links(cluster) if features else [None] * stages
     return [
-        StageEmulation(timing=timing, up=links[i], down=links[i + 1], to_drafter=to_drafter[i], shared=i == shared)
+        StageEmulation(
+            timing=timing,
+            up=links[i],
+            down=links[i + 1],
+            to_drafter=to_drafter[i],
+            shared=i == shared,
+            apart=apart,
+        )
         for i, timing in enumerate(stage_timings(cluster))
     ]
 

@@ -29,6 +29,8 @@ class StageEmulation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a drafter's passes take turns with the stage's batches on its device."""
     real_time: bool = False
     """Whether its process comes before all that do not keep modelled times, if the system lets it."""
+    apart: bool = False
+    """Whether stages, engine and drafter are on several hosts, whose clocks differ."""
 
 
 def emulated_driver(

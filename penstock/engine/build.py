@@ -32,7 +32,9 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
     """One plan per stage; those whose hidden states a learned drafter reads send them to it."""
     inner = off_its_device(drafter)
     learned = inner if isinstance(inner, LearnedDrafter) else None
-    emulations = stage_emulations(setup.cluster, setup.stages, drafter, features=learned is not None)
+    emulations = stage_emulations(
+        setup.cluster, setup.stages, drafter, features=learned is not None, apart=any(setup.hosts)
+    )
     return [
         StagePlan(
             model=str(setup.checkpoint.source),
@@ -43,6 +45,7 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
             device=setup.devices[i],
             host=setup.hosts[i],
             quantization=setup.quantization,
+            gives_back=not setup.options.enable_prefix_caching,
             threads=setup.threads[i],
             max_model_len=setup.max_model_len,
             vocab_size=setup.checkpoint.vocab_size,
@@ -148,6 +151,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, quantization: str = 
         dtype=setup.options.dtype,
         device=setup.devices[-1],
         quantization=quantization,
+        gives_back=not setup.options.enable_prefix_caching,
         threads=setup.threads[-1],
         max_model_len=setup.max_model_len,
         vocab_size=setup.checkpoint.vocab_size,

@@ -21,6 +21,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.outlined.offline import Run, answer_in_points
 from penstock.engine.places.opening import open_host, resolve_on
 from penstock.engine.places.parts import EngineParts
+from penstock.engine.profile.memory import Memory
 from penstock.engine.resolve import Resolved, check_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
 from penstock.outlines.asks import Steps
@@ -85,6 +86,7 @@ class LLM:
             raise
         self._forms = Forms()
         self._loop: EngineLoop = make_loop(self._setup, self._parts, self._host)
+        self._memory = Memory.of(self._setup, self._loop)
 
     # ------------------------------------------------------------------------------------------ what users call
 
@@ -216,6 +218,8 @@ class LLM:
 
     def close(self) -> None:
         """Abort what still runs, stop every stage process and wait for it. Safe to call twice."""
+        if (memory := getattr(self, "_memory", None)) is not None:
+            memory.keep()
         if (loop := getattr(self, "_loop", None)) is not None:
             loop.end()
         if (parts := getattr(self, "_parts", None)) is not None:

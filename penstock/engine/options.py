@@ -153,6 +153,7 @@ class SharingOptions:
     enable_prefix_caching: Annotated[
         bool, Option("Keep what requests with the same beginning can share.", SHARING, default="on")
     ] = True
+    """Without it, layers with a window or a state keep nothing that is out of their reach, which takes less memory."""
     prefill_chunk: Annotated[
         int | None,
         Option(
@@ -200,7 +201,8 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         if self.hosts is not None:
             stated = self.pipeline_parallel_size is not None or not asked_hosts(self.hosts).come
             check(stated, "pipeline_parallel_size", None, "given where hosts join or Ray has them: how many stages")
-            check(self.cluster is None, "hosts", self.hosts, "left out: the cluster says where its stages are")
+            placed = isinstance(self.cluster, Cluster) and not self.cluster.emulated
+            check(not placed, "hosts", self.hosts, "left out: the cluster says where its stages are")
             free = self.pipeline_parallel_size is None or self.layer_split != AUTO or asked_hosts(self.hosts).come
             wanted = "left out with layer_split auto: the plan says how many stages"
             check(free, "pipeline_parallel_size", self.pipeline_parallel_size, wanted)

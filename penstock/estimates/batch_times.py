@@ -49,10 +49,12 @@ class BatchTimes:
     larger one. Above all sizes seen it is taken to be no slower. Below them half of the time is taken to be by the row,
     the other half to be fixed.
 
-    With ``fade`` that holds up to ``FURTHER`` times as many rows; from there on time is by the row. What was seen of a
-    size counts less and less while only others are seen, and is forgotten when the size is seen again. Real devices
-    vary, and their first batches are late. A size that looks dear is not sent, so that nothing else would ever correct
-    its time. One that turns out to be as dear as it had looked fades half as fast from then on.
+    With ``fade``, for real devices, times lie on straight lines between the sizes seen: batches then grow by the rows
+    that pay even so, and each that is seen says more of the next. No size is slower than a larger one that was seen.
+    Above all sizes batches are no slower up to ``FURTHER`` times as many rows; from there on time is by the row. What
+    was seen of a size counts less and less while only others are seen, and is forgotten when the size is seen again.
+    Real devices vary, and their first batches are late. A size that looks dear is not sent, so that nothing else would
+    ever correct its time. One that turns out to be as dear as it had looked fades half as fast from then on.
     """
 
     def __init__(self, fade: bool = False) -> None:
@@ -69,6 +71,18 @@ class BatchTimes:
         self._table: list[float] | None = [0.0] * (ASKED + 1)
         self._growth: list[float] | None = None
         """``growth`` by number of rows, as long as the table is the same."""
+
+    @property
+    def means(self) -> dict[int, tuple[float, float]]:
+        """By size, mean rows and seconds of what was seen."""
+        return dict(self._means)
+
+    def begin_with(self, means: dict[int, tuple[float, float]]) -> None:
+        """Nothing has been seen yet: these are taken from another run. Where times fade, what is seen replaces them."""
+        self._means = {size: mean for size, mean in means.items() if size in SIZES and min(mean) > 0}
+        self._seen = dict.fromkeys(self._means, 0)
+        self._batches = FADES if self._fades else 0
+        self._table = self._growth = None
 
     def record(self, rows: int, seconds: float) -> bool:
         """Take one batch in. Returns whether that changed the table by more than a hundredth."""
@@ -97,7 +111,7 @@ class BatchTimes:
             return False
         if self._age(size):
             _, before = self._means.pop(size)
-            self._last.pop(size)
+            self._last.pop(size, None)
             confirmed = seconds >= CONFIRMED * before
             self._fading[size] = min(2 * self._fading.get(size, FADES), SELDOMEST) if confirmed else FADES
         self._batches += 1
@@ -138,35 +152,52 @@ class BatchTimes:
         return table[below] + (rows - below) * (table[above] - table[below])
 
     def _tabulate(self) -> list[float]:
-        """Straight lines between all sizes, the unknown ones at their lower bound; up to the largest one of use."""
-        known = self._faded()
-        seen = list(known)
-        sizes: list[float] = []
-        times: list[float] = []
+        """Straight lines between all sizes, up to the largest one of use."""
+        seen = list(self._means)
         longest = SIZE_OF[min(max(ASKED, FURTHER * max(seen, default=0)), SIZES[-1])]
+        points = self._between_seen(longest) if self._fades and seen else self._lower_bounds(longest)
+        rows, seconds = zip(*points, strict=True)
+        return list(np.interp(EVERY_SIZE[: longest + 1], rows, seconds).tolist())
+
+    def _lower_bounds(self, longest: int) -> list[tuple[float, float]]:
+        """Rows and seconds of every size, the unknown ones as fast as those seen allow."""
+        seen = sorted(self._means)
+        points: list[tuple[float, float]] = []
         for size in SIZES[: SIZES.index(longest) + 1]:
             after = bisect_left(seen, size)
-            least, rows = times[-1] if times else 0.0, float(size)
+            least, rows = points[-1][1] if points else 0.0, float(size)
             if after < len(seen):
-                of_rows, seconds = known[seen[after]]
+                of_rows, seconds = self._means[seen[after]]
                 if seen[after] == size:
                     rows = of_rows
                 share = rows / of_rows
                 least = max(least, seconds * (share if after else (1 + share) / 2))
-            elif self._fades and seen:
-                least = max(least, times[SIZES.index(seen[-1])] * rows / (FURTHER * seen[-1]))
-            sizes.append(rows)
-            times.append(least)
-        return list(np.interp(EVERY_SIZE[: longest + 1], sizes, times).tolist())
+            points.append((rows, least))
+        return points
 
-    def _faded(self) -> dict[int, tuple[float, float]]:
-        """Mean rows and seconds by size, the smallest first, as far as they still count."""
-        found: dict[int, tuple[float, float]] = {}
-        below = 0.0
-        for size in sorted(self._means):
-            rows, seconds = self._means[size]
-            if below:
-                seconds = min(seconds, below + (seconds - below) * 0.5 ** self._age(size))
-            found[size] = rows, seconds
-            below = max(below, seconds)
+    def _between_seen(self, longest: int) -> list[tuple[float, float]]:
+        """Rows and seconds of the sizes seen, of one row, and of those above all."""
+        points = self._faded()
+        rows, seconds = points[0]
+        if rows > 1:
+            points.insert(0, (1.0, seconds * (1 + 1 / rows) / 2))
+        rows, seconds = points[-1]
+        if FURTHER * rows < longest:
+            points += [(FURTHER * rows, seconds), (float(longest), seconds * longest / (FURTHER * rows))]
+        return points
+
+    def _faded(self) -> list[tuple[float, float]]:
+        """Mean rows and seconds by size, the smallest first, as far as they still count.
+
+        No size is slower than a larger one that was seen: what was late was so by something else.
+        """
+        sizes = sorted(self._means)
+        found = [self._means[size] for size in sizes]
+        least = math.inf
+        for i in reversed(range(len(found))):
+            least = min(least, found[i][1])
+            found[i] = found[i][0], least
+        for i in range(1, len(found)):
+            below, (rows, seconds) = found[i - 1][1], found[i]
+            found[i] = rows, below + (seconds - below) * 0.5 ** self._age(sizes[i])
         return found

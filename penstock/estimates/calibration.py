@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from penstock.estimates.experience import Verdicts
+
 TRUST: Final = 4.0
 """How many decisions the drafter's own word is worth against what was seen of drafts with the same confidence."""
 MEMORY: Final = 2000.0
@@ -37,6 +39,18 @@ class Calibration:
         self._corrections: list[float] | None = None
         """By bin, since the last decision; a new list after each."""
         self.decisions = 0
+
+    @property
+    def verdicts(self) -> Verdicts:
+        return Verdicts(seen=[*self._seen], claimed=[*self._claimed], right=[*self._right])
+
+    def begin_with(self, verdicts: Verdicts, trust: float) -> None:
+        """Nothing has been seen yet: these count, each as so much of one."""
+        counts = verdicts.seen, verdicts.claimed, verdicts.right
+        if any(len(one) != len(self._seen) for one in counts):  # of other bins
+            return
+        self._seen, self._claimed, self._right = ([trust * count for count in one] for one in counts)
+        self._corrections = None
 
     def record(self, candidates: Sequence[tuple[int, float]], picked: int) -> None:
         """The target picked this token where the drafter had these candidates."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.estimates.batch_times import BatchTimes
 from penstock.estimates.draft_timing import DraftTiming
 from penstock.estimates.drafts import DraftQuality
+from penstock.estimates.experience import Experience
 from penstock.estimates.pipeline_times import PipelineTimes
 from penstock.estimates.round_trips import RoundTrips
 from penstock.estimates.trials import Trials
@@ -32,6 +33,26 @@ class Estimates:
         """Of the same engine, with nothing learned."""
         return Estimates(self.trials.contended, self.pipeline.apart, self._stages)
 
+    @property
+    def experience(self) -> Experience:
+        """What another engine of this kind may begin with."""
+        drafts = self.drafts
+        return Experience(
+            stages=self.pipeline.means,
+            drafter=self.drafter.means,
+            first_answers=drafts.first_answers.verdicts,
+            corrections=drafts.corrections.verdicts,
+            gains=self.trials.gains,
+        )
+
+    def begin_with(self, experience: Experience, trust: float) -> None:
+        """Nothing has been learned yet: begin with this. What drafts were worth counts by ``trust``, 0 to 1."""
+        self.pipeline.begin_with(experience.stages)
+        self.drafter.begin_with(experience.drafter)
+        self.drafts.first_answers.begin_with(experience.first_answers, trust)
+        self.drafts.corrections.begin_with(experience.corrections, trust)
+        self.trials.begin_with(experience.gains)
+
     def forget_pipeline(self, apart: frozenset[int]) -> None:
         """Other stages take over: their times, and when batches in flight were expected, mean nothing any more."""
         self.pipeline = PipelineTimes(self.trials.contended, apart)
@@ -54,8 +75,9 @@ class Estimates:
     def record_result(self, result: Result, now: float) -> None:
         """A batch has come out.
 
-        Stages are faster while one computes at a time. Taken in with the others, that would look as if rows were dear.
+        Of several stages each is faster while it computes alone. Taken in with the others, that would look as if rows
+        were dear.
         """
-        if not self.trials.plainly:
+        if self._stages == 1 or not self.trials.plainly:
             self.pipeline.record_spans(result.spans)
         self.round_trips.record_result(result, now)

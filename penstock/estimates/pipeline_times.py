@@ -32,6 +32,17 @@ class PipelineTimes:
         """Step and latency by number of rows, as far as they have been asked for since the times last changed."""
 
     @property
+    def means(self) -> dict[int, dict[int, tuple[float, float]]]:
+        """By stage, ``BatchTimes.means``."""
+        return {stage: times.means for stage, times in self._stages.items()}
+
+    def begin_with(self, means: dict[int, dict[int, tuple[float, float]]]) -> None:
+        """By stage, as ``BatchTimes.begin_with`` has it."""
+        for stage, of_stage in means.items():
+            self._stages[stage].begin_with(of_stage)
+        self._known.clear()
+
+    @property
     def shared(self) -> bool:
         """Whether a stage and the drafter take turns on one device."""
         return bool(self._drafter_turns)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.estimates.trial import Trial
+import math
+
+from penstock.estimates.trial import STAKE, Trial
 
 
 class Trials:
@@ -22,6 +24,8 @@ class Trials:
         self._stages = stages
         """None where only contended stages are tried."""
         self._by_load: dict[int, Trial] = {}
+        self._found: dict[int, bool] = {}
+        """By load, whether speculation gained in an earlier run."""
         self._since: float | None = None
         """When the last token came, if all that ran was decoding then."""
         self._requests = 0
@@ -56,12 +60,32 @@ class Trials:
         """Whether only drafts that are all but sure are worth sending while so many requests run."""
         return self.needed(requests) and self.of(requests).cautious
 
+    def stake_s(self, requests: int) -> float:
+        """Seconds that speculation may lose while so many requests run, before it ends."""
+        return self.of(requests).stake_s if self.needed(requests) else math.inf
+
     def of(self, requests: int) -> Trial:
-        """The trial under the load of so many requests."""
+        """The trial under the load of so many requests.
+
+        Its stake is given to it only where stages have time to spare, and where no other trial has lost, nor this one
+        in an earlier run: elsewhere a trial waits until plain decoding has set enough aside.
+        """
         load = load_of(requests)
         if load not in self._by_load:
-            self._by_load[load] = Trial(2**load)
+            lost = not self._found.get(load, True) or any(trial.failures for trial in self._by_load.values())
+            spare = self._stages is None or requests <= self._stages
+            self._by_load[load] = Trial(2**load, STAKE if spare and not lost else 0.0, self._found.get(load, False))
         return self._by_load[load]
+
+    @property
+    def gains(self) -> dict[int, bool]:
+        """By load, whether speculation is the faster way; without those where it has not been tried."""
+        tried = {load: trial for load, trial in self._by_load.items() if trial.speculating.weight}
+        return {load: not trial.failures and trial.speed_up > 1 for load, trial in tried.items()}
+
+    def begin_with(self, gains: dict[int, bool]) -> None:
+        """What another run has found decides, by load, whether a trial is given its stake, and begins at once."""
+        self._found = gains
 
     def interrupt(self) -> None:
         """A request has come: the time until the next token is not that of decoding alone."""

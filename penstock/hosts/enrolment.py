@@ -131,7 +131,7 @@ def join(folder: Path, text: str, name: str) -> None:
     """
     token = token_of(text)
     if (folder / keys.HOST).exists():
-        raise ConfigError(f"keys: {folder} holds keys already; a token is for a host that has none")
+        raise ConfigError(f"keys: {folder} holds keys already, with which this host is a member; leave the token out")
     key = keys.new_key()
     try:
         told = asked_for_membership(token, pem(keys.request_of(key, name)))

@@ -9,31 +9,40 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 
 from penstock.core import ConfigError
 from penstock.extras import LAN, require
 from penstock.hosts.control import BEAT
+from penstock.hosts.doctor.examine import examine_links
+from penstock.hosts.doctor.report import LinkRates
 from penstock.hosts.facts import DeviceFacts, HostFacts
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.keys import security_for
 from penstock.hosts.offsets import ClockOffset
-from penstock.hosts.placement import named_hosts
+from penstock.hosts.placement import HERE, named_hosts
 from penstock.tables import FiguresTable
 
 LISTEN_S: Final = 3 * BEAT
 """Seconds for which beats go there and back: the quickest says most."""
-HEADINGS: Final = ("device", "memory free", "cores", "round trip", "Penstock", "torch", "model")
+LINK: Final = "link to, from"
+"""A column where links were measured."""
+HEADINGS: Final = ("device", "memory free", "cores", "round trip", LINK, "Penstock", "torch", "model")
 
 
 class ListedHost(msgspec.Struct, frozen=True, kw_only=True):
-    """A host by its name, with what it has, or else the ``problem``. The clock's offset and its error in seconds."""
+    """A host by its name, with what it has, or else the ``problem``. The clock's offset and its error in seconds.
+
+    ``links``: to the host and from it, if they were measured.
+    """
 
     host: str
     problem: str = ""
     facts: HostFacts | None = None
     clock: ClockOffset | None = None
+    links: tuple[LinkRates, LinkRates] | None = None
 
 
 def suggest_hosts(as_json: bool) -> None:
@@ -50,11 +59,16 @@ def suggest_hosts(as_json: bool) -> None:
         print("Nobody announces a worker on this network (`penstock worker --announce`).")
 
 
-def list_hosts(text: str, keys: str | None, insecure: bool, as_json: bool) -> None:
-    """Print them. Raises ConfigError for names that are none, and if no host can be used."""
+def list_hosts(text: str, keys: str | None, insecure: bool, links: bool, as_json: bool) -> None:
+    """Print them, their links with this host if ``links`` are to be measured.
+
+    Raises ConfigError for names that are none, and if no host can be used.
+    """
     names = named_hosts(text)
     with ThreadPoolExecutor(len(names)) as apart:
         listed = list(apart.map(partial(asked, keys=keys, insecure=insecure), names))
+    if links:
+        listed = with_links(listed, keys, insecure)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(listed)).decode())
     else:
@@ -76,11 +90,21 @@ def asked(name: str, keys: str | None, insecure: bool) -> ListedHost:
         fleet.close()
 
 
+def with_links(listed: Sequence[ListedHost], keys: str | None, insecure: bool) -> list[ListedHost]:
+    names = [one.host for one in listed if one.facts is not None]
+    pairs = [pair for name in names for pair in ((HERE, name), (name, HERE))]
+    rates = examine_links(names, security_for(keys, insecure), insecure, lambda done, total: None, pairs)
+    both = {name: (rates[2 * i], rates[2 * i + 1]) for i, name in enumerate(names)}
+    return [replace(one, links=both.get(one.host)) for one in listed]
+
+
 def show(listed: Sequence[ListedHost]) -> None:
-    table = FiguresTable("host", *HEADINGS)
+    columns = [i for i, name in enumerate(HEADINGS, 1) if name != LINK or any(one.links for one in listed)]
+    table = FiguresTable("host", *(HEADINGS[i - 1] for i in columns))
     for one in listed:
         if one.facts is not None:
-            table.add_row(*map(escape, cells_of(one, one.facts)))
+            cells = cells_of(one, one.facts)
+            table.add_row(*(escape(cells[i]) for i in (0, *columns)))
     console = Console(highlight=False)
     if table.row_count:
         console.print(table)
@@ -97,10 +121,15 @@ def cells_of(host: ListedHost, facts: HostFacts) -> list[str]:
         "\n".join(map(memory_of, facts.devices)),
         str(facts.cores),
         "" if host.clock is None else f"{2e3 * host.clock.error:.2f} ms",
+        "" if host.links is None else f"{rate_of(host.links[0])}, {rate_of(host.links[1])} Gbit/s",
         facts.versions.penstock,
         facts.versions.torch,
         "\n".join(device.model for device in facts.devices),
     ]
+
+
+def rate_of(link: LinkRates) -> str:
+    return "?" if link.bandwidth_gbit_s is None else f"{link.bandwidth_gbit_s:.2f}"
 
 
 def memory_of(device: DeviceFacts) -> str:

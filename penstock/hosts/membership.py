@@ -32,7 +32,8 @@ def add_host(name: str, listen: str, minutes: float, keys: str | None) -> None:
         raise ConfigError(f"listen: {listen}: {error.strerror}") from error
     with enrolment:
         print(f"On {name}, within {minutes:g} minutes:\n")
-        print(f"  penstock worker --listen {name}:7700 --token {enrolment.token}\n")
+        print(f"  penstock worker --listen ADDRESS:7700 --token {enrolment.token}\n")
+        print(f"ADDRESS is that of {name} at which other hosts reach it.")
         if not enrolment.serve(60 * minutes):
             raise ConfigError(f"keys: {name} has not come within {minutes:g} minutes; its token is void now")
     print(f"{name} has its keys.")

@@ -23,7 +23,7 @@ from penstock.hosts.keys import default_folder, security_for
 from penstock.hosts.remote import places_of
 from penstock.hosts.systemd import unit_of
 from penstock.hosts.weights.cache import WeightCache, default_cache
-from penstock.transport.addresses import place_of
+from penstock.transport.addresses import Place, listener_at, place_of
 
 log = logging.getLogger(__name__)
 
@@ -48,21 +48,21 @@ def run_worker(
         raise FieldError("insecure", "takes no keys; remove it, or the token")
     if announce:
         require([LAN])
-    if token is not None:
-        join(default_folder() if keys is None else Path(keys).expanduser(), token, platform.node())
     listen = listen or default_address(head)
-    if insecure:
-        log.warning("insecure: whoever reaches %s can use this host, and the network sees what is said", listen)
-    _, address = places_of(listen)
-    place = place_of(address)
+    address, place = own_place(listen)
     if announce and (place.on_this_host or ipaddress.ip_address(place.where[0]).is_unspecified):
         raise FieldError("announce", f"needs the address at which others reach this host (--listen), not {listen}")
+    check_free(listen, place)
+    if insecure:
+        log.warning("insecure: whoever reaches %s can use this host, and the network sees what is said", listen)
+    if token is not None:  # which works once: not before all else is as it should be
+        join(default_folder() if keys is None else Path(keys).expanduser(), token, platform.node())
     security = security_for(keys, insecure)
     kept = WeightCache(default_cache() if cache is None else Path(cache).expanduser(), round(1e9 * cache_gb))
     try:
         agent = HostAgent(address, security, insecure, kept)
     except OSError as error:
-        raise ConfigError(f"listen: {listen}: {error.strerror}") from error
+        raise not_own(listen, error) from error
     signal.signal(signal.SIGTERM, lambda *_: agent.stop())
     signal.signal(signal.SIGINT, lambda *_: agent.stop())
     with agent, ExitStack() as coming:
@@ -75,6 +75,28 @@ def run_worker(
 
             coming.enter_context(Announcement(name))
         agent.serve()
+
+
+def own_place(listen: str) -> tuple[str, Place]:
+    """The address in numbers, with what a socket needs. Raises FieldError for one that is not known."""
+    try:
+        _, address = places_of(listen)
+    except ConfigError as error:
+        raise not_own(listen, OSError("there is no such address")) from error
+    return address, place_of(address)
+
+
+def check_free(listen: str, place: Place) -> None:
+    """Raise FieldError for an address that is not this host's, or taken."""
+    try:
+        listener_at(place).close()
+    except OSError as error:
+        raise not_own(listen, error) from error
+
+
+def not_own(listen: str, error: OSError) -> FieldError:
+    reason = error.strerror or error
+    return FieldError("listen", f"is {listen!r}: {reason}; it has to be a free ADDRESS:PORT of this host")
 
 
 def default_address(head: str | None) -> str:

@@ -96,6 +96,17 @@ class Arenas:
         return keys, values
 
     @torch.inference_mode()  # some have been made in it
+    def grow(self, capacity: int) -> None:
+        """Have room for so many slots, those that are there as they are."""
+        if capacity == self.capacity:
+            return
+        before, self.capacity = self.capacity, capacity
+        for layer, pair in list(self._layers.items()):
+            self._make(layer, *pair)
+            for arena, old in zip(self._layers[layer], pair, strict=True):
+                arena[:, :before] = old
+
+    @torch.inference_mode()  # as above
     def zero(self) -> None:
         for pair in self._layers.values():
             for arena in pair:

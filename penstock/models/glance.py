@@ -51,7 +51,7 @@ def glance(model: str) -> Glance:
     table = stated_config(place)
     check_weights(place)
     wrapped = is_wrapper(table)
-    check_complete(place, text_name if wrapped else None)
+    check_complete(place, lambda name: not wrapped or text_name(name) is not None)
     table = table[WRAPPED] if wrapped else table
     names = ("num_hidden_layers", "vocab_size", "max_position_embeddings")
     return Glance(*(whole(table.get(name)) for name in names))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from penstock.core import ConfigError
+from penstock.foreign_files import CONFIG_FILE, read_json
+from penstock.models.text_part import is_read
+from penstock.models.weight_files import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, shards_of
 
-DOWNLOADED: Final = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+SMALL: Final = ["*.json", "*.model", "*.jinja", "*.txt"]
+"""What a repository is fetched for before its weights: configuration, tokenizer, chat template, index."""
 GGUF: Final = ".gguf"
 
 
 def resolve(model: str, revision: str | None = None) -> Path:
     """The place of a checkpoint: a local folder or GGUF file, or the folder of a hub id, from the cache or downloaded.
+
+    Of a hub's repository only the files that something here reads are downloaded.
 
     Raises ConfigError saying what to do when it is in none of these places.
     """
@@ -30,22 +37,45 @@ def resolve(model: str, revision: str | None = None) -> Path:
             f"model: there is no folder {model!r}; give a checkpoint's folder, a {GGUF} file or an id like "
             "'Qwen/Qwen3-0.6B'"
         )
+    described = _described(model, revision)
+    return described if has_weights(described) else _download(model, described.name, weights_of(described))
+
+
+def weights_of(described: Path) -> list[str]:
+    """Names of a repository's files of weights, told from the small ones. Raises ConfigError for a wrong index.
+
+    Many a repository has the same weights twice, for another library, and a multimodal one those of its towers.
+    """
+    if not (described / INDEX_FILE).is_file():
+        return [SINGLE_FILE, MEDUSA_FILE]
+    stated = read_json(described / CONFIG_FILE)
+    return [file.name for file in shards_of(described, lambda name: is_read(stated, name))]
+
+
+def has_weights(described: Path) -> bool:
+    """Whether these files are there: all that an index names, or one of those that need none."""
+    there = [(described / name).is_file() for name in weights_of(described)]
+    return all(there) if (described / INDEX_FILE).is_file() else any(there)
+
+
+def _described(model: str, revision: str | None) -> Path:
+    """The folder of a repository at a commit, with its small files."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=SMALL, local_files_only=True))
     except LocalEntryNotFoundError:
-        return _download(model, revision)
+        return _download(model, revision, SMALL)
     except HFValidationError as error:
         raise ConfigError(f"model: {model!r} is neither a folder nor a valid hub id ({error})") from error
 
 
-def _download(model: str, revision: str | None) -> Path:
+def _download(model: str, revision: str | None, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=DOWNLOADED))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=files))
     except Exception as error:
         raise ConfigError(
             f"model: {model!r} is not in the local hub cache and could not be downloaded ({error}). Check the name, "

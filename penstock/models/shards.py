@@ -12,14 +12,12 @@ from typing import Any, Final
 from safetensors import safe_open
 
 from penstock.core import ConfigError
+from penstock.models.text_part import MTP
 from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE, check_weights, indexed, missing_shard
 
 WEIGHT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of numbers, as safetensors calls them, that a weight may be stored in."""
 
-
-MTP: Final = "mtp."
-"""What Qwen's heads for multi-token prediction begin with: drafters' weights (``models/speculators/``), no stage's."""
 
 LONGEST_NUMBER: Final = 10
 """Digits; a longer one numbers no layer."""

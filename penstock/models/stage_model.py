@@ -45,7 +45,9 @@ from penstock.models.recurrent.mixer import Host
 from penstock.models.recurrent.state import FoldedState, State
 from penstock.models.recurrent.stepped import SteppedState
 from penstock.models.rope import pin_rope
+from penstock.models.windowed import WindowedAttention, reach_of
 from penstock.stage.grammar import Grammars
+from penstock.stage.near import NearSlots
 from penstock.stage.processors import contexts_of
 from penstock.stage.sampler import pick_tokens, rank_candidates
 from penstock.stage.visibility import BatchView, RequestView
@@ -90,6 +92,7 @@ class StageModel:
         quantization: str,
         plain: bool,
         grammars: Grammars,
+        gives_back: bool = False,
     ) -> None:
         parts = checkpoint.parts
         self.checkpoint = checkpoint
@@ -113,7 +116,10 @@ class StageModel:
         setattr(self._base, parts.norm, nn.Identity())
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
-        self._host = Host(capacity, self.device, partial(new_state, plain, self._precise))
+        reach = reach_of(checkpoint.config)
+        self._near = NearSlots(capacity, reach) if gives_back and reach is not None else None
+        near_capacity = capacity if self._near is None else self._near.size
+        self._host = Host(near_capacity, self.device, partial(new_state, plain, self._precise))
         install(checkpoint.config, own, self._host)
         if carries(checkpoint.config):
             self._base = CarryingBase(self._base, checkpoint.config, first, last)
@@ -124,7 +130,10 @@ class StageModel:
             pack(self._causal, quantization)
         if quantization != "none":
             check_covered(getattr(self._base, parts.layers), quantization)
-        self._arenas = Arenas(capacity, made_by(checkpoint.config) if carries(checkpoint.config) else None)
+        makers = made_by(checkpoint.config) if carries(checkpoint.config) else None
+        self._arenas = Arenas(capacity, makers)
+        self._near_arenas = Arenas(near_capacity, makers)
+        """Of layers with windows, where these give back what is out of reach."""
         self._taps: list[int] = []
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
@@ -155,8 +164,7 @@ class StageModel:
     @torch.inference_mode()
     def forget(self) -> None:
         """Know no row any more, and no request, and keep no states: as when loaded."""
-        self._arenas.zero()
-        self._host.zero()
+        self._zero()
         self.tap(())
         self.grammars.forget_all()
 
@@ -202,7 +210,7 @@ class StageModel:
     @property
     def kv_bytes(self) -> int:
         """Size of what is kept by slot."""
-        return self._arenas.bytes + self._host.bytes
+        return self._arenas.bytes + self._near_arenas.bytes + self._host.bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -217,7 +225,8 @@ class StageModel:
         """
         if hidden is not None and self.first == self.last:
             return hidden
-        return self._run(view, hidden, self._attention(view))
+        near = self._entered(view)
+        return self._run(view, near, hidden, self._attention(view, near))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, wanted: Sequence[int]) -> Tensor:
@@ -242,21 +251,35 @@ class StageModel:
         contexts = contexts_of(view, wanted, samplings, self.grammars)
         return rank_candidates(self.logits(hidden, wanted), samplings, positions, nodes, count, contexts)
 
-    def _attention(self, view: BatchView) -> Attend:
-        if self._plain:
-            return SlotAttention(self._arenas, Plan(view, self.device, in_place=False), plain_kernel)
-        if self._precise:
-            attention = SlotAttention(self._arenas, Plan(view, self.device, in_place=True), precise_kernel)
-        else:
-            attention = fast_attention(self._arenas, view, self.device, torch_dtype(self.dtype))
-        return LatentAttention(attention, self._latents) if self._latents else attention
+    def _entered(self, view: BatchView) -> BatchView:
+        """The batch as layers see it that give back what is out of reach; for them there is room afterwards."""
+        if self._near is None:
+            return view
+        near = self._near.enter(view)
+        self._near_arenas.grow(self._near.size)
+        self._host.grow(self._near.size)
+        return near
 
-    def _run(self, view: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
+    def _attention(self, view: BatchView, near: BatchView) -> Attend:
+        far = self._over(self._arenas, view)
+        attend: Attend = LatentAttention(far, self._latents) if self._latents else far
+        if self._near is None:
+            return attend
+        return WindowedAttention(attend, self._over(self._near_arenas, near), self._near.reach)
+
+    def _over(self, arenas: Arenas, view: BatchView) -> SlotAttention:
+        if self._plain:
+            return SlotAttention(arenas, Plan(view, self.device, in_place=False), plain_kernel)
+        if self._precise:
+            return SlotAttention(arenas, Plan(view, self.device, in_place=True), precise_kernel)
+        return fast_attention(arenas, view, self.device, torch_dtype(self.dtype))
+
+    def _run(self, view: BatchView, near: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
         tokens_1N = torch.from_numpy(view.tokens)[None].to(self.device)
         if hidden is not None:
             hidden = hidden.to(self.device, torch_dtype(self.dtype))
-        self._host.begin(view)
+        self._host.begin(near)
         with attending(attend):
             if isinstance(self._base, CarryingBase):
                 return self._base(tokens_1N, positions_1N, hidden)
@@ -274,15 +297,23 @@ class StageModel:
         entered: list[Tensor] = []
         layer = getattr(self._base, self.checkpoint.parts.layers)[self.first]
         hook = layer.register_forward_pre_hook(lambda _, args: entered.extend(args[:1]))
-        probed = ProbedAttention(self._attention(view))
-        self._run(view, given, probed)
+        near = self._entered(view)
+        probed = ProbedAttention(self._attention(view, near))
+        self._run(view, near, given, probed)
         hook.remove()
         check_calls(config, self.first, self.last, probed)
         check_mixers(config, self.first, self.last, [mixer.calls for mixer in self._host.mixers])
         if given is not None and not isinstance(self._base, CarryingBase):
             check_entry(config, given.to(self.device), entered[0] if entered else None)
-        self._arenas.zero()
+        self._zero()
+
+    def _zero(self) -> None:
+        """As if no row had ever come."""
+        for arenas in (self._arenas, self._near_arenas):
+            arenas.zero()
         self._host.zero()
+        if self._near is not None:
+            self._near.forget()
 
 
 def new_state(plain: bool, precise: bool, capacity: int) -> State:
@@ -320,14 +351,16 @@ def load_stage(
     plain: bool = False,
     max_model_len: int | None = None,
     tokenizer: str = "",
+    gives_back: bool = False,
     on_read: Listener | None = None,
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
     ``quantization`` is "none" or a format of ``quantization.pack``. ``plain`` selects the slow reference path.
     ``max_model_len`` is needed only for rotary embeddings that depend on the length of a text. A draft model's grammars
-    are those of its target, the checkpoint in ``tokenizer``. ``on_read`` hears how many of so many numbers have been
-    read. Raises ConfigError for whatever cannot work.
+    are those of its target, the checkpoint in ``tokenizer``. With ``gives_back`` layers that look back only so far keep
+    nothing that is out of reach, and no two requests may share slots. ``on_read`` hears how many of so many numbers
+    have been read. Raises ConfigError for whatever cannot work.
     """
     checkpoint = open_checkpoint(path)
     grammars = grammars_of(open_checkpoint(tokenizer) if tokenizer else checkpoint)
@@ -345,4 +378,5 @@ def load_stage(
             quantization=quantization,
             plain=plain,
             grammars=grammars,
+            gives_back=gives_back,
         )

@@ -16,6 +16,8 @@ WRAPPED: Final = "text_config"
 """Where a multimodal configuration has that of its language model."""
 INSIDE: Final = "language_model"
 HEAD: Final = "lm_head"
+MTP: Final = "mtp."
+"""What Qwen's heads for multi-token prediction begin with: drafters' weights (``models/speculators/``), no stage's."""
 
 
 def is_wrapper(stated: Mapping[str, Any]) -> bool:
@@ -34,6 +36,11 @@ def text_name(name: str) -> str | None:
         parts.remove(INSIDE)
         return ".".join(parts)
     return name if parts[0] == HEAD else None
+
+
+def is_read(stated: Mapping[str, Any], name: str) -> bool:
+    """Whether a stage or a drafter may read this tensor of a checkpoint with that configuration file."""
+    return not is_wrapper(stated) or text_name(name) is not None or name.startswith(MTP)
 
 
 class Weights(Protocol):

@@ -11,6 +11,8 @@ from penstock.foreign_files import check_inside, problem_in, read_json, shown
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
+MEDUSA_FILE: Final = "medusa_lm_head.safetensors"
+"""Medusa's heads may lie beside the model that they belong to."""
 ADAPTER_FILE: Final = "adapter_config.json"
 REFUSED: Final = {
     "*.bin": (
@@ -43,21 +45,22 @@ def check_no_adapter(path: Path) -> None:
         )
 
 
-def check_complete(path: Path, text_name: Callable[[str], str | None] | None = None) -> None:
-    """Raise ConfigError if the index names a file that is not there.
-
-    With ``text_name``, which says what a tensor is to the text part, only files of that part are missed.
-    """
+def check_complete(path: Path, wanted: Callable[[str], bool]) -> None:
+    """Raise ConfigError if a file is not there that the index names for a ``wanted`` tensor."""
     if not (path / INDEX_FILE).is_file():
         return
-    found = indexed(path)
-    for file in sorted({file for name, file in found.items() if text_name is None or text_name(name) is not None}):
+    for file in shards_of(path, wanted):
         if not file.is_file():
             raise missing_shard(file)
 
 
 def missing_shard(file: Path) -> ConfigError:
     return ConfigError(f"model: shard {file.name} is missing from {file.parent}: download it again")
+
+
+def shards_of(path: Path, wanted: Callable[[str], bool]) -> list[Path]:
+    """The files that hold a ``wanted`` tensor as the index says, in order. Raises ConfigError as ``indexed`` does."""
+    return sorted({file for name, file in indexed(path).items() if wanted(name)})
 
 
 def indexed(path: Path) -> dict[str, Path]:

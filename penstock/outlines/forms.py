@@ -1,4 +1,7 @@
-"""What form an answer has: the target names it with one token, freed of the target's liking for some words.
+"""What form an answer has: the question shows it, or the target names it with one token.
+
+A question that speaks of code, or brings a text of its own, is answered plainly whatever the target says: small targets
+call nearly everything a list, and points cost most there (Jupiter, Table VII).
 
 A language model favours labels whatever the question is. What it gives each label in the mean over questions, as many
 of one form as of another, is taken off its score (batch calibration, Zhou et al. 2023, arXiv 2309.17249). That is
@@ -13,8 +16,12 @@ from typing import Final
 from penstock.core import RequestOutput, SamplingParams
 from penstock.outlines.asks import Ask
 from penstock.outlines.dialogue import Dialogue, Rendered
-from penstock.outlines.guide import KINDS, Guide
+from penstock.outlines.guide import KINDS, WORD, Guide
 
+NOTATIONS: Final = ("```", "python", "javascript", "typescript", "c++", "c#", "html", "css", "sql", "regex", "bash")
+"""What code is written in, whatever the question's language."""
+OWN_TEXT: Final = 120
+"""A question of more words brings a text that its answer is about."""
 LOOKED_AT: Final = 100
 """Most probable tokens of which a sample's answer tells the probability."""
 UNSEEN: Final = -12.0
@@ -64,6 +71,18 @@ class Forms:
         _, tokens = asked(dialogue, guide, dialogue.question)
         picked = said.outputs[0].token_ids
         return KINDS[tokens.index(picked[0])] if picked else None
+
+
+def form_seen(question: str, guide: Guide) -> tuple[str, str] | None:
+    """One of ``KINDS`` and the reason, where the question's words show that its answer is no list."""
+    text, words = question.lower(), WORD.findall(question.lower())
+    for sign in (*NOTATIONS, *guide.code_words):
+        is_word = sign.isascii() and sign.isalpha()
+        if sign in (words if is_word else text):
+            return "code", f"the question speaks of code: {sign!r}"
+    if len(words) > OWN_TEXT:
+        return "text", f"the question brings a text of its own: it has {len(words)} words"
+    return None
 
 
 def asked(dialogue: Dialogue, guide: Guide, question: str) -> tuple[Rendered, list[int]]:

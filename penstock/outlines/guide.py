@@ -25,6 +25,8 @@ class Guide:
     language: str
     words: frozenset[str]
     """The language's commonest, and those of its texts here: what it is told by from others."""
+    code_words: list[str]
+    """Words of questions that are answered by a program; a question with one of them by chance is answered plainly."""
     decide: str
     """What the target is told before it names the form of an answer; ends with examples."""
     ask: str
@@ -60,6 +62,7 @@ def read_guide(file: Path) -> Guide:
     labels, shots = table.pop("labels"), table.pop("shots")
     table["decide"] = decision(table, labels, shots)
     texts: dict[str, Any] = {name: text.strip() if isinstance(text, str) else text for name, text in table.items()}
+    texts["code_words"] = table["code_words"].split()
     texts["words"] = frozenset(WORD.findall(str(texts).lower()))
     return Guide(language=file.stem, labels=labels, **texts)
 

@@ -16,7 +16,7 @@ from typing import Final
 from penstock.core import OUTLINE_MODES, FinishReason, OutlineOutput, RequestError, RequestOutput, SamplingParams
 from penstock.outlines.asks import Ask, Step, Steps
 from penstock.outlines.dialogue import BETWEEN, Dialogue, Rendered
-from penstock.outlines.forms import Forms
+from penstock.outlines.forms import Forms, form_seen
 from penstock.outlines.guide import Guide, guide_for
 from penstock.outlines.outline import grammar, titles_of
 
@@ -72,10 +72,13 @@ class Answering:
         yield self._points(before, said) or self._plain()
 
     def _is_list(self) -> Generator[Step, list[RequestOutput], bool]:
-        """Whether the target gives the answer the form of a list."""
+        """Whether the answer is a list: the question may show that it is none, else the target says it."""
         report = self._report
         if self._params.max_tokens < SHORT:
             report.kind, report.reason = "short", f"max_tokens is {self._params.max_tokens}: a short answer"
+            return False
+        if (seen := form_seen(self._dialogue.question, self._guide)) is not None:
+            report.kind, report.reason = seen
             return False
         if not self._forms.know(self._dialogue, self._guide):
             samples = yield Step(self._forms.samples(self._dialogue, self._guide), report)

@@ -32,6 +32,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     """The target's, a drafter's too."""
+    gives_back: bool = False
+    """Whether layers that look back only so far keep nothing that is out of reach: where no requests share slots."""
     threads: int = 1
     """That compute, where the stage has a process of its own."""
     tap: TapSpec | None = None

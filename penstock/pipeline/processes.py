@@ -315,6 +315,7 @@ class ProcessPipeline:
         self.started: dict[int, Started] = {}
         self._plans = plans
         self._host = host
+        self._apart = any(plan.emulation is not None and plan.emulation.apart for plan in plans)
         self._session = secrets.token_hex(16)
         self._processes: list[StageProcess] = []
         self._calls: list[Outbox] = []
@@ -385,12 +386,15 @@ class ProcessPipeline:
         self.tell(0, batch, self._end.sending(batch))
 
     def cancel(self, message: Cancel) -> None:
-        frame = encode(message, self._session, self._end.sending(message))
+        frame = self._packed(message, self._end.sending(message))
         for inbox in self._inboxes:
             inbox.send(frame)
 
     def tell(self, stage: int, message: Message, arrives: float = 0.0) -> None:
-        self._inboxes[stage].send(encode(message, self._session, arrives))
+        self._inboxes[stage].send(self._packed(message, arrives))
+
+    def _packed(self, message: Message, arrives: float) -> bytes:
+        return encode(message, self._session, arrives, self._host.now() if self._apart else None)
 
     def prepare_grammar(self, request: int, grammar: str) -> None:
         self._end.unprepared.add(request)
@@ -510,7 +514,7 @@ class ProcessPipeline:
         elif isinstance(message, LinkBroken):
             self._on_link_broken(message)
         else:
-            self._take_in(message, delivery.arrives)
+            self._take_in(message, delivery.arrives_by(self._host.now()))
         return True
 
     def _tell_loading(self, message: Loading | Started) -> None:

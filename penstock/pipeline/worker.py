@@ -100,6 +100,7 @@ class Worker:
         """Those of them that the engine has been told of."""
         self._packed: tuple[Outgoing, Frames] | None = None
         """What leaves next, as it does."""
+        self._apart = spec.plan.emulation is not None and spec.plan.emulation.apart
         self._wired = self._stopped = self._acknowledged = False
         """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
         self._following: StageSpec | None = None
@@ -171,7 +172,8 @@ class Worker:
         if due is None or self._driver.device.shared:
             self._inbox.wait(until)
             return
-        if (leaving := self._driver.leaving) is not None and (self._packed is None or self._packed[0] is not leaving):
+        leaving, packed = self._driver.leaving, self._packed
+        if leaving is not None and not self._apart and (packed is None or packed[0] is not leaving):
             self._packed = leaving, self._frames(leaving)
         if slept_until(until - LOOK_AHEAD):
             self._look()
@@ -211,8 +213,9 @@ class Worker:
             log.warning("stage %d refused a frame: %s", self._spec.index, error)
             return
         message = delivery.message
+        arrives = delivery.arrives_by(time.monotonic())
         if isinstance(message, Batch):
-            self._driver.on_message(message, self._hidden_states(message, frames), delivery.arrives)
+            self._driver.on_message(message, self._hidden_states(message, frames), arrives)
         elif isinstance(message, Stop):
             self._stopped = True
         elif isinstance(message, Rejoin):
@@ -224,9 +227,9 @@ class Worker:
         elif isinstance(message, HeartbeatAck):
             self._acknowledged = True
         elif isinstance(message, Features):
-            self._driver.on_message(message, frames[1] if message.nodes else None, delivery.arrives)
+            self._driver.on_message(message, frames[1] if message.nodes else None, arrives)
         elif not self._grammars.on_message(message):
-            self._driver.on_message(message, None, delivery.arrives)
+            self._driver.on_message(message, None, arrives)
 
     def _hidden_states(self, batch: Batch, frames: list[Frame]) -> Frame | None:
         """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
@@ -245,14 +248,15 @@ class Worker:
 
     def _frames(self, outgoing: Outgoing) -> Frames:
         message, plan, session = outgoing.message, self._spec.plan, self._spec.session
+        left = time.monotonic() if self._apart else None
         if outgoing.to == "drafter":
             assert plan.tap is not None
             session = plan.tap.session
         if outgoing.tensor is None or not isinstance(message, Batch | Features):
-            return (encode(message, session, outgoing.arrives),)
+            return (encode(message, session, outgoing.arrives, left),)
         message.width = self._width * len(message.layers) if isinstance(message, Features) else self._leaving
         message.dtype = plan.dtype
-        return encode(message, session, outgoing.arrives), outgoing.tensor
+        return encode(message, session, outgoing.arrives, left), outgoing.tensor
 
 
 def following(message: Rejoin) -> StageSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,8 @@ from penstock.tree import Node, TokenTree
 MISLED: Final = -0.05
 """Share of tokens that corrections turn from right to wrong, those that they turn right taken off: no more of it."""
 
+RISKED: Final = 1 / 3
+"""Of what a trial may still lose, the most that one batch may."""
 SURE: Final = 0.9
 """The least chance of a batch to hold a row of the path where trials advise caution.
 
@@ -85,6 +88,12 @@ class Auto(Continuous):
     def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
         return speculates(context) and super().can_piggyback(tree, context)
 
+    def most_rows(self, context: Context) -> int:
+        """As many as may all be wrong: what they add to a batch's time is no more than may still be lost."""
+        times, load = context.estimates.pipeline, context.load
+        longest = times.latency_s(load.requests) + RISKED * context.estimates.trials.stake_s(load.running)
+        return bisect_right(range(1, self.width + 1), longest, key=lambda rows: times.latency_s(load.rows + rows))
+
     def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         if speculates(context):
             return super().enter(tree, context)
@@ -104,4 +113,4 @@ def could_enter(context: Context) -> bool:
         return True
     roots = min(requests, max(1, round(requests * times.step_s(requests) / latency)))
     step, after = times.step_s(roots), times.step_s(roots + 1)
-    return step >= (1 / PATIENCE + roots) * (after - step)
+    return step >= (roots if latency <= step else 1 / PATIENCE + roots) * (after - step)

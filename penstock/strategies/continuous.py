@@ -52,9 +52,10 @@ class Continuous:
     Scores are the chance that the target picks the node given the shared noise, as the drafter sees it, corrected by
     what became of earlier drafts. At most ``width`` rows enter at a time, fewer where a row's chance is worth less
     than the time that it adds. Batches follow each other as fast as the slowest stage takes them and no faster, so that
-    none waits inside the pipeline and each is composed as late as it can be. Whenever the drafter is free it is asked
-    about as many of the best nodes as can enter in the time that takes, several times a step where it is faster than a
-    stage; once a batch where it takes a stage's device for it.
+    none waits inside the pipeline and each is composed as late as it can be; over a single stage, when the root's
+    result is there. Whenever the drafter is free it is asked about as many of the best nodes as can enter in the time
+    that takes, several times a step where it is faster than a stage; once a batch where it takes a stage's device for
+    it.
     """
 
     rate_limited = True
@@ -96,10 +97,16 @@ class Continuous:
         self._order.look(tree, context.estimates.drafts.chances)
         if self._order.best_unsent(tree) == -math.inf:
             return ON_EVENT
-        step = context.estimates.pipeline.step_s(1)
+        step, latency = context.estimates.pipeline.step_and_latency_s(1)
+        if tree.root.entered and 0 < latency <= step:  # a single stage: behind the root's batch this would only wait
+            return ON_EVENT
         if self._waits_for_draft(tree, context, step):
             return ON_EVENT
         return self._patient_until(tree.root.due, context.now, FRESH * step) if tree.root.entered else NOW
+
+    def most_rows(self, context: Context) -> int:
+        """How many rows of a request may enter in the batch that is composed now, at most; one enters in any case."""
+        return self.width
 
     def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
         self._order.look(tree, context.estimates.drafts.chances)
@@ -109,8 +116,8 @@ class Continuous:
         self._willing_since = None
         self._asked = False
         rows: list[Node] = []
-        mass, score = 0.0, self._order.best_unsent(tree)
-        while not rows or (len(rows) < self.width and is_worth_it(context, score, len(rows), mass)):
+        mass, score, most = 0.0, self._order.best_unsent(tree), self.most_rows(context)
+        while not rows or (len(rows) < most and is_worth_it(context, score, len(rows), mass)):
             rows.append(self._order.take_unsent(tree))
             mass += math.exp(score)
             score = self._order.best_unsent(tree)
@@ -163,6 +170,9 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
     pipeline's latency delays this batch: that matters to others as much as they expect, and to this request if the path
     leads through the batch, which it does with the chance ``mass`` at most. Nothing overtakes it: what other requests
     get within a step, right behind it, counts as well.
+
+    On a single stage nothing overlaps, and what counts is tokens per second: a row enters if it brings more tokens for
+    the time that it adds than the batch brings without it.
     """
     if score == -math.inf:
         return False
@@ -173,6 +183,8 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
         return False
     next_step, next_latency = times.step_and_latency_s(rows + 1)
     longer, slower = next_step - step, next_latency - latency
+    if latency <= step:
+        return math.exp(score) * step >= max(load.requests, load.expected_tokens + mass) * longer
     cost = (1 / PATIENCE + load.expected_tokens) * longer
     delayed = min(1.0, mass + (load.requests - 1) * step / latency)
     # a longer step delays every batch, a longer latency one result in every trip

@@ -125,6 +125,12 @@ def test_round_trip(sent: tuple[Message, list[bytes]], arrives: float) -> None:
     assert decode([frame, *tensors], SESSION) == Delivery(message=message, arrives=arrives)
 
 
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_between_clocks_that_differ_a_message_says_how_long_it_takes(left: float, received: float) -> None:
+    frame = encode(Ready(stage=3), SESSION, left + 1.5, left)
+    assert decode([frame], SESSION).arrives_by(received) == received + ((left + 1.5) - left)
+
+
 def test_only_modelled_links_have_an_envelope() -> None:
     plain, in_envelope = (encode(Ready(stage=3), SESSION, arrives) for arrives in (0.0, 1.5))
     assert msgspec.msgpack.decode(plain) == [PROTOCOL, SESSION, {"type": "ready", "stage": 3}]

@@ -40,6 +40,6 @@ def profile_by_price(options: ProfileOptions) -> Profile:
 
 
 def measured_profile(options: ProfileOptions, console: Console) -> Profile:
-    found = hosts_profile(options, console, anew=True)
+    found = hosts_profile(options, console, anew=True, texts=options.prompts)
     assert found.links is not None
     return Profile(found.candidates.price, found.times, found.links, found.candidates.capacity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from penstock.config import FieldError, check
@@ -71,6 +72,16 @@ class ProfileOptions(HostsOptions):
             default="",
         ),
     ] = None
+    prompts: Annotated[
+        Path | None,
+        Option(
+            "Measure with these texts, one JSON object a line with 'prompt' or 'turns'. Only mixtures of experts take "
+            "other times for other texts.",
+            MODEL,
+            metavar="FILE.jsonl",
+            default="any tokens",
+        ),
+    ] = None
     cluster: Annotated[
         str | None, Option("Measure nothing: what the prices of this cluster file come to.", PIPELINE, default="")
     ] = None
@@ -78,6 +89,8 @@ class ProfileOptions(HostsOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cluster is not None:
-            check(self.hosts is None, "hosts", self.hosts, "left out with a cluster file: nothing is measured")
+            for name in ("hosts", "prompts"):
+                value = getattr(self, name)
+                check(value is None, name, value, "left out with a cluster file: nothing is measured")
         elif self.model is None:
             raise FieldError("model", "is missing: name the checkpoint to measure, or a cluster file")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -10,24 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.bench.reading import Text, head_of, last_states, logits_after
 from penstock.config import FieldError, check
 from penstock.core import RequestOutput, SamplingParams
 from penstock.messages import Sampling
 from penstock.recording import FORMAT, NO_TOKEN, SHAPES, Header, Recording, fingerprint
 from penstock.speculation import SpeculativeConfig
-from penstock.stage.visibility import BatchView, RequestView
 
 if TYPE_CHECKING:
     from penstock.engine.resolve import Resolved
-    from penstock.models.checkpoint import Checkpoint
-    from penstock.models.stage_model import StageModel
 
 CANDIDATES: Final = 64
 """How many of the drafter's guesses are kept."""
 WIDTH: Final = 256
 """How many tokens of each distribution are kept."""
-CHUNK: Final = 128
-"""Rows that go through a stage together."""
 ALIKE: Final = ("temperature", "top_p", "top_k", "min_p")
 """What all requests of one recording share."""
 UNCHANGED: Final = (
@@ -42,17 +38,10 @@ UNCHANGED: Final = (
 
 
 @dataclass(frozen=True)
-class Text:
-    """One request: its prompt and what the target picked after it."""
+class Picked(Text):
+    """One request: its prompt, what the target picked after it, and how."""
 
-    prompt: Sequence[int]
-    picked: Sequence[int]
     sampling: Sampling
-
-    @property
-    def rows(self) -> list[int]:
-        """The tokens that the models read; nothing was picked after the last one."""
-        return [*self.prompt, *self.picked][:-1]
 
 
 def check_record(path: Path, speculation: SpeculativeConfig | None) -> None:
@@ -96,16 +85,16 @@ def check_alike(params: Sequence[SamplingParams]) -> None:
             check(getattr(one, name) == usual, name, getattr(one, name), f"{usual} in a recording")
 
 
-def text_of(setup: Resolved, output: RequestOutput, params: SamplingParams) -> Text:
+def text_of(setup: Resolved, output: RequestOutput, params: SamplingParams) -> Picked:
     from penstock.engine.sampling import ends_of, sampling_of
 
     check(params.seed is not None, "seed", params.seed, "fixed, so that the noise is known")
     prompt = output.prompt_token_ids
     ends = ends_of(params, setup.checkpoint)
-    return Text(prompt, output.outputs[0].token_ids, sampling_of(params, params.seed or 0, 0, ends, len(prompt)))
+    return Picked(prompt, output.outputs[0].token_ids, sampling_of(params, params.seed or 0, 0, ends, len(prompt)))
 
 
-def header_of(setup: Resolved, texts: Sequence[Text], undecided: int) -> Header:
+def header_of(setup: Resolved, texts: Sequence[Picked], undecided: int) -> Header:
     assert setup.draft is not None
     assert setup.speculation is not None
     sampling = texts[0].sampling
@@ -129,7 +118,7 @@ def name_of(model: str) -> str:
 # --------------------------------------------------------------------------------------------------- reading the texts
 
 
-def read_texts(setup: Resolved, texts: Sequence[Text]) -> tuple[dict[str, Any], int]:
+def read_texts(setup: Resolved, texts: Sequence[Picked]) -> tuple[dict[str, Any], int]:
     """Columns with one entry per picked token, and the number of tokens that come out otherwise here.
 
     Two passes: first through the layers of either model, then, from the states that these leave, the two heads side
@@ -151,65 +140,6 @@ def read_texts(setup: Resolved, texts: Sequence[Text]) -> tuple[dict[str, Any], 
             for name, value in row_of(target_V, draft_V, text.picked[i], text.sampling, position).items():
                 columns.setdefault(name, []).append(value)
     return columns, undecided
-
-
-def last_states(
-    setup: Resolved, checkpoint: Checkpoint, layers: Sequence[tuple[int, int]], texts: Sequence[Text]
-) -> list[list[Any]]:
-    """Hidden states after the last layer: per text, chunks of at most CHUNK rows, [n, D] each."""
-    capacity = max(len(text.rows) for text in texts)
-    states: list[list[Any]] = [[None] * len(chunks(text.rows)) for text in texts]
-    for first, last in layers:
-        stage = load(setup, checkpoint, first, last, capacity)
-        states = [through(stage, text.rows, before) for text, before in zip(texts, states, strict=True)]
-        del stage  # before the next one comes
-    return states
-
-
-def through(stage: StageModel, tokens: Sequence[int], states: Sequence[Any]) -> list[Any]:
-    """One text through one stage. What another text has left in the slots is overwritten before it is seen."""
-    return [stage.forward(view_of(tokens, rows), hidden) for rows, hidden in zip(chunks(tokens), states, strict=True)]
-
-
-def chunks(tokens: Sequence[int]) -> list[range]:
-    return [range(start, min(start + CHUNK, len(tokens))) for start in range(0, len(tokens), CHUNK)]
-
-
-def view_of(tokens: Sequence[int], rows: range) -> BatchView:
-    """Rows of a text whose token at position i lies in slot i and sees those before it."""
-    positions, seen = np.asarray(rows), np.arange(rows.stop)
-    request = RequestView(0, positions - rows.start, seen, seen, seen[None] <= positions[:, None])
-    read = np.asarray(tokens[rows.start : rows.stop])
-    return BatchView(np.zeros_like(positions), positions, positions, positions, read, [request], positions - 1)
-
-
-def head_of(setup: Resolved, checkpoint: Checkpoint) -> StageModel:
-    """The last stage without a layer."""
-    return load(setup, checkpoint, checkpoint.num_layers, checkpoint.num_layers, capacity=1)
-
-
-def load(setup: Resolved, checkpoint: Checkpoint, first: int, last: int, capacity: int) -> StageModel:
-    from penstock.models.stage_model import load_stage
-
-    return load_stage(
-        str(checkpoint.source),
-        first,
-        last,
-        capacity=capacity,
-        dtype=setup.options.dtype,
-        device=setup.options.device,
-        max_model_len=setup.max_model_len,
-    )
-
-
-def logits_after(head: StageModel, states: Sequence[Any], text: Text) -> Iterator[np.ndarray]:
-    """float64 [V] after every row at which the target picked, in order."""
-    from penstock.stage.sampler import to_float64
-
-    for rows, hidden in zip(chunks(text.rows), states, strict=True):
-        wanted = range(max(len(text.prompt) - 1, rows.start) - rows.start, len(rows))
-        if wanted:
-            yield from to_float64(head.logits(hidden, wanted))
 
 
 # ---------------------------------------------------------------------------------------------------- one token's row

@@ -29,6 +29,9 @@ class ListingOptions:
         Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
     ] = None
     insecure: Annotated[bool, Option("Ask without keys or encryption: for a network that is private.", SERVER)] = False
+    links: Annotated[
+        bool, Option("Also measure the rate of each host's link with this one, both ways. Takes seconds.", OUTPUT)
+    ] = False
     as_json: Annotated[bool, Option("Print JSON instead.", OUTPUT, names=("--json",))] = False
 
 
@@ -40,4 +43,4 @@ def hosts(*, options: ListingOptions) -> None:
     if options.hosts is None:
         suggest_hosts(options.as_json)
         return
-    list_hosts(options.hosts, options.keys, options.insecure, options.as_json)
+    list_hosts(options.hosts, options.keys, options.insecure, options.links, options.as_json)

@@ -17,16 +17,36 @@ def needed_bytes(setup: Resolved) -> list[int]:
     checkpoint, dtype = setup.checkpoint, DTYPE_BYTES[setup.options.dtype]
     numbers = numbers_by_part(checkpoint.weights.sizes())
     width = WHOLE_NUMBERS.get(setup.quantization, float(dtype))
-    kv = 2 * kv_width(checkpoint.config) * dtype * setup.capacity
-    attends = attending(checkpoint.config, checkpoint.num_layers)
-    carried = setup.capacity * state_bytes(checkpoint.config, dtype, setup.quantization)
+    kv = 2 * kv_width(checkpoint.config) * dtype
+    slots = attention_slots(setup)
+    carried = near_slots(setup) * state_bytes(checkpoint.config, dtype, setup.quantization)
     carries = carrying(checkpoint.config)
     return [
         round(width * (sum(numbers.get(layer, 0) for layer in range(first, last)) + beside(numbers, i, setup.stages)))
-        + kv * sum(attends[first:last])
+        + kv * sum(slots[first:last])
         + carried * sum(carries[first:last])
         for i, (first, last) in enumerate(setup.layers)
     ]
+
+
+def attention_slots(setup: Resolved) -> list[int]:
+    """How many slots' keys and values each layer holds."""
+    from penstock.models.windowed import windowed
+
+    config, layers = setup.checkpoint.config, setup.checkpoint.num_layers
+    near = windowed(config, layers)
+    return [
+        attends * (near_slots(setup) if near[layer] else setup.capacity)
+        for layer, attends in enumerate(attending(config, layers))
+    ]
+
+
+def near_slots(setup: Resolved) -> int:
+    """At least so many slots do layers hold that look back only so far: without prefix caching, what one text needs."""
+    from penstock.models.windowed import reach_of
+
+    reach = reach_of(setup.checkpoint.config)
+    return setup.capacity if setup.options.enable_prefix_caching or reach is None else min(setup.capacity, reach)
 
 
 def beside(numbers: Mapping[int | str, int], stage: int, stages: int) -> int:

@@ -36,10 +36,11 @@ def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
     """The options with hosts, in their order, and layers as planned. Says what was decided, once.
 
     "auto" measures what has not been measured. Where nothing is said of layers, hosts are planned for if they have been
-    measured and differ, and share the layers evenly else. Raises ConfigError where the model fits in no way.
+    measured and differ, and share the layers evenly else. Hosts that play an emulated cluster are not planned for.
+    Raises ConfigError where the model fits in no way.
     """
     asked = options.layer_split == AUTO
-    if options.hosts is None or not (asked or may_be_planned(options)):
+    if options.hosts is None or options.cluster is not None or not (asked or may_be_planned(options)):
         return options
     try:
         profile = known_profile(options, host)

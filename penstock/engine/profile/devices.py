@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.cluster.measured import LayerTimes
@@ -110,14 +110,16 @@ def key_of(name: str, facts: HostFacts, setup: Resolved, digest: str, stage: int
     )
 
 
-def profiled(candidate: Candidate, host: Host, store: ProfileStore, on_step: OnStep) -> LayerTimes:
+def profiled(
+    candidate: Candidate, host: Host, store: ProfileStore, on_step: OnStep, tokens: Sequence[int] = ()
+) -> LayerTimes:
     """Measure, and keep what was found. Raises ConfigError where memory does not suffice, and PipelineError."""
     contexts = contexts_within(candidate.setup.max_model_len)
     setup = in_parts(candidate)
     if isinstance(host, FleetHost) and candidate.name != HERE:
         offer = Offer(setup.checkpoint.source, setup.checkpoint.num_layers)
         host.fleet.provide(offer, {candidate.name: setup.layers})
-    times = measured_times(host, stage_plans(setup), contexts, on_step)
+    times = measured_times(host, stage_plans(setup), contexts, on_step, tokens)
     store.keep(DeviceProfile(key=candidate.key, times=times))
     return times
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.cluster.measured import LayerTimes
@@ -45,12 +45,15 @@ def known_profile(options: EngineOptions, host: Host) -> HostsProfile:
     return HostsProfile(found, {name: times for name, times in known.items() if times is not None}, links)
 
 
-def completed(profile: HostsProfile, host: Host, reporting: Reporting) -> HostsProfile:
-    """Measure what is missing, and keep it. Raises ConfigError for a link or a device that cannot be measured."""
+def completed(profile: HostsProfile, host: Host, reporting: Reporting, tokens: Sequence[int] = ()) -> HostsProfile:
+    """Measure what is missing, with a text of these tokens or of any, and keep it.
+
+    Raises ConfigError for a link or a device that cannot be measured.
+    """
     store, times, links = ProfileStore(profiles_folder()), dict(profile.times), profile.links
     for name, candidate in profile.candidates.devices.items():
         if name not in times:
-            times[name] = profiled(candidate, host, store, reporting(f"{name}, {candidate.device}"))
+            times[name] = profiled(candidate, host, store, reporting(f"{name}, {candidate.device}"), tokens)
     if links is None:
         assert isinstance(host, FleetHost)
         links = measured_links(host.fleet, with_here(profile.candidates.names), store, reporting("links"))

@@ -45,13 +45,18 @@ def contexts_within(longest: int) -> tuple[int, ...]:
     return tuple(context for context in CONTEXTS if not context or context + ROWS[-1] <= longest)
 
 
-def measured_times(host: Host, plans: Sequence[StagePlan], contexts: Sequence[int], on_step: OnStep) -> LayerTimes:
-    """Start the four stages, measure, and stop them. Raises PipelineError where one cannot start or is lost."""
+def measured_times(
+    host: Host, plans: Sequence[StagePlan], contexts: Sequence[int], on_step: OnStep, tokens: Sequence[int] = ()
+) -> LayerTimes:
+    """Start the four stages, measure, and stop them. Raises PipelineError where one cannot start or is lost.
+
+    ``tokens``: of the text that is computed, instead of any; mixtures of experts take as long as it makes them.
+    """
     pipeline = host.begin(plans, "profile")
     try:
         while not pipeline.joined():
             host.wait(pipeline.due)
-        return times_of(Bench(host, pipeline), plans, contexts, on_step)
+        return times_of(Bench(host, pipeline), plans, contexts, on_step, MeasuredText(plans[0].vocab_size, tokens))
     finally:
         pipeline.close()
 
@@ -79,8 +84,9 @@ class Bench:
             self._pipeline.poll()
 
 
-def times_of(bench: Bench, plans: Sequence[StagePlan], contexts: Sequence[int], on_step: OnStep) -> LayerTimes:
-    text = MeasuredText(plans[0].vocab_size)
+def times_of(
+    bench: Bench, plans: Sequence[StagePlan], contexts: Sequence[int], on_step: OnStep, text: MeasuredText
+) -> LayerTimes:
     steps, done = len(contexts) * len(ROWS), 0
     grid: list[list[list[float]]] = [[] for _ in ROWS]
     for context in contexts:

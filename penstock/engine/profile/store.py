@@ -1,4 +1,4 @@
-"""What has been measured, kept over runs: a file for each device with a model, and for each link."""
+"""What has been measured, kept over runs: a file for each device with a model, for each link, and for each engine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from penstock.cluster.measured import LayerTimes
 from penstock.cluster.spec import Link
 from penstock.core import ConfigError
+from penstock.estimates.experience import Experience
 from penstock.hosts.weights.cache import default_cache
 
 
@@ -50,7 +51,33 @@ class LinkProfile(msgspec.Struct, frozen=True, kw_only=True):
     link: Link
 
 
-Kept = TypeVar("Kept", DeviceProfile, LinkProfile)
+class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine's estimates depend on: a model's layers as stages hold them, their drafter, and the versions."""
+
+    node: str
+    """What the engine's host calls itself; ``hosts``: the stages', as they are named."""
+    hosts: tuple[str, ...]
+    devices: tuple[str, ...]
+    threads: tuple[int, ...]
+    layers: tuple[tuple[int, int], ...]
+    model: str
+    """The checkpoint's digest."""
+    dtype: str
+    quantization: str
+    speculation: str
+    """Drafter and strategy with all their options."""
+    penstock: str
+    torch: str
+
+
+class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
+    key: EngineKey
+    learned_at: float
+    """Seconds since 1970."""
+    experience: Experience
+
+
+Kept = TypeVar("Kept", DeviceProfile, LinkProfile, EngineProfile)
 
 
 def profiles_folder() -> Path:
@@ -71,7 +98,10 @@ class ProfileStore:
         found = self._read(key, LinkProfile)
         return None if found is None else found.link
 
-    def keep(self, profile: DeviceProfile | LinkProfile) -> None:
+    def engine(self, key: EngineKey) -> EngineProfile | None:
+        return self._read(key, EngineProfile)
+
+    def keep(self, profile: DeviceProfile | LinkProfile | EngineProfile) -> None:
         """Raises ConfigError where it cannot be written."""
         place = self._place(profile.key)
         try:

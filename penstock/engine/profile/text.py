@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
@@ -10,15 +11,16 @@ REQUEST: Final = 1
 
 
 class MeasuredText:
-    """A text of tokens below ``vocab_size``; slots are its positions.
+    """A text of ``given`` tokens, over and over, or of any below ``vocab_size``; slots are its positions.
 
     ``advance`` and ``attempt`` give batches, which have to be submitted in the order in which they were asked for.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, given: Sequence[int] = ()) -> None:
         self.tokens = 0
         """Those that have entered for good."""
         self._vocab_size = vocab_size
+        self._given = given
         self._told = 0
         self._stream = 0
         self._nodes = 0
@@ -45,7 +47,7 @@ class MeasuredText:
             self._told = self.tokens
         for position in range(self.tokens, self.tokens + count):
             self._nodes += 1
-            token = 31 * self._nodes % self._vocab_size
+            token = self._given[position % len(self._given)] if self._given else 31 * self._nodes % self._vocab_size
             batch.rows.append(REQUEST, self._nodes, position, position - 1 if position else NO_SLOT, position, token)
         self._stream += 1
         return batch

@@ -74,20 +74,27 @@ def examine(names: Sequence[str], keys: str | None, insecure: bool, on_step: OnS
 
 
 def examine_links(
-    names: Sequence[str], security: LinkSecurity | None, private_network: bool, on_step: OnStep
+    names: Sequence[str],
+    security: LinkSecurity | None,
+    private_network: bool,
+    on_step: OnStep,
+    pairs: Sequence[tuple[str, str]] | None = None,
 ) -> list[LinkRates]:
-    """Between this host and the others, each way. Raises ConfigError for a host that cannot be used."""
+    """Between this host and the others, each way, or of ``pairs`` alone.
+
+    Raises ConfigError for a host that cannot be used.
+    """
     with ExitStack() as open_fleets:
         fleets: dict[str, Fleet] = {}
         for name in names:
             fleets[name] = Fleet([name], security, private_network=private_network)
             open_fleets.callback(fleets[name].close)
         with Examination(fleets, security, private_network) as examination:
-            pairs = list(permutations((HERE, *names), 2))
+            wanted = list(permutations((HERE, *names), 2)) if pairs is None else pairs
             links = []
-            for pair in pairs:
+            for pair in wanted:
                 links.append(examination.link(*pair))
-                on_step(len(links), len(pairs))
+                on_step(len(links), len(wanted))
             return links
 
 

@@ -12,7 +12,7 @@ import msgspec
 from penstock.core import ConfigError
 from penstock.foreign_files import CONFIG_FILE, read_json
 from penstock.hosts.weights.digest import COUNTED
-from penstock.models.text_part import is_wrapper, text_name
+from penstock.models.text_part import MTP, is_wrapper, text_name
 
 SAFETENSORS: Final = ".safetensors"
 PIECE: Final = 1 << 18
@@ -55,7 +55,7 @@ def whole(file: Path) -> FilePart:
 def safetensors_part(file: Path, layers: Collection[Layers], total: int, wrapped: bool = False) -> FilePart:
     """What is needed of one file; of a multimodal checkpoint (``wrapped``) nothing but its text part is."""
     from penstock.models.carried.layout import is_outside
-    from penstock.models.shards import MTP, layer_of
+    from penstock.models.shards import layer_of
 
     def needed(name: str) -> bool:
         if name.startswith(MTP) or (wrapped and text_name(name) is None):

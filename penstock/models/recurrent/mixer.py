@@ -38,6 +38,15 @@ class Host:
         for mixer in self.mixers:
             mixer.forget(view.closed)
 
+    def grow(self, capacity: int) -> None:
+        """Have room for so many slots, those that are there as they are."""
+        if capacity == self.capacity:
+            return
+        self.capacity = capacity
+        for mixer in self.mixers:
+            for slots in mixer.slots:
+                slots.grow(capacity)
+
     @property
     def plan(self) -> TreePlan:
         assert self._plan is not None, "a batch has begun"

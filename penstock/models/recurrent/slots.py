@@ -19,6 +19,13 @@ class SlotArrays:
     def bytes(self) -> int:
         return sum(array.numel() * array.element_size() for array in self._arrays.values())
 
+    def grow(self, capacity: int) -> None:
+        """Have room for so many slots, those that are there as they are."""
+        before, self.capacity = self.capacity, capacity
+        for name, array in self._arrays.items():
+            self._arrays[name] = array.new_zeros(capacity + 1, *array.shape[1:])
+            self._arrays[name][:before] = array[:before]
+
     def make(self, name: str, like: Tensor) -> None:
         """Have an array of entries like those of ``like`` [N, ..], if it is not there yet."""
         if name not in self._arrays:

@@ -10,11 +10,10 @@ from typing import Final
 from torch import Tensor
 
 from penstock.core import ConfigError
-from penstock.models.shards import open_shard, shards
-from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
-
-MEDUSA_FILE: Final = "medusa_lm_head.safetensors"
-"""Medusa's heads may lie beside the model that they belong to."""
+from penstock.foreign_files import CONFIG_FILE, read_json
+from penstock.models.shards import open_shard
+from penstock.models.text_part import is_read
+from penstock.models.weight_files import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, shards_of
 
 SUFFIX: Final = ".safetensors"
 REMEDY: Final = (
@@ -55,8 +54,11 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if (path / MEDUSA_FILE).is_file():
         return [path / MEDUSA_FILE]
-    if (path / INDEX_FILE).is_file() or (path / SINGLE_FILE).is_file():
-        return sorted(set(shards(path).values()))
+    if (path / INDEX_FILE).is_file():
+        stated = read_json(path / CONFIG_FILE)
+        return shards_of(path, lambda name: is_read(stated, name))
+    if (path / SINGLE_FILE).is_file():
+        return [path / SINGLE_FILE]
     raise ConfigError(f"it holds none of {SINGLE_FILE}, {INDEX_FILE}, {MEDUSA_FILE}; {REMEDY}")
 
 

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from penstock.bench.recordings.record import view_of
+from penstock.bench.reading import view_of
 from penstock.core import ConfigError
 from penstock.dtypes import DTYPE_BYTES
 from penstock.models.checkpoint import Checkpoint

@@ -86,8 +86,9 @@ def speculation(target: Path, draft: Path, folder: Path, method: str, strategy: 
         ("draft_model", "flowspec", 0, GREEDY),
         ("eagle3", "continuous", 1, SAMPLED),
         ("spd", "continuous", 3, SAMPLED),
+        ("mtp", "continuous", 3, SAMPLED),
     ],
-    ids=["stage", "stage-ngram", "drafter", "stage-drafter", "fork-server", "eagle3", "stage-spd"],
+    ids=["stage", "stage-ngram", "drafter", "stage-drafter", "fork-server", "eagle3", "stage-spd", "stage-mtp"],
 )
 def test_tokens_are_the_same_whatever_is_killed(
     target: Path,

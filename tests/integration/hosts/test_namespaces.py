@@ -63,6 +63,18 @@ def test_clocks_that_differ_change_nothing(target: Path, workers: list[Worker], 
         assert 0 < trips.round_trip_s(1) < time.monotonic() - begin  # no days in it
 
 
+def test_an_emulated_cluster_may_be_on_them(target: Path, workers: list[Worker], keys: Path) -> None:
+    """A modelled link says when a message arrives, which no clock of another host tells."""
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=8, ignore_eos=True)
+    with LLM(target, max_model_len=256) as llm:
+        (plain,) = llm.generate("def f(x):", params)
+    names = ",".join(worker.host for worker in workers)
+    with LLM(target, max_model_len=256, cluster="demo", hosts=names, keys=str(keys)) as llm:
+        (same,) = llm.generate("def f(x):", params)
+        assert all(worker.stages() for worker in workers)
+    assert same.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
 def test_a_host_without_the_checkpoint_is_sent_its_layers(
     target: Path, hosts: list[Namespace], keys: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,9 @@ import pytest
 
 from penstock import LLM, AsyncLLM, ConfigError, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
+from penstock.hosts.placement import HERE
+from penstock.models.checkpoint import open_checkpoint
+from tests import speculators
 from tests.workers import Worker, ended, workers
 
 pytestmark = pytest.mark.processes
@@ -65,15 +68,20 @@ def test_tokens_are_those_of_one_host(target: Path, pair: list[Worker], keys: Pa
     assert [worker.stages() for worker in pair] == [[], []]
 
 
-def test_this_host_may_hold_stages_too(target: Path, pair: list[Worker], keys: Path) -> None:
+def test_this_host_may_hold_stages_too(target: Path, pair: list[Worker], keys: Path, tmp_path: Path) -> None:
+    """The drafter, an MTP head, is here as well: the states that it reads come from the other host."""
+    head = speculators.mtp(open_checkpoint(str(target))).save(tmp_path)
+    speculation = {"method": "mtp", "model": str(head), "strategy": "continuous"}
     prompt, greedy = PROMPTS[0], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     options = {"max_model_len": 256, "keys": str(keys)}
     with LLM(target, max_model_len=256) as llm:
         (plain,) = llm.generate(prompt, greedy)
-    with LLM(target, hosts=f"localhost,{pair[0].host}", pipeline_parallel_size=3, **options) as llm:
+    hosts = f"localhost,{pair[0].host}"
+    with LLM(target, hosts=hosts, pipeline_parallel_size=3, speculative_config=speculation, **options) as llm:
         (same,) = llm.generate(prompt, greedy)
         assert llm.setup.hosts == ("", "", pair[0].host)
     assert same.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert same.outputs[0].metrics.drafted_nodes > 0
 
 
 def test_memory_that_does_not_suffice_is_refused_by_name(target: Path, pair: list[Worker], keys: Path) -> None:
@@ -132,15 +140,18 @@ def test_a_worker_that_is_killed_is_named(target: Path, pair: list[Worker], keys
 
 def test_hosts_are_listed(pair: list[Worker], keys: Path) -> None:
     names = f"{named(*pair)},127.0.0.9:1"
-    command = [sys.executable, "-m", "penstock.cli", "hosts", names, "--keys", str(keys), "--json"]
+    command = [sys.executable, "-m", "penstock.cli", "hosts", names, "--keys", str(keys), "--links", "--json"]
     listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert [one["host"] for one in listed] == names.split(",")
     for one in listed[:2]:
         assert one["facts"]["devices"][0]["free"] > 0
         offset, error = one["clock"]
         assert abs(offset) <= error  # it is the same clock
+        assert [(link["from"], link["to"]) for link in one["links"]] == [(HERE, one["host"]), (one["host"], HERE)]
+        assert all(link["bandwidth_gbit_s"] > 0 for link in one["links"])
     assert "refused" in listed[2]["problem"]
     assert listed[2]["facts"] is None
+    assert listed[2]["links"] is None
 
 
 class KillAfter(Observer):

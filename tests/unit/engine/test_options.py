@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,14 @@ def test_speculation_is_left_to_auto_unless_plain_decoding_is_asked_for() -> Non
     assert EngineOptions().speculative_config == SpeculativeConfig(method="draft_model", model="demo")
     assert EngineOptions(model="m").speculative_config == SpeculativeConfig()
     assert EngineOptions(model="m", speculative_config=None).speculative_config is None
+
+
+def test_hosts_may_play_an_emulated_cluster_and_no_other(tmp_path: Path) -> None:
+    assert EngineOptions(cluster="demo", hosts="a:1,b:1").hosts == "a:1,b:1"
+    real = tmp_path / "real.toml"
+    real.write_text('name = "real"\ndevices = [{ name = "a", host = "a:1" }]\nstages = [{ devices = ["a"] }]\n')
+    with pytest.raises(ConfigError, match="left out: the cluster says where its stages are"):
+        EngineOptions(cluster=str(real), hosts="b:1")
 
 
 @pytest.mark.parametrize(

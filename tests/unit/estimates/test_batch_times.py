@@ -163,3 +163,17 @@ def test_sizes_far_above_those_seen_are_by_the_row_where_times_fade() -> None:
         one.record(8, 0.020)
     assert [times.seconds(rows) for rows in (8, 16, 32, 128)] == pytest.approx([0.020, 0.020, 0.040, 0.160])
     assert modelled.seconds(128) == pytest.approx(0.020)
+
+
+def test_where_times_fade_sizes_between_those_seen_lie_on_a_line() -> None:
+    times = BatchTimes(fade=True)
+    times.record(1, 0.010)
+    times.record(64, 0.073)
+    assert [times.seconds(rows) for rows in (1, 2, 9, 33)] == pytest.approx([0.010, 0.011, 0.018, 0.042])
+
+
+def test_where_times_fade_what_was_late_is_no_slower_than_a_larger_size() -> None:
+    times = BatchTimes(fade=True)
+    times.record(4, 0.080)
+    times.record(16, 0.020)
+    assert times.seconds(4) == times.seconds(16) == pytest.approx(0.020)

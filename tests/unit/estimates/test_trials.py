@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from penstock.estimates.estimates import Estimates
@@ -145,3 +147,24 @@ def test_plain_decoding_is_measured_once_what_was_drafted_is_out() -> None:
     engine.tokens()
     assert plain.weight == pytest.approx(before + 1, rel=0.02)
     assert plain.seconds_per_token == pytest.approx(TRIP)
+
+
+def test_a_stake_is_given_where_stages_have_time_to_spare_and_nothing_has_lost() -> None:
+    trials = Trials(contended=True, stages=2)
+
+    def given(requests: int) -> bool:
+        trial = trials.of(requests)
+        for _ in range(PLAIN_TOKENS * trial.requests):
+            trial.record(1, TRIP, settled=True)
+        return trial.speculates
+
+    assert [given(requests) for requests in (1, 2, 3)] == [True, True, False]
+    other = Trials(contended=True, stages=2)
+    other.of(1).failures = 1
+    trials = other
+    assert not given(2)
+
+
+def test_what_may_be_lost_is_without_bound_where_nothing_is_tried() -> None:
+    assert Trials().stake_s(1) == math.inf
+    assert Trials(contended=True).stake_s(1) == 0.0

@@ -13,6 +13,7 @@ from penstock.core import ConfigError
 from penstock.hosts import enrolment
 from penstock.hosts.enrolment import Enrolment, Token, join, token_of
 from penstock.hosts.keys import AUTHORITY_KEY, HOST, HOST_KEY, link_security, make_cluster
+from penstock.hosts.workers import run_worker
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
 from tests.links import SESSION, received
@@ -68,6 +69,19 @@ def test_a_token_works_once(first: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="a token works once"):
             join(tmp_path / "third", str(made.token), "third")
     assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.1:7700", "a:b:c"])
+def test_a_worker_that_cannot_listen_leaves_its_token_to_be_used(listen: str, first: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    with ThreadPoolExecutor(1) as apart:
+        made, served = serving(apart, first)
+        with made:
+            with pytest.raises(ConfigError, match=f"listen is '{listen}': .* a free ADDRESS:PORT of this host"):
+                run_worker(listen, None, str(second), str(made.token), False, None, 1.0, False)
+            assert not second.exists()
+            join(second, str(made.token), "second")
+            assert served.result()
 
 
 def test_another_secret_gets_nothing_and_uses_nothing_up(first: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from penstock.hosts.doctor.report import LinkRates
 from penstock.hosts.facts import DeviceFacts, HostFacts, Versions
 from penstock.hosts.listing import ListedHost, show
 from penstock.hosts.offsets import ClockOffset
@@ -31,6 +32,15 @@ def test_hosts_that_answer_and_those_that_do_not(capsys: pytest.CaptureFixture[s
     assert "cuda:0" in second
     assert "unknown" in second
     assert lines[-1] == "host c: connection refused"
+
+
+def test_links_have_a_column_once_they_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    there = LinkRates(source="localhost", to="b", latency_ms=0.2, bandwidth_gbit_s=0.9412)
+    back = LinkRates(source="b", to="localhost", problem="timed out")
+    show([ListedHost(host="b", facts=FACTS, links=(there, back)), ListedHost(host="c", facts=FACTS)])
+    assert "0.94, ? Gbit/s" in capsys.readouterr().out
+    show([ListedHost(host="b", facts=FACTS)])
+    assert "link" not in capsys.readouterr().out
 
 
 def test_a_narrow_terminal_has_fewer_columns_and_whole_words(

@@ -6,16 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants, snapshot_download
 from transformers import AutoModelForImageTextToText
 
 from penstock.core import ConfigError
 from penstock.hosts.weights.ranges import parts_of
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.glance import glance
+from penstock.models.places import resolve
+from penstock.models.speculators.weights import find_tensors
 from penstock.models.text_part import text_name
 from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
 from tests.checkpoints import LAYERS, VOCAB, WRAPPERS, make_wrapper
 from tests.generated import generate
+from tests.hub import COMMIT, REPO, serving
 from tests.staged import Staged
 
 PROMPT = [17, 3, 99, 42, 8, 64, 120]
@@ -59,6 +63,7 @@ def test_what_is_not_the_text_part_is_not_read(tmp_path: Path) -> None:
         (path / file).unlink()
     seen = glance(str(path))
     assert (seen.num_layers, seen.vocab_size) == (LAYERS, VOCAB)
+    assert {stored.file.name for stored in find_tensors(path).values()} == needed
     assert Staged(path, 2).greedy(PROMPT, 4) == before
     (path / next(iter(needed))).unlink()
     with pytest.raises(ConfigError, match=r"shard .* is missing"):
@@ -71,3 +76,40 @@ def test_another_host_is_sent_the_text_part_alone(tmp_path: Path) -> None:
     text = sum(open_checkpoint(str(path)).weights.sizes().values())
     sent = sum(end - start for start, end in weights.ranges)
     assert text * 4 < sent < text * 4 + 50_000 < weights.size
+
+
+def test_of_a_hubs_repository_the_text_part_alone_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither towers nor a copy for another library; and once, from then on without the network."""
+    (tmp_path / "repository").mkdir()
+    whole = make_wrapper(tmp_path / "repository", "qwen3_5", max_shard_size="8KB")
+    (whole / "consolidated.safetensors").write_bytes(b"the same for another library")
+    (whole / "model_card.md").write_text("nothing that is read")
+    weight_map = json.loads((whole / INDEX_FILE).read_text())["weight_map"]
+    needed = {file for name, file in weight_map.items() if text_name(name) is not None}
+    assert needed < set(weight_map.values())
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with serving(whole, monkeypatch) as hub:
+        place = resolve(REPO)
+        small = {file.name for file in whole.glob("*.json")}
+        assert sorted(name for name, _ in hub.sent) == sorted(needed | small)
+        assert place.name == COMMIT
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert resolve(REPO) == place
+    assert glance(REPO).num_layers == LAYERS
+    assert Staged(place, 2).greedy(PROMPT, 4) == Staged(whole, 2).greedy(PROMPT, 4)
+    (place / next(iter(needed))).unlink()
+    with pytest.raises(ConfigError, match="not in the local hub cache"):
+        resolve(REPO)
+
+
+def test_a_download_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "repository").mkdir()
+    whole = make_wrapper(tmp_path / "repository", "gemma3")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with serving(whole, monkeypatch) as hub:
+        snapshot_download(REPO, allow_patterns=["*.json"])
+        hub.sent.clear()
+        assert (resolve(REPO) / SINGLE_FILE).is_file()
+        assert [name for name, _ in hub.sent] == [SINGLE_FILE]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.estimates.batch_times import SIZES
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Span
-from penstock.strategies.auto import Auto
+from penstock.strategies.auto import RISKED, Auto
 from penstock.strategies.base import NOW, ON_EVENT
 from penstock.strategies.context import Context
 from penstock.strategies.continuous import FRESH, Continuous
@@ -343,3 +343,46 @@ def test_it_never_waits_for_nothing_in_long_runs(seed: int) -> None:
     world = World(random.Random(seed))
     for _ in range(400):
         world.step()
+
+
+def alone(rows_s: Callable[[int], float], requests: int = 1) -> Asker:
+    """Over a single stage."""
+    asker = continuous(experienced(rows_s, stages=1), width=16, children=2)
+    asker.requests = requests
+    return asker
+
+
+def test_over_a_single_stage_nothing_enters_behind_the_root() -> None:
+    asker, tree = alone(lambda rows: STEP), make_tree()
+    asker.ask(tree)
+    asker.enter_root(tree)
+    tree.root.candidates = ((7, -0.001), (8, -8.0))
+    assert asker.ready_at(tree) == ON_EVENT
+
+
+@pytest.mark.parametrize(("chance", "enters"), [(0.15, False), (0.25, True)])
+def test_over_a_single_stage_a_row_enters_if_that_gives_more_tokens_per_second(chance: float, enters: bool) -> None:
+    """A row adds a fifth to the time that a batch of one takes."""
+    asker, tree = alone(lambda rows: STEP * (4 + rows) / 5), make_tree()
+    asker.ask(tree)
+    tree.root.candidates = ((7, math.log(chance)),)
+    assert len(asker.enter(tree)) == 1 + enters
+
+
+def test_over_a_single_stage_a_row_is_worth_less_where_others_wait_for_it() -> None:
+    asker, tree = alone(lambda rows: STEP * (4 + rows) / 5, requests=4), make_tree()
+    asker.ask(tree)
+    tree.root.candidates = ((7, math.log(0.25)),)
+    assert len(asker.enter(tree)) == 1
+
+
+def test_auto_sends_no_more_rows_than_its_trial_may_lose() -> None:
+    estimates = Estimates(contended=True)
+    for rows in (1, 101):
+        estimates.pipeline.record_spans([Span(0, 0.0, 0.0, STEP * (rows + 99) / 100, 0.0, 0.0, rows)])
+    trial, strategy, told = estimates.trials.of(1), Auto(64, 2), context(estimates)
+    assert strategy.most_rows(told) == 1
+    trial.stake_s = 0.105 * STEP / RISKED
+    assert strategy.most_rows(told) == 11
+    trial.stake_s = 10 * STEP / RISKED
+    assert strategy.most_rows(told) == 64

@@ -83,4 +83,4 @@ def test_a_tree_verified_in_one_batch_has_its_acceptance_length(stages: int) -> 
     meter, request, _ = one_request(stages, StaticTree(6, 3, 3), GOOD, tokens=40)
     rounds = meter.lockstep.timesteps / stages
     assert rounds == len([tokens for _, tokens in meter.commits if tokens]) - 1
-    assert request.metrics.accepted == pytest.approx(39 - rounds, abs=3), "the last tree may reach past the end"
+    assert 39 - rounds <= request.metrics.accepted < 39, "drafts that were not sent may be right, too"

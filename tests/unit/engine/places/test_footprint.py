@@ -8,10 +8,12 @@ import pytest
 from transformers import AutoConfig
 
 from penstock.engine.options import EngineOptions
-from penstock.engine.places.footprint import attending, kv_width, needed_bytes, numbers_by_part
+from penstock.engine.places.footprint import attending, carrying, kv_width, needed_bytes, numbers_by_part
 from penstock.engine.resolve import resolve_options
 from penstock.models.stage_model import load_stage
+from penstock.models.windowed import windowed
 from tests.checkpoints import ARCHITECTURES, UNUSUAL, make_checkpoint
+from tests.unit.stage.test_near import chain
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_5", "kimi_linear", "granitemoehybrid", "lfm2"])
@@ -24,6 +26,25 @@ def test_slots_are_counted_of_attention_and_of_states(architecture: str, tmp_pat
     more = needed_bytes(many)[0] - needed_bytes(few)[0]
     held = [load_stage(folder, 0, 5, capacity=setup.capacity).kv_bytes for setup in (few, many)]
     assert 0.7 * (held[1] - held[0]) <= more <= held[1] - held[0]
+
+
+@pytest.mark.parametrize(("architecture", "near"), [("mistral_window", 5), ("gemma3", 3), ("qwen3_5", 3), ("llama", 0)])
+def test_without_prefix_caching_layers_that_reach_only_so_far_take_less(
+    architecture: str, near: int, tmp_path: Path
+) -> None:
+    """What a stage holds after a text of which most is out of reach, and more slots than it has places."""
+    folder = str(make_checkpoint(tmp_path, architecture))
+    options = {"max_model_len": 512, "kv_slots": 4096, "speculative_config": None, "enable_prefix_caching": False}
+    setup = resolve_options(EngineOptions(model=folder, **options))
+    whole = resolve_options(EngineOptions(model=folder, **{**options, "enable_prefix_caching": True}))
+    assert sum(windowed(setup.checkpoint.config, 5)) + sum(carrying(setup.checkpoint.config)) == near
+    stage = load_stage(folder, 0, 5, capacity=setup.capacity, gives_back=True)
+    for first in range(0, 400, 40):
+        stage.forward(chain(first, first + 40), None)
+    kept = load_stage(folder, 0, 5, capacity=setup.capacity).kv_bytes
+    saved = needed_bytes(whole)[0] - needed_bytes(setup)[0]
+    assert 0.9 * saved <= kept - stage.kv_bytes <= saved
+    assert (stage.kv_bytes < kept) == (near > 0)
 
 
 def test_latents_are_counted_in_place_of_keys_and_values() -> None:

@@ -51,7 +51,8 @@ def measured(contexts: tuple[int, ...]) -> LayerTimes:
     ]
     host = InProcessHost(clock)
     steps: list[tuple[int, int]] = []
-    found = times_of(Bench(host, InProcessPipeline(drivers, clock)), plans, contexts, lambda *step: steps.append(step))
+    bench = Bench(host, InProcessPipeline(drivers, clock))
+    found = times_of(bench, plans, contexts, lambda *step: steps.append(step), MeasuredText(50))
     assert steps == [(i + 1, len(contexts) * len(ROWS)) for i in range(len(contexts) * len(ROWS))]
     return found
 
@@ -82,6 +83,13 @@ def test_a_text_is_as_long_as_the_model_takes() -> None:
 def test_a_stage_of_many_that_is_no_slower_counts_alone() -> None:
     assert layer_ms(one=3.0, many=2.0, layers=4) == 0.5
     assert layer_ms(one=3.0, many=5.0, layers=1) == 5.0
+
+
+def test_a_text_that_is_given_is_read_over_and_over() -> None:
+    text = MeasuredText(50, [7, 8, 9])
+    assert text.advance(2).rows.tokens == [7, 8]
+    assert text.attempt(4).rows.tokens == [9, 7, 8, 9]
+    assert text.advance(1).rows.tokens == [9]
 
 
 def test_what_is_tried_leaves_no_trace_and_what_stays_is_told_once() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,63 +16,23 @@ from penstock.hosts.weights.hub import HubSource, hub_source
 from penstock.hosts.weights.offering import Offer
 from penstock.transport.security import LinkSecurity
 from tests.agents import NotingServer, agent, fleet, name_of
+from tests.hub import COMMIT, REPO, StandIn, serving
 
 LAYERS = 5
 MIDDLE = (1, 3)
-REVISION = "0123456789" * 4
-
-
-class StandIn(ThreadingHTTPServer):
-    """The hub, as far as it sends ranges of a folder's files; ``told`` are the paths and ranges that it was asked."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.folder = folder
-        self.told: list[tuple[str, str]] = []
-        self.status = 206
-        self.lacks = 0
-        """Bytes that are left out of every answer."""
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: StandIn
-
-    def do_GET(self) -> None:
-        asked = self.headers["Range"]
-        self.server.told.append((self.path, asked))
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", asked)
-        assert found is not None
-        content = (self.server.folder / self.path.rpartition("/")[2]).read_bytes()
-        part = content[int(found[1]) : int(found[2]) + 1 - self.server.lacks]
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", str(len(part)))
-        self.end_headers()
-        self.wfile.write(part)
-
-    def log_message(self, *words: object) -> None:
-        pass
 
 
 @pytest.fixture
 def checkpoint(target: Path, tmp_path: Path) -> Path:
     """As the hub's cache has it."""
-    return Path(shutil.copytree(target, tmp_path / "models--some-one--tiny" / "snapshots" / REVISION))
+    return Path(shutil.copytree(target, tmp_path / f"models--{REPO.replace('/', '--')}" / "snapshots" / COMMIT))
 
 
 @pytest.fixture
 def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(agents, "problem_of", lambda asked: "there is none")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with StandIn(checkpoint) as server:
-        place = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(
-            "huggingface_hub.hf_hub_url", lambda repo, file, revision: f"{place}/{repo}/{revision}/{file}"
-        )
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(checkpoint, monkeypatch) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def from_the_head(
@@ -109,10 +66,10 @@ def test_the_hub_sends_what_the_head_would(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert from_the_head(security, checkpoint, tmp_path / "cache", monkeypatch) == []
-    assert all(path.startswith(f"/some-one/tiny/{REVISION}/") for path, _ in hub.told)
-    once = len(hub.told)
+    assert all(asked is not None for _, asked in hub.sent)
+    once = len(hub.sent)
     assert from_the_head(security, checkpoint, tmp_path / "cache", monkeypatch) == []
-    assert len(hub.told) == once
+    assert len(hub.sent) == once
 
 
 @pytest.mark.parametrize(("status", "lacks"), [(404, 0), (200, 0), (206, 1)])
@@ -129,13 +86,13 @@ def test_what_the_hub_does_not_send_the_head_does(
     hub.status, hub.lacks = status, lacks
     wanted = from_the_head(security, checkpoint, tmp_path / "cache", monkeypatch)
     assert {piece.file for piece in wanted} >= {"config.json", "model.safetensors"}
-    assert len(hub.told) == 1
+    assert len(hub.sent) == 1
 
 
 def test_a_folder_of_the_hubs_cache_says_where_it_came_from(tmp_path: Path) -> None:
-    folder = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / REVISION
-    assert hub_source(folder) == HubSource(repo="Qwen/Qwen3-0.6B", revision=REVISION)
-    assert hub_source(tmp_path / "models--gpt2" / "snapshots" / REVISION) == HubSource(repo="gpt2", revision=REVISION)
+    folder = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT
+    assert hub_source(folder) == HubSource(repo="Qwen/Qwen3-0.6B", revision=COMMIT)
+    assert hub_source(tmp_path / "models--gpt2" / "snapshots" / COMMIT) == HubSource(repo="gpt2", revision=COMMIT)
     assert hub_source(tmp_path / "models--gpt2" / "snapshots" / "main") is None
     assert hub_source(tmp_path / "Qwen3-0.6B") is None
 

@@ -21,8 +21,8 @@ class _Request:
     """Slot -> (parent slot, position) of every drafted row."""
 
 
-def histories(seed: int, steps: int) -> Iterator[BatchView]:
-    """Batches of two requests, and of a third that begins with what the first has by then."""
+def histories(seed: int, steps: int, shares: bool = True) -> Iterator[BatchView]:
+    """Batches of two requests and, where some share, of a third that begins with what the first has by then."""
     rng = random.Random(seed)
     visibility = Visibility(CAPACITY)
     free = list(range(CAPACITY))
@@ -30,7 +30,7 @@ def histories(seed: int, steps: int) -> Iterator[BatchView]:
     requests = [_Request(0), _Request(1)]
     for stream in range(steps):
         batch = Batch(stream=stream, rows=Rows())
-        if stream in (0, steps // 2):
+        if stream == 0 or (shares and stream == steps // 2):
             opened = requests if stream == 0 else [_Request(2, list(requests[0].committed))]
             batch.opened = [Opened(one.number, Sampling()) for one in opened]
             requests = [*requests, *opened] if stream else requests

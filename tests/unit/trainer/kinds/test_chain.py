@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.bench.recordings.record import view_of
+from penstock.bench.reading import view_of
 from penstock.messages import Features
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.speculators.eagle_stage import EagleStage

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.bench.recordings.record import view_of
+from penstock.bench.reading import view_of
 from penstock.core import ConfigError
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.speculators.loader import TargetHead

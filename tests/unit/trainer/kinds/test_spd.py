@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.bench.recordings.record import view_of
+from penstock.bench.reading import view_of
 from penstock.messages import Features
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.speculators.spd_stage import SpdStage

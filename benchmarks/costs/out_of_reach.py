@@ -1,0 +1,74 @@
+"""What slots hold of rows that no later row reaches, and what a request would take without it.
+
+    python -m benchmarks.costs.out_of_reach
+
+One request of so many tokens in bfloat16, reckoned from the models' configurations. A layer keeps what it keeps of
+every token, as with prefix caching. Or a layer with a window keeps the last tokens that it sees, and one that carries a
+state keeps the state and the tokens that are not folded into it yet. Room for drafts is left out: it is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Final
+
+from penstock.models.recurrent.plan import FOLD
+from penstock.models.recurrent.widths import kept
+
+CONTEXTS: Final = (8192, 32768)
+BYTES: Final = 2
+STATE_BYTES: Final = 4
+"""States are float32 in every format but the exact one of int4."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """So many layers that keep ``row`` bytes of each token, the last ``reach`` of them, and ``state`` bytes beside."""
+
+    layers: int
+    row: int
+    reach: int | None = None
+    state: int = 0
+
+    def bytes(self, tokens: int, given_back: bool) -> int:
+        rows = min(tokens, self.reach) if given_back and self.reach is not None else tokens
+        return self.layers * (rows * self.row + self.state)
+
+
+def attention(layers: int, heads: int, width: int, window: int | None = None) -> Kind:
+    return Kind(layers, 2 * heads * width * BYTES, window)
+
+
+def delta_nets(layers: int, keys: int, values: int, width: int) -> Kind:
+    """Gated delta nets with so many heads of keys and of values."""
+    config = SimpleNamespace(
+        linear_key_head_dim=width,
+        linear_value_head_dim=width,
+        linear_num_key_heads=keys,
+        linear_num_value_heads=values,
+    )
+    return Kind(layers, kept(config).bytes(BYTES, STATE_BYTES), FOLD, values * width * width * STATE_BYTES)
+
+
+MODELS: Final[dict[str, Sequence[Kind]]] = {
+    "Gemma 2 9B": (attention(21, 8, 256), attention(21, 8, 256, 4096)),
+    "Gemma 3 4B": (attention(5, 4, 256), attention(29, 4, 256, 1024)),
+    "Gemma 3 27B": (attention(10, 16, 128), attention(52, 16, 128, 1024)),
+    "gpt-oss-20b": (attention(12, 8, 64), attention(12, 8, 64, 128)),
+    "Mistral 7B v0.1": (attention(32, 8, 128, 4096),),
+    "Qwen3.5-4B": (attention(8, 4, 256), delta_nets(24, 16, 32, 128)),
+    "Qwen3-Next-80B": (attention(12, 2, 256), delta_nets(36, 16, 32, 128)),
+}
+
+
+def main() -> None:
+    for name, kinds in MODELS.items():
+        for tokens in CONTEXTS:
+            here, without = (sum(kind.bytes(tokens, given) for kind in kinds) / 2**20 for given in (False, True))
+            print(f"{name:16} {tokens:6} tokens: {here:7.0f} MiB here, {without:6.0f} without: {here / without:.1f}x")
+
+
+if __name__ == "__main__":
+    main()

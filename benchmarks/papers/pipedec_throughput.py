@@ -1,0 +1,138 @@
+"""PipeDec's Figure 8: throughput with several requests at once, on 14 stages with 4 GB beside the parameters.
+
+    python -m benchmarks.papers.pipedec_throughput [SETS]
+
+Simulated with the synthetic profile. Twelve requests as in the paper, always k of them at a time until all are
+answered, at most eight in a batch; tokens by the time that it takes. The paper does not say whether its batches follow
+one another through the pipeline, so PP and STPP come in both ways: requests as they are ready, each stage with a batch
+of its own ("apart"), and all requests in one batch, which goes through all stages before the next one enters
+("together": a pipeline whose devices form one stage). PipeDec has one request at a time. Ratios over PipeDec are paired
+by set.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.shared.measured import store
+from benchmarks.shared.profile import ACCURACY
+from penstock.bench.entries import PLAIN, parse_entries
+from penstock.bench.intervals import paired_ratio
+from penstock.cluster import Cluster, load_cluster
+from penstock.cluster.memory import held_by
+from penstock.config import check
+from penstock.core import ConfigError
+from penstock.simulator.run import simulate_serving
+from penstock.simulator.script import Script, profile_script
+
+NAME, HOW = "pipedec_throughput", "Simulated, with the synthetic profile"
+CLUSTER: Final = "pipedec-14x3090"
+AT_ONCE: Final = (1, 4, 8, 12)
+REQUESTS, BATCH, LEFT_GB = 12, 8, 4.0
+"""Of the paper: samples, the largest batch, and memory beside the parameters."""
+PROMPT, ANSWER = (60, 400), (30, 100)
+"""Fewest and most tokens. The paper does not state them."""
+STATIC: Final = "static_tree[tree_size=48]"
+PIPEDEC: Final = "pipedec"
+ROWS: Final = (
+    (PLAIN, "apart"),
+    (PLAIN, "together"),
+    (STATIC, "apart"),
+    (STATIC, "together"),
+    (PIPEDEC, "one request"),
+    (PIPEDEC, "apart"),
+    ("auto", "apart"),
+)
+SETS: Final = 4
+
+
+def script_of(seed: int) -> Script:
+    rng = np.random.default_rng(seed)
+    script = profile_script(ACCURACY, REQUESTS, ANSWER[1], seed)
+    lengths = [int(length) for length in rng.integers(*ANSWER, endpoint=True, size=REQUESTS)]
+    return replace(
+        script,
+        prompts=tuple(int(length) for length in rng.integers(*PROMPT, endpoint=True, size=REQUESTS)),
+        picks=tuple(picks[:length] for picks, length in zip(script.picks, lengths, strict=True)),
+        drafts=tuple(drafts[:length] for drafts, length in zip(script.drafts, lengths, strict=True)),
+    )
+
+
+def as_one_stage(cluster: Cluster) -> Cluster:
+    """All devices in sequence as one stage, which takes one batch at a time."""
+    devices = tuple(name for stage in cluster.stages for name in stage.devices)
+    layers = tuple(count for stage in cluster.stages for count in stage.layers)
+    return replace(cluster, stages=(replace(cluster.stages[0], devices=devices, layers=layers),))
+
+
+def throughput(strategy: str, how: str, running: int, script: Script) -> float:
+    """Tokens per second of the whole set, so many requests at a time."""
+    cluster = load_cluster(CLUSTER)
+    drafter = {"method": "synthetic", "accuracy": list(ACCURACY)}
+    config = None if strategy == PLAIN else dict(parse_entries((strategy,), drafter))[strategy]
+    runs = simulate_serving(as_one_stage(cluster) if how == "together" else cluster, script, config, running)
+    return script.tokens / (max(run.moments[-1] for run in runs) - runs[0].queued)
+
+
+def tokens_that_fit() -> int:
+    """Of KV, in what is left beside the parameters and a batch's activations, on the device with most layers."""
+    cluster = load_cluster(CLUSTER)
+    model = cluster.as_model
+    assert model is not None
+    layers = max(count for stage in cluster.stages for count in stage.layers)
+    held = held_by(model, layers, 0, embedding=False, head=False)
+    return int((1e9 * LEFT_GB - held.activations) / model.slot_bytes(layers))
+
+
+def measured(sets: int) -> dict[str, Any]:
+    scripts = [script_of(seed) for seed in range(sets)]
+    rows: list[dict[str, Any]] = []
+    served: dict[tuple[str, str, int], list[float]] = {}
+    for at_once in AT_ONCE:
+        found = {}
+        for strategy, how in ROWS:
+            running = 1 if how == "one request" else min(at_once, BATCH)
+            if (strategy, how, running) not in served:
+                served[strategy, how, running] = [throughput(strategy, how, running, script) for script in scripts]
+            found[strategy, how] = served[strategy, how, running]
+        base = found[PIPEDEC, "one request"]
+        rows += [row_of(*row, at_once, rates, base) for row, rates in found.items()]
+        for row in rows[-len(ROWS) :]:
+            print(line(row), flush=True)
+    return {"sets": sets, "fit": tokens_that_fit(), "rows": rows}
+
+
+def row_of(strategy: str, how: str, at_once: int, rates: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    ratio = paired_ratio([one / other for one, other in zip(rates, base, strict=True)])
+    assert ratio is not None
+    over = None if rates is base else asdict(ratio)
+    return {
+        "strategy": strategy,
+        "how": how,
+        "at_once": at_once,
+        "tokens_per_second": float(np.mean(rates)),
+        "over_pipedec": over,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    over = row["over_pipedec"]
+    ratio = f"{over['mean']:.2f} ({over['low']:.2f} to {over['high']:.2f})" if over else "1"
+    return f"{row['at_once']:3}  {row['strategy']:26} {row['how']:12} {row['tokens_per_second']:7.2f} tokens/s  {ratio}"
+
+
+def main(sets: int) -> None:
+    check(sets >= 2, "SETS", sets, "at least 2: bounds need pairs")
+    store(NAME, HOW, ([f"python -m benchmarks.papers.{NAME} {sets}"], measured(sets)))
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else SETS)
+    except ConfigError as error:
+        sys.exit(f"{NAME}: error: {error}")

@@ -1,0 +1,82 @@
+"""What an engine has learned, kept for the next one of its kind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from penstock.core import ConfigError
+from penstock.engine.loop import EngineLoop
+from penstock.engine.profile.store import EngineKey, EngineProfile, ProfileStore
+from penstock.engine.resolve import Resolved
+from penstock.hosts.facts import own_facts
+from penstock.hosts.weights.cache import default_cache
+from penstock.hosts.weights.digest import digest_of
+
+log = logging.getLogger(__name__)
+
+FORGET: Final = "PENSTOCK_FORGET"
+"""The variable that, set to anything, has engines begin with nothing and keep nothing."""
+HALF_LIFE_S: Final = 7 * 24 * 3600.0
+"""Age at which what was learned counts half."""
+LEAST: Final = 1 / 16
+"""What counts less is forgotten."""
+
+
+def learned_folder() -> Path:
+    return default_cache().parent / "learned"
+
+
+class Memory:
+    """Has an engine begin with what the last one of its kind learned, and keeps what it learns itself.
+
+    Of real stages only: what modelled ones take is known.
+    """
+
+    def __init__(self, key: EngineKey, store: ProfileStore, loop: EngineLoop, now: float) -> None:
+        """``now``: seconds since 1970."""
+        self._key = key
+        self._store = store
+        self._loop = loop
+        self._estimates = loop.estimates
+        if (found := store.engine(key)) is not None:
+            trust = 0.5 ** (max(0.0, now - found.learned_at) / HALF_LIFE_S)
+            if trust >= LEAST:
+                self._estimates.begin_with(found.experience, trust)
+
+    @classmethod
+    def of(cls, setup: Resolved, loop: EngineLoop) -> Memory | None:
+        """None where nothing is learned, or nothing is to be kept."""
+        if os.environ.get(FORGET) or setup.speculation is None or not loop.estimates.trials.contended:
+            return None
+        return cls(engine_key(setup), ProfileStore(learned_folder()), loop, time.time())
+
+    def keep(self) -> None:
+        """Keep what was learned, if any token has come since the start. Estimates for a measurement are not kept."""
+        if not self._loop.tokens or self._loop.estimates is not self._estimates:
+            return
+        profile = EngineProfile(key=self._key, learned_at=time.time(), experience=self._estimates.experience)
+        try:
+            self._store.keep(profile)
+        except ConfigError as error:
+            log.debug("what was learned is not kept: %s", error)
+
+
+def engine_key(setup: Resolved) -> EngineKey:
+    facts = own_facts("")
+    return EngineKey(
+        node=facts.name,
+        hosts=setup.hosts,
+        devices=setup.devices,
+        threads=setup.threads,
+        layers=setup.layers,
+        model=digest_of(setup.checkpoint.source),
+        dtype=setup.options.dtype,
+        quantization=setup.quantization,
+        speculation=repr(setup.speculation),
+        penstock=facts.versions.penstock,
+        torch=facts.versions.torch,
+    )

@@ -1,0 +1,26 @@
+"""What an engine has learned that the next one of its kind may begin with."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a drafter's candidates, by bin (``Calibration``): how many, their chances' sum, how many right."""
+
+    seen: list[float]
+    claimed: list[float]
+    right: list[float]
+
+
+class Experience(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not depend on the requests that come."""
+
+    stages: dict[int, dict[int, tuple[float, float]]]
+    """By stage and size (``BatchTimes``), mean rows of a batch and the seconds that it takes."""
+    drafter: dict[int, tuple[float, float]]
+    """The same of the drafter's rounds."""
+    first_answers: Verdicts
+    corrections: Verdicts
+    gains: dict[int, bool]
+    """By load (``Trials``), whether speculation was faster than plain decoding."""

@@ -1,0 +1,90 @@
+"""What an engine has learned is kept for its like, loses weight with age, and can be done without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.engine.loop import EngineLoop
+from penstock.engine.profile.memory import FORGET, HALF_LIFE_S, Memory
+from penstock.engine.profile.store import EngineKey, ProfileStore
+from penstock.engine.resolve import Resolved
+from penstock.estimates.estimates import Estimates
+from penstock.messages import Span
+
+KEY = EngineKey(
+    node="a",
+    hosts=("",),
+    devices=("cpu", "cpu"),
+    threads=(2, 2),
+    layers=((0, 30),),
+    model="0" * 64,
+    dtype="float32",
+    quantization="int4",
+    speculation="ngram",
+    penstock="1",
+    torch="2",
+)
+NOW = 1e9
+
+
+def engine(tokens: int = 0) -> Any:
+    """A loop as far as it is asked: its estimates, and how many tokens have come."""
+    return SimpleNamespace(estimates=Estimates(contended=True, stages=1), tokens=tokens)
+
+
+def remembering(store: ProfileStore, loop: Any, now: float = NOW, key: EngineKey = KEY) -> Memory:
+    return Memory(key, store, cast(EngineLoop, loop), now)
+
+
+def learn(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine runs, and is closed at NOW."""
+    monkeypatch.setattr("penstock.engine.profile.memory.time.time", lambda: NOW)
+    loop = engine(tokens=1)
+    memory = remembering(store, loop)
+    loop.estimates.pipeline.record_spans([Span(0, 0.0, 0.0, 0.010, 0.0, 0.0, 1)])
+    memory.keep()
+
+
+def step_s(store: ProfileStore, **options: Any) -> float:
+    """What a new engine takes a batch of one row to last; 0 where it knows nothing."""
+    loop = engine()
+    remembering(store, loop, **options)
+    return float(loop.estimates.pipeline.step_s(1))
+
+
+def test_its_like_begins_with_it_until_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ProfileStore(tmp_path)
+    assert step_s(store) == 0.0
+    learn(store, monkeypatch)
+    assert step_s(store) == pytest.approx(0.010)
+    assert step_s(store, now=NOW + 3.9 * HALF_LIFE_S) == pytest.approx(0.010)
+    assert step_s(store, now=NOW + 4.1 * HALF_LIFE_S) == 0.0
+    (other,) = (EngineKey(**{name: getattr(KEY, name) for name in KEY.__struct_fields__} | {"quantization": "none"}),)
+    assert step_s(store, key=other) == 0.0
+
+
+def test_nothing_is_kept_of_an_engine_that_has_not_run_or_was_measured(tmp_path: Path) -> None:
+    store, idle, measured = ProfileStore(tmp_path), engine(), engine(tokens=9)
+    remembering(store, idle).keep()
+    memory = remembering(store, measured)
+    measured.estimates = measured.estimates.anew()
+    memory.keep()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    remembering(ProfileStore(tmp_path / "file"), engine(tokens=1)).keep()
+
+
+def test_modelled_stages_plain_decoding_and_whoever_wants_it_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    modelled = SimpleNamespace(estimates=Estimates(), tokens=0)
+    drafting, plain = SimpleNamespace(speculation="ngram"), SimpleNamespace(speculation=None)
+    assert Memory.of(cast(Resolved, drafting), engine()) is None, "conftest.py has set it"
+    monkeypatch.delenv(FORGET)
+    assert Memory.of(cast(Resolved, drafting), cast(EngineLoop, modelled)) is None
+    assert Memory.of(cast(Resolved, plain), engine()) is None

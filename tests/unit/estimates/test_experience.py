@@ -1,0 +1,86 @@
+"""What one engine has learned, and another begins with."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from penstock.estimates.batch_times import BatchTimes
+from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.estimates import Estimates
+from penstock.estimates.experience import Experience, Verdicts
+from penstock.messages import Span
+
+CANDIDATES = ((7, math.log(0.8)), (8, math.log(0.1)))
+PLAIN = 0.05
+
+
+def taught(speed_up: float) -> Estimates:
+    """One stage of 10 ms and 1 ms a row, a drafter that is never right, and a trial that came to so much."""
+    estimates = Estimates(contended=True, stages=1)
+    for rows in (1, 8):
+        estimates.pipeline.record_spans([Span(0, 0.0, 0.0, 0.009 + 0.001 * rows, 0.0, 0.0, rows)])
+        estimates.record_draft(rows, 0.002, DraftTiming())
+    for _ in range(50):
+        estimates.drafts.first_answers.record(CANDIDATES, 9)
+    trial = estimates.trials.of(1)
+    for _ in range(40):
+        trial.record(1, PLAIN / speed_up if trial.speculates else PLAIN, settled=True)
+    return estimates
+
+
+def again(estimates: Estimates, trust: float = 1.0) -> Estimates:
+    """Another engine, which begins with that as it comes from a file."""
+    kept = msgspec.json.decode(msgspec.json.encode(estimates.experience), type=Experience)
+    other = Estimates(contended=True, stages=1)
+    other.begin_with(kept, trust)
+    return other
+
+
+def test_times_and_chances_are_those_of_before() -> None:
+    before, after = taught(2.0), again(taught(2.0))
+    assert after.pipeline.step_s(1) == before.pipeline.step_s(1) == pytest.approx(0.010)
+    assert after.drafter.seconds(8) == before.drafter.seconds(8)
+    told = [[*one.drafts.first_answers.chances(CANDIDATES)] for one in (before, after)]
+    assert told[0] == told[1]
+    assert told[0][0] < math.log(0.1)
+
+
+def test_what_is_old_counts_less() -> None:
+    new, old = (next(again(taught(2.0), trust).drafts.first_answers.chances(CANDIDATES)) for trust in (1.0, 0.1))
+    assert new < old < CANDIDATES[0][1]
+
+
+def test_a_time_is_replaced_as_soon_as_it_is_seen() -> None:
+    times = BatchTimes(fade=True)
+    times.begin_with({1: (1.0, 0.010), 4: (4.0, 0.040)})
+    times.record(4, 0.013)
+    assert times.seconds(4) == pytest.approx(0.013)
+
+
+@pytest.mark.parametrize(("speed_up", "at_once"), [(2.0, True), (0.5, False)], ids=["it gained", "it lost"])
+def test_speculation_begins_at_once_where_it_gained(speed_up: float, at_once: bool) -> None:
+    trial = again(taught(speed_up)).trials.of(1)
+    for _ in range(10):
+        trial.record(1, PLAIN, settled=True, foretold=True)
+    assert trial.speculates is at_once
+
+
+def test_where_it_lost_a_stake_has_to_be_set_aside_again() -> None:
+    trial = again(taught(0.5)).trials.of(1)
+    for _ in range(10):
+        trial.record(1, PLAIN, settled=True)
+    assert not trial.speculates
+
+
+def test_verdicts_of_other_bins_count_as_none() -> None:
+    estimates = Estimates()
+    fresh = [*estimates.drafts.first_answers.chances(CANDIDATES)]
+    estimates.drafts.first_answers.begin_with(Verdicts(seen=[9.0], claimed=[9.0], right=[0.0]), 1.0)
+    assert [*estimates.drafts.first_answers.chances(CANDIDATES)] == fresh
+
+
+def test_what_has_not_been_tried_is_not_known() -> None:
+    assert Estimates(contended=True).experience.gains == {}
