@@ -60,10 +60,12 @@ def strategies(stages: int) -> list[Strategy]:
     ]
 
 
-def submit_with(strategy: Strategy, engine: InProcessEngine, prompt: list[int], sampling: Sampling) -> Request:
+def submit_with(
+    strategy: Strategy, engine: InProcessEngine, prompt: list[int], sampling: Sampling, tokens: int = TOKENS
+) -> Request:
     """``Auto`` gets its requests one by one: where more run than there are stages, plain decoding has to set time aside
     for a trial first, which takes longer than these answers."""
-    request = engine.submit(prompt, sampling, TOKENS, strategy)
+    request = engine.submit(prompt, sampling, tokens, strategy)
     if isinstance(strategy, Auto):
         engine.run()
     return request

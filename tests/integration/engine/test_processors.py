@@ -30,7 +30,7 @@ from penstock.strategies.pipedec import PipeDec
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.engines import InProcessEngine
-from tests.integration.engine.test_exactness import CODE, check_same, strategies, tokens_of
+from tests.integration.engine.test_exactness import CODE, check_same, strategies, submit_with, tokens_of
 
 TOKENS = 20
 EOS = 2
@@ -104,7 +104,7 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding(prompt: list[int], pl
     engine = InProcessEngine(DEMO / "target", 3, DEMO / "draft", slots=4096)
     for make in range(len(strategies(3))):
         made = {s: strategies(3)[make] for s in plain}
-        requests = {s: engine.submit(prompt, s, TOKENS, strategy) for s, strategy in made.items()}
+        requests = {s: submit_with(strategy, engine, prompt, s, TOKENS) for s, strategy in made.items()}
         engine.run()
         for sampling, request in requests.items():
             assert tokens_of(request) == plain[sampling], (made[sampling], sampling)
