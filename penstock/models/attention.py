@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -151,6 +151,25 @@ class Segment:
         return self._bias[groups]
 
 
+class Span(NamedTuple):
+    """How far a layer looks back: the last ``window`` positions with its own, those since a multiple of ``chunk``."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def of(self, view: BatchView, request: RequestView, part: slice) -> np.ndarray:
+        """Of the rows ``part`` of a request, which of its slots they see: [n, S]."""
+        mask, own = request.mask[part], view.positions[request.rows[part], None]
+        if self.window is not None:
+            mask = mask & (own - request.positions[None, :] < self.window)
+        if self.chunk is not None:
+            mask = mask & (own // self.chunk == request.positions[None, :] // self.chunk)
+        return mask
+
+
+EVERYTHING: Final = Span()
+
+
 class Plan:
     """What the rows of one batch attend to: worked out once per batch, window and chunk, used by every layer.
 
@@ -162,31 +181,23 @@ class Plan:
         self.device = device
         self.in_place = in_place
         self.slots_N = torch.from_numpy(view.slots).to(device)
-        self._segments: dict[tuple[int | None, int | None], list[Segment]] = {}
+        self._segments: dict[Span, list[Segment]] = {}
 
     @cached_property
     def positions_N(self) -> Tensor:
         return self._tensor(self.view.positions)
 
-    def segments(self, window: int | None, chunk: int | None = None) -> list[Segment]:
-        """The rows request by request.
-
-        With a window, a row sees the last ``window`` positions including its own; with a chunk, those since the last
-        multiple of ``chunk``.
-        """
-        if (window, chunk) not in self._segments:
-            self._segments[window, chunk] = [
-                self._segment(request, part, window, chunk) for request in self.view.views for part in _parts(request)
+    def segments(self, span: Span) -> list[Segment]:
+        """The rows request by request."""
+        if span not in self._segments:
+            self._segments[span] = [
+                self._segment(request, part, span) for request in self.view.views for part in parts_of(request)
             ]
-        return self._segments[window, chunk]
+        return self._segments[span]
 
-    def _segment(self, request: RequestView, part: slice, window: int | None, chunk: int | None) -> Segment:
-        rows, slots, mask = request.rows[part], request.slots, request.mask[part]
-        if window is not None:
-            mask = mask & (self.view.positions[rows, None] - request.positions[None, :] < window)
-        if chunk is not None:
-            mask = mask & (self.view.positions[rows, None] // chunk == request.positions[None, :] // chunk)
-        if window is not None or chunk is not None or len(rows) < len(request.rows):
+    def _segment(self, request: RequestView, part: slice, span: Span) -> Segment:
+        rows, slots, mask = request.rows[part], request.slots, span.of(self.view, request, part)
+        if span != EVERYTHING or len(rows) < len(request.rows):
             seen = mask.any(axis=0)
             slots, mask = slots[seen], mask[:, seen]
         columns, mask = _columns(slots, mask) if self.in_place else (slots, mask)
@@ -199,7 +210,7 @@ class Plan:
         return index if isinstance(index, slice) else self._tensor(index)
 
 
-def _parts(request: RequestView) -> list[slice]:
+def parts_of(request: RequestView) -> list[slice]:
     """A long prompt's rows in parts, so that the scores of a layer stay within bounds."""
     most = max(1, MOST_SCORES // len(request.slots))
     return [slice(start, start + most) for start in range(0, len(request.rows), most)]
@@ -263,9 +274,13 @@ class SlotAttention:
             self._stored[layer] = self.arenas.store(layer, self.plan.slots_N, key_KNd, value_KNe, joint)
         keys, values = self._stored[layer]
         scoring = Scoring(scaling, softcap, s_aux)
-        segments = self.plan.segments(sliding_window, getattr(module, "chunk", None))
         if hasattr(module, "growth"):
             query_HNd = query_HNd * module.growth.of(self.plan.positions_N)[:, None].to(query_HNd.dtype)
+        return self.attended(query_HNd, keys, values, scoring, Span(sliding_window, getattr(module, "chunk", None)))
+
+    def attended(self, query_HNd: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, span: Span) -> Tensor:
+        """What the rows see of a layer's arenas: [N, H, e]."""
+        segments = self.plan.segments(span)
         if len(segments) == 1:
             (segment,) = segments
             return self.kernel(query_HNd, segment.read(keys), segment.read(values), segment, scoring).transpose(0, 1)

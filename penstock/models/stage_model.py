@@ -31,6 +31,9 @@ from penstock.models.carried.layout import carries, made_by, row_width, streams
 from penstock.models.carried.own_part import quantize_own
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.chunked import follow_positions
+from penstock.models.compiled.attention import CompiledAttention
+from penstock.models.compiled.layer import compiled
+from penstock.models.fused.base import FusedBase
 from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import rms_norm
 from penstock.models.gate import layer_types, refusal
@@ -125,11 +128,9 @@ class StageModel:
             self._base = CarryingBase(self._base, checkpoint.config, first, last)
         elif not plain:
             self._base = fuse(self._base, parts, first, last)
+        self._loops = quantization != "none" and not plain and dtype == "float32"
         if quantization != "none" or not plain:
-            pack(self._base, quantization)
-            pack(self._causal, quantization)
-        if quantization != "none":
-            check_covered(getattr(self._base, parts.layers), quantization)
+            self._pack(quantization)
         makers = made_by(checkpoint.config) if carries(checkpoint.config) else None
         self._arenas = Arenas(capacity, makers)
         self._near_arenas = Arenas(near_capacity, makers)
@@ -138,6 +139,14 @@ class StageModel:
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
         self._probe()
+
+    def _pack(self, quantization: str) -> None:
+        pack(self._base, quantization)
+        pack(self._causal, quantization)
+        if quantization != "none":
+            check_covered(getattr(self._base, self.checkpoint.parts.layers), quantization)
+        if self._loops and isinstance(self._base, FusedBase):
+            self._base = compiled(self._base)
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the hidden states of these layers for ``features``: 0 the embedding, k what layer k - 1 gives.
@@ -270,6 +279,8 @@ class StageModel:
     def _over(self, arenas: Arenas, view: BatchView) -> SlotAttention:
         if self._plain:
             return SlotAttention(arenas, Plan(view, self.device, in_place=False), plain_kernel)
+        if self._loops:
+            return CompiledAttention(arenas, view, self.device)
         if self._precise:
             return SlotAttention(arenas, Plan(view, self.device, in_place=True), precise_kernel)
         return fast_attention(arenas, view, self.device, torch_dtype(self.dtype))

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from penstock.models.fused.layer import FusedLayer
 from penstock.models.fused.rotary import rotation_of
 
 
@@ -18,12 +17,12 @@ class FusedBase(nn.Module):
     ``layers`` has an entry for every layer of the model, as the base model has; ``own`` are the stage's.
     """
 
-    def __init__(self, embed: nn.Module, rotary: nn.Module, layers: nn.ModuleList, own: Sequence[FusedLayer]) -> None:
+    def __init__(self, embed: nn.Module, rotary: nn.Module, layers: nn.ModuleList, own: Sequence[Any]) -> None:
         super().__init__()
         self.embed_tokens = embed
         self.rotary_emb = rotary
         self.layers = layers
-        self._own = tuple(own)
+        self.own = tuple(own)
 
     def forward(
         self,
@@ -34,9 +33,12 @@ class FusedBase(nn.Module):
         **options: Any,
     ) -> BaseModelOutput:
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        heads = self._own[0].heads
-        cos, sin = self.rotary_emb(hidden, position_ids)
-        rotation = rotation_of(cos, sin, heads.rotated, heads.groups)
-        for layer in self._own:
+        rotation = self.rotation(*self.rotary_emb(hidden, position_ids))
+        for layer in self.own:
             hidden = layer(hidden, rotation)
         return BaseModelOutput(last_hidden_state=hidden)
+
+    def rotation(self, cos_1Nd: Tensor, sin_1Nd: Tensor) -> Any:
+        """What the layers need of a batch's rotary embedding."""
+        heads = self.own[0].heads
+        return rotation_of(cos_1Nd, sin_1Nd, heads.rotated, heads.groups)

@@ -4,9 +4,7 @@ A row is divided by its own largest magnitude, so that what it becomes does not 
 numbers are ``256 * high + low``, each half in -128 .. 127. Two products of whole numbers then make one of 16 bits, and
 whole numbers have the same sum in any order: a row's bits depend on nothing but the row.
 
-One half alone would not do, because single channels stand out (``benchmarks/costs/quantized.py``). It would also make
-much of little: attention's sums depend on the rows beside it by a float's last bit, which rounding to 8 bits may turn
-into a difference of 1/127.
+One half alone would not do, because single channels stand out (``benchmarks/costs/quantized.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +13,9 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
+from penstock.models.compiled import kernels
+from penstock.models.compiled.rows import by_rows
 
 LARGEST: Final = 127 * 256
 """What a row's largest magnitude becomes; a number that is rounded up from there still has its halves."""
@@ -28,13 +29,18 @@ _MIDDLE: Final = ZERO * 256 + ZERO + 0.5
 
 def split(rows_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of float32 -> bytes [2N, D], the low halves of all rows before the high ones, and scales [N, 1]."""
-    largest_N1 = rows_ND.abs().amax(-1, keepdim=True).clamp_min_(SMALLEST_SCALE)
-    # Two roundings, not addcmul: a compiler may make one of its two, and another one in what remains of a vector.
-    whole_ND = (rows_ND * (LARGEST / largest_N1)).add_(_MIDDLE).to(torch.int32)
-    return torch.cat((whole_ND, whole_ND >> 8)).to(torch.uint8), largest_N1 * (1 / LARGEST)
+    count, width = rows_ND.shape
+    bytes_2ND, scales_N1 = torch.empty(2 * count, width, dtype=torch.uint8), torch.empty(count, 1)
+    rows, low, high, scales = (t.numpy() for t in (rows_ND.contiguous(), *bytes_2ND.tensor_split(2), scales_N1))
+    by_rows(
+        lambda own: kernels.split(rows[own], LARGEST, SMALLEST_SCALE, _MIDDLE, low[own], high[own], scales[own]), count
+    )
+    return bytes_2ND, scales_N1
 
 
 def joined(products_2NO: Tensor, scales_N1: Tensor) -> Tensor:
     """The products [2N, out] of ``split``'s rows -> those of the floats, [N, out]."""
-    low_NO, high_NO = products_2NO.tensor_split(2)
-    return torch.add(low_NO, high_NO, alpha=256).mul_(scales_N1)
+    found = torch.empty(len(scales_N1), products_2NO.shape[1])
+    low, high, scales, out = (t.numpy() for t in (*products_2NO.tensor_split(2), scales_N1, found))
+    by_rows(lambda own: kernels.join(low[own], high[own], scales[own], out[own]), len(out))
+    return found

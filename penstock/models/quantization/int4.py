@@ -1,8 +1,8 @@
 """Linear layers of four-bit weights in groups, in the layout of torch's own kernel for CPUs.
 
-It takes activations and scales in bfloat16 and gives bfloat16; with float32 it takes ten times as long. A row's bits
-are its own. But rounding to bfloat16 makes much of a small difference, so attention is summed in float64 beside it: see
-``attention.precise_kernel``.
+It takes activations and scales in bfloat16 and gives bfloat16; with float32 it takes ten times as long. A row has bits
+of its own. But rounding to bfloat16 makes much of a small difference, so beside it attention adds up in one order, or
+in float64: see ``compiled.attention`` and ``attention.precise_kernel``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ BITS: Final = 4
 class Int4Linear(Packed):
     """Weights as ``scale * (value - 8) + zero`` with a scale and a zero in bfloat16 for every group."""
 
+    takes: Final = torch.bfloat16
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = in_four_bits(linear)
@@ -46,12 +48,16 @@ class Int4Linear(Packed):
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., in] -> [.., out], in the format of ``hidden``"""
         shape = hidden.shape
-        rows = hidden.reshape(-1, shape[-1]).bfloat16()
-        # By its own name an operation of torch is called in a microsecond less than through torch.ops.
-        products = torch._weight_int4pack_mm_for_cpu(rows, self._packed, self._group, self._scales).to(hidden.dtype)
+        products = self.product(hidden.reshape(-1, shape[-1]).bfloat16()).to(hidden.dtype)
         if self.bias is not None:
             products += self.bias
         return products.view(*shape[:-1], -1)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """[N, in] -> [N, out], without the bias, both bfloat16"""
+        # By its own name an operation of torch is called in a microsecond less than through torch.ops.
+        found: Tensor = torch._weight_int4pack_mm_for_cpu(rows, self._packed, self._group, self._scales)
+        return found
 
 
 def in_four_bits(linear: nn.Linear) -> GroupedWeight:

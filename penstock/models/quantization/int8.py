@@ -22,6 +22,7 @@ CHECKED: Final = 64
 class Int8Linear(Packed):
     """A row's bits depend on nothing but the row: oneDNN adds whole numbers, see ``halves``."""
 
+    takes: Final = torch.float32
     scales: Tensor
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -39,11 +40,15 @@ class Int8Linear(Packed):
 
     def products(self, hidden: Tensor) -> Tensor:
         """[.., in] -> [.., out], float32"""
-        bytes_2ND, row_scales_N1 = split(hidden.reshape(-1, hidden.shape[-1]).float())
-        products = joined(product(bytes_2ND, self.packed, self.scales, self._zeros), row_scales_N1)
+        products = self.product(hidden.reshape(-1, hidden.shape[-1]).float())
         if self.bias is not None:
             products += self.bias
         return products.view(*hidden.shape[:-1], -1)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """[N, in] -> [N, out], without the bias, both float32"""
+        bytes_2ND, row_scales_N1 = split(rows)
+        return joined(product(bytes_2ND, self.packed, self.scales, self._zeros), row_scales_N1)
 
 
 def product(bytes_ND: Tensor, packed: Tensor, scales_O: Tensor, zeros_O: Tensor) -> Tensor:

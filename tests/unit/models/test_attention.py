@@ -9,10 +9,12 @@ from torch import Tensor
 
 from penstock.models import attention
 from penstock.models.attention import (
+    EVERYTHING,
     Arenas,
     Plan,
     Scoring,
     SlotAttention,
+    Span,
     flash_kernel,
     folded_kernel,
     plain_kernel,
@@ -145,7 +147,7 @@ def test_one_product_over_slots_is_pipedecs_over_two_caches(seed: int) -> None:
 
 def test_close_slots_are_read_in_place_and_far_ones_gathered() -> None:
     def columns(view: BatchView) -> slice | Tensor:
-        return Plan(view, CPU, in_place=True).segments(None)[0].columns
+        return Plan(view, CPU, in_place=True).segments(EVERYTHING)[0].columns
 
     assert columns(VIEWS["dense"]) == slice(3, 11)
     assert columns(VIEWS["lone row among dead slots"]) == slice(2, 8)
@@ -155,14 +157,14 @@ def test_close_slots_are_read_in_place_and_far_ones_gathered() -> None:
 def test_slots_that_no_row_sees_through_its_window_are_not_read() -> None:
     view = make_view([(2, list(range(20)))])
     view.views[0].mask[:, :-2] = True
-    assert Plan(view, CPU, in_place=True).segments(4)[0].columns == slice(15, 20)
+    assert Plan(view, CPU, in_place=True).segments(Span(window=4))[0].columns == slice(15, 20)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_long_prompts_are_attended_to_in_parts(monkeypatch: pytest.MonkeyPatch, in_place: bool) -> None:
     monkeypatch.setattr(attention, "MOST_SCORES", 40)
     view = make_view([(7, list(range(20, 0, -1))), (1, [30, 31, 33])])
-    assert [len(s.mask_nS) for s in Plan(view, CPU, in_place).segments(None)] == [2, 2, 2, 1, 1]
+    assert [len(s.mask_nS) for s in Plan(view, CPU, in_place).segments(EVERYTHING)] == [2, 2, 2, 1, 1]
     result, expected = run(view, folded_kernel, in_place, Scoring(0.3))
     torch.testing.assert_close(result.double(), expected, atol=1e-3, rtol=1e-5)
 

@@ -1,0 +1,189 @@
+"""The compiled loops. Each goes row by row: what a row becomes depends on nothing but the row, to the last bit.
+
+Shapes: N rows, D hidden size, F of the feed-forward, H query heads in K groups, X = H + 2 K heads of queries, keys and
+values side by side, d and e the widths of a head's keys and values. ``rows`` and ``out`` are float32, or bfloat16 as
+uint16, where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from penstock.models.compiled.numbers import EXACT, FAST, exp, put, widened
+
+
+@njit(**FAST)
+def norm(hidden_ND: Any, weight_D: Any, least: Any, out_ND: Any) -> None:
+    """x * weight / sqrt(sum(x^2) + least^2): an RMS norm, see ``fused.norms.RMSNorm``."""
+    for row in range(hidden_ND.shape[0]):
+        _norm_row(hidden_ND, row, weight_D, least, out_ND)
+
+
+@njit(**FAST)
+def add_and_norm(hidden_ND: Any, change_ND: Any, weight_D: Any, least: Any, sum_ND: Any, out_ND: Any) -> None:
+    """``sum`` becomes hidden + change, ``out`` its norm."""
+    add(hidden_ND, change_ND, sum_ND)
+    norm(sum_ND, weight_D, least, out_ND)
+
+
+@njit(**FAST)
+def add(hidden_ND: Any, change_ND: Any, sum_ND: Any) -> None:
+    for row in range(hidden_ND.shape[0]):
+        for column in range(hidden_ND.shape[1]):
+            sum_ND[row, column] = hidden_ND[row, column] + widened(change_ND[row, column])
+
+
+@njit(inline="always")
+def _norm_row(rows: Any, row: int, weight: Any, least: Any, out: Any) -> None:
+    squares = least * least
+    for column in range(len(weight)):
+        squares += rows[row, column] * rows[row, column]
+    scale = np.float32(1) / np.sqrt(squares)
+    for column in range(len(weight)):
+        put(out, row, column, rows[row, column] * scale * weight[column])
+
+
+@njit(**FAST)
+def norm_heads(qkv_NXd: Any, weight_d: Any, least: Any, first: int, last: int) -> None:
+    """Norms of the width of a head, in place, of heads [first, last) of every row."""
+    for row in range(qkv_NXd.shape[0]):
+        heads = qkv_NXd[row]
+        for head in range(first, last):
+            _norm_row(heads, head, weight_d, least, heads)
+
+
+@njit(**FAST)
+def widen(rows: Any, bias: Any, out: Any) -> None:
+    """``out`` becomes rows + bias in float32; a bias of one number is none."""
+    for row in range(out.shape[0]):
+        for column in range(out.shape[1]):
+            out[row, column] = widened(rows[row, column])
+        if len(bias) == out.shape[1]:
+            for column in range(out.shape[1]):
+                out[row, column] += bias[column]
+
+
+@njit(**FAST)
+def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XNd: Any) -> None:
+    """Rotary embedding of the first ``rotated`` heads, the others as they are: a cos - b sin, b cos + a sin."""
+    half = qkv_NXd.shape[2] // 2
+    for row in range(qkv_NXd.shape[0]):
+        for head in range(qkv_NXd.shape[1]):
+            if head < rotated:
+                for i in range(half):
+                    a, b = qkv_NXd[row, head, i], qkv_NXd[row, head, half + i]
+                    out_XNd[head, row, i] = a * cos_Nd[row, i] - b * sin_Nd[row, i]
+                    out_XNd[head, row, half + i] = b * cos_Nd[row, half + i] + a * sin_Nd[row, half + i]
+            else:
+                for i in range(2 * half):
+                    out_XNd[head, row, i] = qkv_NXd[row, head, i]
+
+
+@njit(**FAST)
+def gate(gate_up_N2F: Any, out_NF: Any) -> None:
+    """silu(gate) * up"""
+    width = out_NF.shape[1]
+    for row in range(out_NF.shape[0]):
+        gates, ups = gate_up_N2F[row, :width], gate_up_N2F[row, width:]
+        for column in range(width):
+            value = widened(gates[column])
+            put(out_NF, row, column, value / (np.float32(1) + exp(-value)) * widened(ups[column]))
+
+
+@njit(**FAST)
+def attend(
+    query_HNd: Any,
+    keys_KSd: Any,
+    values_KSe: Any,
+    rows: Any,
+    starts: Any,
+    slots: Any,
+    scaling: Any,
+    softcap: Any,
+    sinks_H: Any,
+    out_NHe: Any,
+) -> None:
+    """Attention of ``rows`` [n] over the slots that each sees, those from starts[i] to starts[i + 1], by position.
+
+    ``softcap`` 0: none. ``sinks_H`` is -inf for heads that have none.
+    """
+    scale, cap = np.float32(scaling), np.float32(softcap)
+    groups, width = keys_KSd.shape[0], keys_KSd.shape[2]
+    together, value_width = query_HNd.shape[0] // groups, values_KSe.shape[2]
+    longest = 0
+    for i in range(len(rows)):
+        longest = max(longest, starts[i + 1] - starts[i])
+    scores = np.empty((together, longest), np.float32)
+    for i in range(len(rows)):
+        row, seen = rows[i], slots[starts[i] : starts[i + 1]]
+        count = len(seen)
+        for group in range(groups):
+            first = group * together
+            for at in range(count):
+                key = keys_KSd[group, seen[at]]
+                for g in range(together):
+                    query = query_HNd[first + g, row]
+                    product = np.float32(0)
+                    for c in range(width):
+                        product += query[c] * key[c]
+                    scores[g, at] = product * scale
+            for g in range(together):
+                _softmax(scores[g], count, cap, sinks_H[first + g])
+                out = out_NHe[row, first + g]
+                for c in range(value_width):
+                    out[c] = np.float32(0)
+            for at in range(count):
+                value = values_KSe[group, seen[at]]
+                for g in range(together):
+                    chance, out = scores[g, at], out_NHe[row, first + g]
+                    for c in range(value_width):
+                        out[c] += chance * value[c]
+
+
+@njit(inline="always")
+def _softmax(scores: Any, count: int, softcap: Any, sink: Any) -> None:
+    """In place, of the first ``count`` scores; a sink takes its share of the mass."""
+    if softcap > 0:
+        for at in range(count):
+            scores[at] = softcap * np.float32(np.tanh(scores[at] / softcap))
+    largest = sink
+    for at in range(count):
+        largest = max(largest, scores[at])
+    mass = exp(sink - largest)
+    for at in range(count):
+        scores[at] = exp(scores[at] - largest)
+        mass += scores[at]
+    share = np.float32(1) / mass
+    for at in range(count):
+        scores[at] *= share
+
+
+@njit(**EXACT)
+def split(
+    rows_ND: Any, largest: int, smallest_scale: float, middle: float, low_ND: Any, high_ND: Any, scales_N1: Any
+) -> None:
+    """See ``quantization.halves.split``. Products and sums are rounded one by one, for every row alike."""
+    count, width = rows_ND.shape
+    for row in range(count):
+        most = np.float32(smallest_scale)
+        for column in range(width):
+            most = max(most, abs(rows_ND[row, column]))
+        factor = np.float32(largest) / most
+        for column in range(width):
+            whole = np.int32(rows_ND[row, column] * factor + np.float32(middle))
+            low_ND[row, column] = np.uint8(whole & 255)
+            high_ND[row, column] = np.uint8((whole >> 8) & 255)
+        scales_N1[row, 0] = most * (np.float32(1) / np.float32(largest))
+
+
+@njit(**EXACT)
+def join(low_NO: Any, high_NO: Any, scales_N1: Any, out_NO: Any) -> None:
+    """See ``quantization.halves.joined``."""
+    count, width = out_NO.shape
+    for row in range(count):
+        for column in range(width):
+            both = low_NO[row, column] + np.float32(256) * high_NO[row, column]
+            out_NO[row, column] = both * scales_N1[row, 0]
