@@ -274,8 +274,9 @@ class SlotAttention:
             self._stored[layer] = self.arenas.store(layer, self.plan.slots_N, key_KNd, value_KNe, joint)
         keys, values = self._stored[layer]
         scoring = Scoring(scaling, softcap, s_aux)
-        if hasattr(module, "growth"):
-            query_HNd = query_HNd * module.growth.of(self.plan.positions_N)[:, None].to(query_HNd.dtype)
+        growth = getattr(module, "growth", None)
+        if growth is not None:
+            query_HNd = query_HNd * growth.of(self.plan.positions_N)[:, None].to(query_HNd.dtype)
         return self.attended(query_HNd, keys, values, scoring, Span(sliding_window, getattr(module, "chunk", None)))
 
     def attended(self, query_HNd: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, span: Span) -> Tensor:

@@ -19,7 +19,7 @@ from penstock.models.compiled.numbers import EXACT, FAST, exp, put, widened
 def norm(hidden_ND: Any, weight_D: Any, least: Any, out_ND: Any) -> None:
     """x * weight / sqrt(sum(x^2) + least^2): an RMS norm, see ``fused.norms.RMSNorm``."""
     for row in range(hidden_ND.shape[0]):
-        _norm_row(hidden_ND, row, weight_D, least, out_ND)
+        _norm_row(hidden_ND[row], weight_D, least, out_ND[row])
 
 
 @njit(**FAST)
@@ -31,39 +31,40 @@ def add_and_norm(hidden_ND: Any, change_ND: Any, weight_D: Any, least: Any, sum_
 
 @njit(**FAST)
 def add(hidden_ND: Any, change_ND: Any, sum_ND: Any) -> None:
-    for row in range(hidden_ND.shape[0]):
-        for column in range(hidden_ND.shape[1]):
-            sum_ND[row, column] = hidden_ND[row, column] + widened(change_ND[row, column])
+    for row in range(len(hidden_ND)):
+        hidden, change, total = hidden_ND[row], change_ND[row], sum_ND[row]
+        for column in range(len(hidden)):
+            total[column] = hidden[column] + widened(change[column])
 
 
 @njit(inline="always")
-def _norm_row(rows: Any, row: int, weight: Any, least: Any, out: Any) -> None:
+def _norm_row(row: Any, weight: Any, least: Any, out: Any) -> None:
     squares = least * least
     for column in range(len(weight)):
-        squares += rows[row, column] * rows[row, column]
+        squares += row[column] * row[column]
     scale = np.float32(1) / np.sqrt(squares)
     for column in range(len(weight)):
-        put(out, row, column, rows[row, column] * scale * weight[column])
+        put(out, column, row[column] * scale * weight[column])
 
 
 @njit(**FAST)
 def norm_heads(qkv_NXd: Any, weight_d: Any, least: Any, first: int, last: int) -> None:
     """Norms of the width of a head, in place, of heads [first, last) of every row."""
     for row in range(qkv_NXd.shape[0]):
-        heads = qkv_NXd[row]
         for head in range(first, last):
-            _norm_row(heads, head, weight_d, least, heads)
+            _norm_row(qkv_NXd[row, head], weight_d, least, qkv_NXd[row, head])
 
 
 @njit(**FAST)
 def widen(rows: Any, bias: Any, out: Any) -> None:
     """``out`` becomes rows + bias in float32; a bias of one number is none."""
-    for row in range(out.shape[0]):
-        for column in range(out.shape[1]):
-            out[row, column] = widened(rows[row, column])
-        if len(bias) == out.shape[1]:
-            for column in range(out.shape[1]):
-                out[row, column] += bias[column]
+    for i in range(len(out)):
+        row, wide = rows[i], out[i]
+        for column in range(len(wide)):
+            wide[column] = widened(row[column])
+        if len(bias) == len(wide):
+            for column in range(len(wide)):
+                wide[column] += bias[column]
 
 
 @njit(**FAST)
@@ -86,11 +87,14 @@ def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XNd: Any) -> 
 def gate(gate_up_N2F: Any, out_NF: Any) -> None:
     """silu(gate) * up"""
     width = out_NF.shape[1]
+    found = np.empty(width, np.float32)  # the compiler makes vectors of two loops, not of one that also rounds
     for row in range(out_NF.shape[0]):
-        gates, ups = gate_up_N2F[row, :width], gate_up_N2F[row, width:]
+        gates, ups, out = gate_up_N2F[row, :width], gate_up_N2F[row, width:], out_NF[row]
         for column in range(width):
             value = widened(gates[column])
-            put(out_NF, row, column, value / (np.float32(1) + exp(-value)) * widened(ups[column]))
+            found[column] = value / (np.float32(1) + exp(-value)) * widened(ups[column])
+        for column in range(width):
+            put(out, column, found[column])
 
 
 @njit(**FAST)
@@ -166,24 +170,23 @@ def split(
     rows_ND: Any, largest: int, smallest_scale: float, middle: float, low_ND: Any, high_ND: Any, scales_N1: Any
 ) -> None:
     """See ``quantization.halves.split``. Products and sums are rounded one by one, for every row alike."""
-    count, width = rows_ND.shape
-    for row in range(count):
+    for i in range(len(rows_ND)):
+        row, low, high = rows_ND[i], low_ND[i], high_ND[i]
         most = np.float32(smallest_scale)
-        for column in range(width):
-            most = max(most, abs(rows_ND[row, column]))
+        for column in range(len(row)):
+            most = max(most, abs(row[column]))
         factor = np.float32(largest) / most
-        for column in range(width):
-            whole = np.int32(rows_ND[row, column] * factor + np.float32(middle))
-            low_ND[row, column] = np.uint8(whole & 255)
-            high_ND[row, column] = np.uint8((whole >> 8) & 255)
-        scales_N1[row, 0] = most * (np.float32(1) / np.float32(largest))
+        for column in range(len(row)):
+            whole = np.int32(row[column] * factor + np.float32(middle))
+            low[column] = np.uint8(whole & 255)
+            high[column] = np.uint8((whole >> 8) & 255)
+        scales_N1[i, 0] = most * (np.float32(1) / np.float32(largest))
 
 
 @njit(**EXACT)
 def join(low_NO: Any, high_NO: Any, scales_N1: Any, out_NO: Any) -> None:
     """See ``quantization.halves.joined``."""
-    count, width = out_NO.shape
-    for row in range(count):
-        for column in range(width):
-            both = low_NO[row, column] + np.float32(256) * high_NO[row, column]
-            out_NO[row, column] = both * scales_N1[row, 0]
+    for i in range(len(out_NO)):
+        low, high, out, scale = low_NO[i], high_NO[i], out_NO[i], scales_N1[i, 0]
+        for column in range(len(out)):
+            out[column] = (low[column] + np.float32(256) * high[column]) * scale

@@ -42,6 +42,10 @@ class Turn(NamedTuple):
 class CompiledLayer(nn.Module):
     """Computes what the ``FusedLayer`` does that it is made of, in float32 on a CPU; takes over its parts."""
 
+    growth: Final = None
+    chunk: Final = None
+    """See ``models.chunked``. To find that a module lacks something takes longer than many of its loops."""
+
     def __init__(self, layer: FusedLayer, room: Room) -> None:
         super().__init__()
         self.layer_idx = layer.layer_idx

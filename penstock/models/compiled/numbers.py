@@ -43,23 +43,23 @@ def _widened(number: Any) -> Any:
     return widened_float32
 
 
-def put(rows: Any, row: Any, column: Any, number: Any) -> Any:
-    """Store a float32 in the format of ``rows``, rounded to the nearest, ties to even."""
+def put(row: Any, column: Any, number: Any) -> Any:
+    """Store a float32 in the format of ``row``, rounded to the nearest, ties to even."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(put, inline="always")
-def _put(rows: Any, row: Any, column: Any, number: Any) -> Any:
-    if rows.dtype == types.uint16:
+def _put(row: Any, column: Any, number: Any) -> Any:
+    if row.dtype == types.uint16:
 
-        def put_bfloat16(rows: Any, row: Any, column: Any, number: Any) -> Any:
+        def put_bfloat16(row: Any, column: Any, number: Any) -> Any:
             bits = np.float32(number).view(np.uint32)
-            rows[row, column] = np.uint16((bits + HALF + ((bits >> WORD) & ONE)) >> WORD)
+            row[column] = np.uint16((bits + HALF + ((bits >> WORD) & ONE)) >> WORD)
 
         return put_bfloat16
 
-    def put_float32(rows: Any, row: Any, column: Any, number: Any) -> Any:
-        rows[row, column] = number
+    def put_float32(row: Any, column: Any, number: Any) -> Any:
+        row[column] = number
 
     return put_float32
 

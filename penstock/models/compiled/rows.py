@@ -48,8 +48,8 @@ class Room:
 
 def by_rows(run: Callable[[slice], object], count: int) -> None:
     """Run loops over rows 0 .. ``count`` - 1: over parts of them at once, by as many threads as torch has."""
-    threads = min(torch.get_num_threads(), count // WORTH_A_THREAD)
-    if threads <= 1:
+    threads = min(torch.get_num_threads(), count // WORTH_A_THREAD) if count >= 2 * WORTH_A_THREAD else 1
+    if threads == 1:
         run(slice(0, count))
         return
     bounds = [count * thread // threads for thread in range(threads + 1)]

@@ -15,7 +15,7 @@ from penstock.models.compiled.numbers import FAST, exp, put, widened
 def copied(rows: Any, out: Any) -> None:
     for row in range(rows.shape[0]):
         for column in range(rows.shape[1]):
-            put(out, row, column, widened(rows[row, column]))
+            put(out[row], column, widened(rows[row, column]))
 
 
 @njit(**FAST)
