@@ -290,6 +290,7 @@ SHARED = {
     "right": "synthetic, right in 88% of the steps",
     "wrong": "synthetic, never right",
     "random": "a draft model with random weights",
+    **{f"right{percent}": f"synthetic, right in {percent}%" for percent in shared_host.PERCENT},
 }
 
 
