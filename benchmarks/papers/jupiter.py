@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import fmean
 from typing import Any, Final
 
 from rich.console import Console
 
 from benchmarks.shared.measured import Taken
+from benchmarks.shared.points import Answer, Decoded, answered
 from penstock.bench.baselines import METHODS, Group, sequence_s
 from penstock.bench.entries import parse_entries
 from penstock.bench.plan.choices import Planning
@@ -26,7 +28,7 @@ from penstock.cluster.timing import NOTHING, chunk
 from penstock.planner.costs import Batch, candidates, problem_of
 from penstock.planner.jupiter import layer_split, least_piece, sequence_split
 from penstock.planner.partition import Part
-from penstock.planner.pieces import Flow, PieceTable
+from penstock.planner.pieces import BLOCK, Flow, PieceTable
 from penstock.simulator.run import simulate
 from penstock.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig
@@ -44,6 +46,15 @@ RATES: Final = {"100 Mbps": 0.094, "500 Mbps": 0.47, "1 Gbps": 0.94}
 MODELS: Final = {"7B": "llama-2-7b-4bit", "13B": "llama-2-13b-4bit"}
 PIPELINES: Final = ("EdgeShard", "Jupiter", "Penstock")
 KV_SLOTS: Final = 512
+IN_TABLE_5: Final = Answer(prompt=PROMPT, points=4, tokens=64)
+SHAPES: Final = (
+    *(Answer(prompt=PROMPT, points=points, tokens=tokens) for points, tokens in ((2, 32), (4, 16), (4, 32))),
+    IN_TABLE_5,
+    *(Answer(prompt=PROMPT, points=points, tokens=tokens) for points, tokens in ((4, 128), (8, 32), (8, 64))),
+)
+"""Answers that are told in points."""
+NAMES: Final = {"": ("naive", "outlines"), "chain": ("chain", "both"), "auto": ("auto", "both, auto")}
+"""What each way is called, without an outline and with one."""
 
 
 def take() -> Taken:
@@ -59,7 +70,8 @@ def take() -> Taken:
         for rate in ("100 Mbps", "1 Gbps")
         for count in (1, 2, 3, 4)
     ]
-    return [COMMAND], {"settings": settings, "boards": boards, "prompts": list(prompts()), "stages": list(scaling())}
+    figures = {"settings": settings, "boards": boards, "answers": list(answers())}
+    return [COMMAND], {**figures, "prompts": list(prompts()), "stages": list(scaling())}
 
 
 def cluster_of(place: str, rate: str, model: str) -> Cluster:
@@ -147,11 +159,37 @@ def our_cluster(cluster: Cluster) -> Cluster:
     return planned(planning, Console(quiet=True)).chosen.cluster
 
 
-def decoding_s(cluster: Cluster, config: SpeculativeConfig | None) -> float:
-    """Seconds of TOKENS tokens after the first, behind the prompt."""
-    script = profile_script(ACCURACY, REQUESTS, TOKENS + 1, SEED, prompt=PROMPT)
+def decoding_s(cluster: Cluster, config: SpeculativeConfig | None, tokens: int = TOKENS) -> float:
+    """Seconds of so many tokens after the first, behind the prompt."""
+    script = profile_script(ACCURACY, REQUESTS, tokens + 1, SEED, prompt=PROMPT)
     runs = simulate(cluster, script, config, 0)
     return sum(run.seconds for run in runs) / REQUESTS
+
+
+def answers() -> Iterator[dict[str, Any]]:
+    """Answers of several points on A, by the way that they are decoded: seconds, and those of their outlines."""
+    ((_, chain),) = parse_entries([CHAIN], {})
+    auto = SpeculativeConfig(strategy="auto")
+    for model in MODELS:
+        cluster = cluster_of("A", "1 Gbps", model)
+        paper, ours = papers_cluster(cluster), our_cluster(cluster)
+        assert paper is not None
+        ways = {"": (paper, None), "chain": (paper, chain), "auto": (ours, auto)}
+        for answer in SHAPES:
+            length = answer.points * answer.tokens
+            found: dict[str, Any] = {"model": model, "points": answer.points, "tokens": answer.tokens}
+            outlined = {way: points_mean(place, answer, config) for way, (place, config) in ways.items()}
+            seconds = {way: decoding_s(place, config, length) for way, (place, config) in ways.items()}
+            found["seconds"] = {NAMES[way][0]: one for way, one in seconds.items()}
+            found["seconds"] |= {NAMES[way][1]: one.seconds for way, one in outlined.items()}
+            found["outline_s"] = {NAMES[way][1]: one.outline_s for way, one in outlined.items()}
+            yield found
+
+
+def points_mean(cluster: Cluster, answer: Answer, config: SpeculativeConfig | None) -> Decoded:
+    """Of several seeds."""
+    found = [answered(cluster, answer, ACCURACY, config, SEED + i) for i in range(REQUESTS)]
+    return Decoded(fmean(one.outline_s for one in found), fmean(one.seconds for one in found))
 
 
 def prompts() -> Iterator[dict[str, Any]]:
@@ -168,13 +206,25 @@ def prompts() -> Iterator[dict[str, Any]]:
 
 
 def scaling() -> Iterator[dict[str, Any]]:
-    """A prompt over N equal stages beside one stage that holds all of the model: how many times as fast."""
-    for count in (1, 2, 4, 8, 16):
-        cluster = cluster_of("A", "1 Gbps", "7B")
-        (stage, *_) = stage_timings(papers_cluster(cluster) or cluster)
-        links = link_timings(papers_cluster(cluster) or cluster)
-        between = [links[0], *[links[1]] * (count - 1), links[-1]]
-        whole = sum(stage.seconds(PROMPT * 4, chunk(PROMPT * 4)) for _ in range(count))
-        pieces = PieceTable([stage] * count, between)
-        seconds = Flow([stage] * count, between).first_token_s(0, pieces.ends(PROMPT * 4))
-        yield {"stages": count, "tokens": PROMPT * 4, "speedup": whole / seconds}
+    """Prompts over N equal stages beside one stage that holds all of the model: how many times as fast.
+
+    ``bound``: by filling and draining alone, with the most pieces there can be. ``of_8``: in equal pieces of half a
+    block.
+    """
+    cluster = papers_cluster(cluster_of("A", "1 Gbps", "7B"))
+    assert cluster is not None
+    (stage, *_), links = stage_timings(cluster), link_timings(cluster)
+    for tokens in (PROMPT * 4, 2048, 4096, 8192):
+        for count in (1, 2, 4, 8, 16):
+            between = [links[0], *[links[1]] * (count - 1), links[-1]]
+            flow, most = Flow([stage] * count, between), -(-tokens // BLOCK)
+            whole = count * stage.seconds(tokens, chunk(tokens))
+            planned_s = flow.first_token_s(0, PieceTable([stage] * count, between).ends(tokens))
+            half_blocks_s = flow.first_token_s(0, (*range(BLOCK // 2, tokens, BLOCK // 2), tokens))
+            yield {
+                "stages": count,
+                "tokens": tokens,
+                "speedup": whole / planned_s,
+                "bound": count * most / (most + count - 1),
+                "of_8": whole / half_blocks_s,
+            }

@@ -7,12 +7,13 @@ from statistics import geometric_mean, median
 from typing import Any, Final
 
 from benchmarks.papers import jupiter
+from benchmarks.papers.jupiter import IN_TABLE_5
 from benchmarks.sections.base import Section, paragraphs
-from benchmarks.strategies import outlines, planned_hosts, plans
+from benchmarks.shared.points import ASKING, TITLE
+from benchmarks.strategies import planned_hosts, plans
 from penstock.bench.baselines import METHODS
 from penstock.bench.formats import markdown, times
 from penstock.bench.plan.choices import EVEN, JUPITER, PROPORTIONAL
-from penstock.outlines.guide import KINDS
 
 TABLE_2: Final = {
     "7B": {"100 Mbps": (8.16, 6.96, 3.48, 5.19), "1 Gbps": (0.92, 0.88, 0.45, 0.69)},
@@ -30,6 +31,9 @@ TABLE_4: Final = {
 """Seconds for 260 + 64 tokens, 7B and 13B: SP, M-LM, DT, Galaxy, EdgeShard, Jupiter; None is out of memory."""
 TABLE_5: Final = {"7B": (1.8, 2.3, 3.6), "13B": (2.0, 2.4, 3.9)}
 """Over naive decoding: speculation, outlines, both."""
+WAYS: Final = ("chain", "outlines", "both", "auto", "both, auto")
+GOAL: Final = 0.85
+"""Of N times one stage's speed."""
 PUBLISHED: Final = (*METHODS, "EdgeShard", "Jupiter")
 
 
@@ -39,8 +43,8 @@ def render(figures: Any) -> str:
         "The boards are the presets `jupiter-homogeneous` (A) and `jupiter-heterogeneous` (B). By *formula* as many "
         "elements are exchanged as the paper's Table I says, without latency; by *rings* those that really cross a "
         "device's link. EdgeShard is the plain pipeline with the paper's layer split. Jupiter's column of ours has its "
-        "layer split, its pieces of the prompt and Medusa's chain, but no outlines, which are measured below "
-        "with a model that writes them. Penstock's has the plan of `penstock plan`, planned pieces and `auto`.",
+        "layer split, its pieces of the prompt and Medusa's chain, but no outlines, which have a table of their own. "
+        "Penstock's has the plan of `penstock plan`, planned pieces and `auto`.",
         "**Table II**, exchanging over computing of the prompt, A.",
         ratios(settings),
         "**Table IV**, seconds for 260 prompt tokens and 64 new ones.",
@@ -55,14 +59,21 @@ def render(figures: Any) -> str:
         "**Figure 12**, 7B on one to four Xavier NX: seconds, by rings.",
         by_boards(figures["boards"]),
         "**Table V**, decoding on A at 1 Gbps over naive decoding.",
-        speculation(settings),
+        speculation(settings, figures["answers"]),
+        f"Outlines are those of an answer in {IN_TABLE_5.points} points of {IN_TABLE_5.tokens} tokens to a prompt of "
+        f"{IN_TABLE_5.prompt}: the paper states neither. A title is taken to have {TITLE} tokens, and what asks for a "
+        f"point {ASKING}. An answer's tokens are its points'; the outline's time counts. Answers of other shapes, with "
+        "7B's times, over naive decoding:",
+        shapes(figures["answers"]),
+        limits(figures["answers"]),
         "**Prompts in pieces**: seconds until the first token, in planned pieces and in fixed ones.",
         pieces(figures["prompts"]),
         f"Planned pieces are never slower than the best fixed length of 16 to 512 (at most {worst(figures['prompts'])} "
-        "of its time), and no length is the best everywhere. A prompt of "
-        f"{figures['stages'][0]['tokens']} tokens over N equal stages, beside one after the other: "
-        + ", ".join(f"{times(one['speedup'])} at {one['stages']}" for one in figures["stages"])
-        + ".",
+        "of its time), and no length is the best everywhere.",
+        "**Prompts over N equal stages**, planned, over one stage with all of the model, and in brackets N p / (p + N "
+        "- 1) of p pieces of 16 tokens, which is what filling and draining the pipeline leave.",
+        scaled(figures["stages"]),
+        scaling_remark(figures["stages"]),
     )
 
 
@@ -125,13 +136,74 @@ def by_boards(boards: list[Any]) -> str:
     return markdown(["", *PUBLISHED, "Penstock"], rows)
 
 
-def speculation(settings: list[Any]) -> str:
+def speculation(settings: list[Any], answers: list[Any]) -> str:
     rows = []
     for one in of(settings, environment="A", rate="1 Gbps"):
         plain = one["pipelines"]["EdgeShard"]["tokens_s"]
         found = [times(plain / one["pipelines"][name]["tokens_s"]) for name in ("Jupiter", "Penstock")]
-        rows.append([one["model"], *(f"{gain:.1f}x" for gain in TABLE_5[one["model"]]), *found])
-    return markdown(["", "paper: chain", "paper: outlines", "paper: both", "ours: its chain", "ours: `auto`"], rows)
+        (shape,) = (other for other in answers if other["model"] == one["model"] and is_table_5(other))
+        gains = [times(gain) for gain in (over_naive(shape, way) for way in ("outlines", "both", "both, auto"))]
+        papers = [f"{gain:.1f}x" for gain in TABLE_5[one["model"]]]
+        rows.append([one["model"], *papers, found[0], *gains[:2], found[1], gains[2]])
+    names = ["chain", "outlines", "both"]
+    ours = [f"ours: {name}" for name in (*names, "`auto`", "outlines and `auto`")]
+    return markdown(["", *(f"paper: {name}" for name in names), *ours], rows)
+
+
+def is_table_5(shape: Mapping[str, Any]) -> bool:
+    return (shape["points"], shape["tokens"]) == (IN_TABLE_5.points, IN_TABLE_5.tokens)
+
+
+def over_naive(shape: Mapping[str, Any], way: str) -> float:
+    return float(shape["seconds"]["naive"] / shape["seconds"][way])
+
+
+def shapes(answers: list[Any]) -> str:
+    rows = [
+        [f"{one['points']} of {one['tokens']} tokens", *(times(over_naive(one, way)) for way in WAYS)]
+        for one in of(answers, model="7B")
+    ]
+    return markdown(["points", *(way.replace("auto", "`auto`") for way in WAYS)], rows)
+
+
+def limits(answers: list[Any]) -> str:
+    """What the outline takes of an answer of Table V's shape, and where `auto` is not the best."""
+    (one,) = (other for other in of(answers, model="7B") if is_table_5(other))
+    share, both = (one["outline_s"][way] / one["seconds"][way] for way in ("outlines", "both"))
+    most = max(of(answers, model="7B"), key=lambda other: (other["points"], other["tokens"]))
+    chain, auto = (times(over_naive(most, way)) for way in ("both", "both, auto"))
+    return (
+        "What limits them is the outline, whose tokens come one after another: in Table V's shape it takes "
+        f"{100 * share:.0f}% of the time, with the chain {100 * both:.0f}%. Fewer than four points leave boards idle; "
+        "more share batches, which costs these boards nothing up to 11 rows. A pipeline that points keep busy leaves "
+        f"speculation less to win: with {most['points']} points `auto` ({auto}) is behind the chain ({chain})."
+    )
+
+
+def scaled(stages: list[Any]) -> str:
+    counts = sorted({one["stages"] for one in stages})
+    rows = []
+    for tokens in sorted({one["tokens"] for one in stages}):
+        found = {one["stages"]: one for one in stages if one["tokens"] == tokens}
+        cells = (f"{found[count]['speedup']:.2f} ({found[count]['bound']:.2f})" for count in counts)
+        rows.append([f"{tokens:,} tokens", *cells])
+    return markdown(["", *(f"N = {count}" for count in counts)], rows)
+
+
+def scaling_remark(stages: list[Any]) -> str:
+    below = [one for one in stages if one["speedup"] < GOAL * one["stages"]]
+    least = min(one["speedup"] / one["stages"] for one in stages if one not in below)
+    slower = [one["speedup"] / one["of_8"] for one in stages]
+    names = " and ".join(
+        f"{one['tokens']:,} tokens over {one['stages']} stages ({one['speedup'] / one['stages']:.2f} N, of at most "
+        f"{one['bound'] / one['stages']:.2f} N)"
+        for one in below
+    )
+    return (
+        f"That is at least {least:.2f} N, but for {names}. Pieces of 8 tokens would raise that bound, and take "
+        f"{min(slower):.1f} to {max(slower):.1f} times as long as the planned ones: a stage reads its weights for each "
+        "piece, which takes as long as 11 rows do."
+    )
 
 
 def pieces(prompts: list[Any]) -> str:
@@ -193,41 +265,8 @@ def render_hosts(figures: Any) -> str:
     )
 
 
-def render_outlines(figures: Any) -> str:
-    """Answers in points: decisions by category, and speed over plain decoding."""
-    decisions, speed = figures["decisions"], figures["speed"]
-    rows = [
-        [name, str(sum(found.values())), *(str(found.get(kind, 0)) for kind in KINDS)]
-        for name, found in decisions.items()
-    ]
-    rates = [[place, *(times(rate) for rate in rates_over_plain(found))] for place, found in speed.items()]
-    return paragraphs(
-        "A point is what plain decoding of its own prompt gives; the whole is not the plain answer. A model of 135M "
-        "parameters decides and writes here. What form it gives answers, by set and category of the question, with one "
-        "constrained token:",
-        markdown(["", "questions", *KINDS], rows),
-        "Speed for questions whose answers are lists: tokens per second of the answer (of the points, without titles; "
-        "the outline's time counts) over plain decoding, geometric mean. Where four stages share two cores, points "
-        "side by side add none: the outline's tokens are what they cost.",
-        markdown(["four stages of", "speculation", "outlines", "both", "both over speculation"], rates),
-    )
-
-
-def rates_over_plain(found: list[Any]) -> tuple[float, float, float, float]:
-    """Of speculation, outlines, and both; and both over speculation. Of questions that were answered in points."""
-    rate = {(one["question"], one["engine"], one["mode"]): one["tokens"] / one["seconds"] for one in found}
-    in_points = [one["question"] for one in found if one["points"] and one["engine"] == "plain"]
-
-    def gain(way: tuple[str, str], over: tuple[str, str]) -> float:
-        return geometric_mean(rate[question, *way] / rate[question, *over] for question in in_points)
-
-    plain, drafted, both = ("plain", "off"), ("speculation", "off"), ("speculation", "on")
-    return gain(drafted, plain), gain(("plain", "on"), plain), gain(both, plain), gain(both, drafted)
-
-
 SECTIONS = (
     Section(name=planned_hosts.NAME, title="Planned hosts", how=planned_hosts.HOW, take=None, render=render_hosts),
     Section(name=plans.NAME, title="Planned splits", how=plans.HOW, take=plans.take, render=render_plans),
     Section(name=jupiter.NAME, title="Jupiter, Tables II, IV and V", how=jupiter.HOW, take=jupiter.take, render=render),
-    Section(name=outlines.NAME, title="Answers in points", how=outlines.HOW, take=None, render=render_outlines),
 )

@@ -96,8 +96,8 @@ PAGES = (
     Page(
         name="jupiter",
         title="beside Jupiter's paper",
-        about="its tables and baselines, its plans and ours, prompts and answers in pieces, what a plan is worth",
-        sections=("jupiter", "plans", "planned_hosts", "outlines"),
+        about="its tables and baselines, its plans and ours, prompts and answers in pieces, what they are worth",
+        sections=("jupiter", "plans", "planned_hosts", "outlines", "quality"),
     ),
     Page(
         name="vllm",

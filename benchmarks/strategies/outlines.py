@@ -4,9 +4,11 @@
     python -m benchmarks.strategies.outlines speed MODEL [--cluster NAME] [--questions N] [--tokens N]
 
 PROMPTS is a folder of JSON lines, a file for each set, whose lines have `turns` and a `category`. Speed is measured
-over four stages, of a cluster that is emulated or of this host. Tokens are the points' own, without titles. Seconds
-count from the question to the last token, so that they hold prompt and outline. The figures are stored in
-benchmarks/measured/strategies/outlines.json, part by part. Stop whatever else runs on the host while speed is measured.
+over four stages of this host or, in virtual time, of a cluster that is modelled: the model's own outlines and points,
+in the time that the cluster's devices take. Tokens are the points' own, without titles. Seconds count from the question
+to the last token, so that they hold prompt and outline. The figures are stored in
+benchmarks/measured/strategies/outlines.json, part by part. Stop whatever else runs on the host while its own speed is
+measured.
 """
 
 from __future__ import annotations
@@ -15,21 +17,28 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
+from benchmarks.papers.jupiter import ACCURACY, CHAIN
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, RequestOutput, SamplingParams
+from penstock.bench.entries import parse_entries
 from penstock.engine.outlined.offline import complete_step
 from penstock.outlines.dialogue import Dialogue
+from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.inprocess import InProcessHost
 from penstock.text.chat import ChatFormat
 
 NAME: Final = "outlines"
-HOW: Final = "Measured with SmolLM2-135M-Instruct (Q4_1) on two cores"
+HOW: Final = "Measured with SmolLM2-135M-Instruct (Q4_1) on two cores, or in virtual time where it says so"
 COMMAND: Final = "python -m benchmarks.strategies.outlines"
 STAGES: Final = 4
+MODES: Final = ("off", "on")
 LISTS: Final = (
     "What are the benefits of regular exercise?",
     "How can I save money on groceries?",
@@ -39,7 +48,11 @@ LISTS: Final = (
     "What should I pack for a trip to the mountains?",
 )
 """Questions whose answers are lists."""
-ENGINES: Final[dict[str, Any]] = {"plain": None, "speculation": {"method": "ngram"}}
+WATER: Final = "Name some uses of water."
+"""Asked ahead of the others: afterwards guides are there, and times are learned."""
+ENGINES: Final[dict[str, Any]] = {"plain": None, "prompt lookup": {"method": "ngram"}}
+SCRIPTED: Final[dict[str, Any]] = {"method": "synthetic", "accuracy": ACCURACY}
+"""A drafter that is right as often as that of Jupiter's tables."""
 
 
 def questions(folder: Path, per_category: int) -> Iterator[tuple[str, str]]:
@@ -78,32 +91,54 @@ def form_of(llm: LLM, question: str, params: SamplingParams) -> str:
 def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
     """For every question, and every way of answering it, tokens and seconds; the ways take turns."""
     params = SamplingParams(temperature=0, max_tokens=options.tokens)
-    place: dict[str, Any] = {"cluster": options.cluster} if options.cluster else {"threads": 1}
-    found = []
+    found, asked = [], [chat_of(question) for question in LISTS[: options.questions]]
     with ExitStack() as stack:
-        engines = {
-            name: stack.enter_context(
-                LLM(str(options.model), pipeline_parallel_size=STAGES, speculative_config=config, **place)
-            )
-            for name, config in ENGINES.items()
-        }
-        for engine in engines.values():  # guides are there, and times are learned
-            engine.chat([{"role": "user", "content": "Name some uses of water."}], params, outline_decoding="on")
-        for question in LISTS[: options.questions]:
+        engines = {name: stack.enter_context(one) for name, one in engines_of(options)}
+        for engine in engines.values():
+            get_ready(engine, asked, params)
+        for question in asked:
             for name, engine in engines.items():
-                for mode in ("off", "on"):
-                    (output,) = engine.chat([{"role": "user", "content": question}], params, outline_decoding=mode)
-                    found.append({"question": question, "engine": name, "mode": mode, **timed(output)})
-                    print(found[-1])
+                for mode in MODES:
+                    (output,) = engine.chat(question, params, outline_decoding=mode)
+                    found.append({"question": question[0]["content"], "engine": name, "mode": mode, **timed(output)})
+                    print(found[-1], flush=True)
     return found
+
+
+def chat_of(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def engines_of(options: argparse.Namespace) -> Iterator[tuple[str, LLM]]:
+    """By name: over stages of this host, with what drafts there, or over a cluster's, in virtual time."""
+    model = str(options.model)
+    if not options.cluster:
+        for name, config in ENGINES.items():
+            yield name, LLM(model, pipeline_parallel_size=STAGES, speculative_config=config, threads=1)
+        return
+    torch.set_num_threads(1)
+    ((_, chain),) = parse_entries([CHAIN], SCRIPTED)
+    for name, config in {**ENGINES, "its chain": chain, "auto": SCRIPTED}.items():
+        host = InProcessHost(VirtualClock())
+        yield name, LLM(model, host=host, cluster=options.cluster, speculative_config=config)
+
+
+def get_ready(engine: LLM, asked: Sequence[Any], params: SamplingParams) -> None:
+    """Have the scripted drafter told the answers, and nothing but the guides in the prefix cache."""
+    for mode in MODES:
+        engine.chat(asked, params, outline_decoding=mode)
+    engine.loop.scheduler.pool.forget_cached()
+    engine.chat(chat_of(WATER), params, outline_decoding="on")
 
 
 def timed(output: RequestOutput) -> dict[str, Any]:
     answer, outline = output.outputs[0], output.outline
+    guides = [] if outline is None else [len(guide.outputs[0].token_ids) for guide in outline.guides]
     return {
         "tokens": len(answer.token_ids),
         "seconds": round(answer.seconds or 0.0, 3),
         "points": len(outline.points) if outline is not None else 0,
+        "outline_tokens": sum(guides),
     }
 
 
@@ -117,15 +152,15 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=len(LISTS))
     parser.add_argument("--tokens", type=int, default=160)
     options = parser.parse_args()
+    found: Any = decisions(options) if options.part == "decisions" else speed(options)
     figures = kept_figures(NAME)
     if options.part == "decisions":
-        figures["decisions"] = decisions(options)
+        figures["decisions"] = found
     else:
-        figures.setdefault("speed", {})[options.cluster or "this host"] = speed(options)
+        figures.setdefault("speed", {})[options.cluster or "this host"] = found
     typed = f"{COMMAND} {' '.join(sys.argv[1:])}".replace(str(options.model), "MODEL.gguf")
-    figures.setdefault("commands", {})[f"{options.part} {options.cluster}"] = typed.replace(
-        str(options.prompts), "PROMPTS"
-    )
+    command = typed.replace(str(options.prompts), "PROMPTS")
+    figures.setdefault("commands", {})[f"{options.part} {options.cluster}".strip()] = command
     commands = list(figures["commands"].values())
     store(NAME, HOW, (commands, figures))
 

@@ -87,8 +87,11 @@ def candidates_on(options: EngineOptions, names: list[str], living: Mapping[str,
 def only_device(name: str, facts: HostFacts, device: str) -> str:
     gpus = [one.device for one in facts.devices if one.device != "cpu"]
     if device == "cuda" and len(gpus) > 1:
-        problem = f"plans one device a host, and {name} has {len(gpus)} GPUs: name one with device, or state the layers"
-        raise FieldError("layer_split", problem)
+        raise FieldError(
+            "layer_split",
+            f"plans one device a host, and {name} has {len(gpus)} GPUs: run a worker for each, with its own "
+            "CUDA_VISIBLE_DEVICES and port, name one with device, or state the layers",
+        )
     return device_on(name, facts, device, 0, 1)
 
 

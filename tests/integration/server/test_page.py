@@ -21,7 +21,10 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from penstock.bench.plan.write import cluster_toml
+from penstock.cluster import load_cluster
 from penstock.engine.stats import EngineStats
+from tests.checkpoints import make_checkpoint
 
 CHROMIUM = shutil.which("chromium")
 """Where there is no such command, Playwright starts what ``playwright install chromium`` has brought."""
@@ -33,9 +36,9 @@ PATIENCE_MS = 30_000
 
 
 @contextmanager
-def serving(*flags: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(*flags: str, port: int = 0, model: str = "demo") -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A server, on a free port if none is named: its address and its process, which is told to end if it has not."""
-    command = [PENSTOCK, "serve", "demo", "--port", f"{port}", *flags]
+    command = [PENSTOCK, "serve", model, "--port", f"{port}", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
@@ -333,6 +336,39 @@ HTML = """\
 <ol start="2"><li>First<ul><li>half<pre><code>- no item</code></pre></li></ul></li><li>Second<p>goes on</p></li></ol>\
 <blockquote><p>quoted</p></blockquote>\
 """
+
+
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content }}\n{% endfor %}assistant: "
+GROWING = "() => [...document.querySelectorAll('.points p')].filter((cell) => cell.textContent.trim()).length > 1"
+"""Two points have text."""
+
+
+def test_points_grow_side_by_side_and_end_as_one_text(visit: Visit, tmp_path: Path) -> None:
+    """A model of random weights: the grammar alone makes its outline one."""
+    folder = make_checkpoint(tmp_path / "model", tokenizer=True, max_position_embeddings=4096)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (cluster := tmp_path / "fast.toml").write_text(cluster_toml(load_cluster("demo", time_scale=0.1)))
+    with serving("--cluster", str(cluster), model=str(folder)) as (url, _):
+        visitor = visit(url, key=None)
+        page = visitor.page
+        visitor.set(max_tokens=240, temperature=0)
+        page.locator("[name=outline_decoding]").select_option("on")
+        page.locator("#prompt").fill("What turns the wheel?")
+        page.locator("#prompt").press("Enter")
+        cells = page.locator(".writing .points section")
+        page.wait_for_function(GROWING, timeout=PATIENCE_MS)
+        titles = cells.locator("h4").all_text_contents()
+        first, second = (cells.nth(i).bounding_box() for i in range(2))
+        visitor.wait_for_end()
+        assert first is not None
+        assert second is not None
+        assert first["y"] == second["y"]
+        assert first["x"] + first["width"] < second["x"]
+        expect(page.locator(".points")).to_have_count(0)
+        told = page.locator(".message").nth(1).locator(".text").inner_text()
+        places = [told.index(title) for title in titles]
+        assert len(places) > 1
+        assert places == sorted(places)
 
 
 def test_markdown_is_rendered_and_is_never_the_pages_markup(visit: Visit) -> None:

@@ -134,7 +134,7 @@ def test_auto_plans_alike_hosts_too_and_measures_what_is_missing(
 def test_a_host_with_several_gpus_is_planned_for_by_name_only() -> None:
     fleet = host(facts("a:1", "cuda:0", "cuda:1"), facts("b:1", "cuda:0"))
     two = {"hosts": "a:1,b:1", "device": "cuda"}
-    with pytest.raises(FieldError, match="a:1 has 2 GPUs: name one with device"):
+    with pytest.raises(FieldError, match="a:1 has 2 GPUs: run a worker for each"):
         planned(options(**two, layer_split="auto"), fleet)
     assert planned(options(**two), fleet) == options(**two)
 

@@ -1,0 +1,92 @@
+"""Answers in points, simulated: an outline, then all points at the same time.
+
+The outline's tokens come one after another behind the question. Then every point is a request of its own, whose prompt
+is question, outline, and what asks for it; all of it but the last is in the prefix cache. A scripted drafter serves
+both. What a real model makes of outlines is measured by ``benchmarks/strategies/outlines.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.cluster import Cluster
+from penstock.engine.loop import EngineLoop
+from penstock.messages import Sampling
+from penstock.requests.request import Request
+from penstock.simulator.run import Timed, make_loop
+from penstock.simulator.script import Script, profile_script
+from penstock.speculation import SpeculativeConfig, make_strategy
+
+TITLE: Final = 8
+"""Tokens of an outline's line (assumed): number, dot, and three or four words. Small models write longer ones."""
+ASKING: Final = 32
+"""Prompt tokens of a point that no other point has: what asks for it, and its heading."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A list of ``points``, each of so many tokens, as an answer to a prompt of so many."""
+
+    prompt: int
+    points: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Seconds from the outline's first token: to its last one, and to the last one of the last point."""
+
+    outline_s: float
+    seconds: float
+
+
+def answered(
+    cluster: Cluster, answer: Answer, accuracy: Sequence[float], config: SpeculativeConfig | None, seed: int
+) -> Decoded:
+    outline, shared = TITLE * answer.points, answer.prompt + TITLE * answer.points
+    script = joined(
+        profile_script(accuracy, 1, outline, seed, prompt=answer.prompt),
+        profile_script(accuracy, answer.points, answer.tokens, seed + 1, prompt=shared + ASKING),
+    )
+    loop = make_loop(cluster, script, config, concurrency=answer.points)
+    loop.scheduler.pool.sharing = True
+    question = [0] * answer.prompt
+    (first,) = decoded(loop, cluster, script, config, {0: question})
+    before = [*question, *script.picks[0]]
+    asked = {number: [*before, *[number] * ASKING] for number in range(1, answer.points + 1)}
+    points = decoded(loop, cluster, script, config, asked)
+    began = first.moments[0]
+    return Decoded(first.moments[-1] - began, max(point.moments[-1] for point in points) - began)
+
+
+def joined(first: Script, second: Script) -> Script:
+    """Two scripts' requests, one after the other's. They share the pool of drafts, which has the same distribution."""
+    return Script(
+        prompts=first.prompts + second.prompts,
+        picks=first.picks + second.picks,
+        drafts=first.drafts + tuple(tuple(i + len(first.pool) for i in some) for some in second.drafts),
+        pool=first.pool + second.pool,
+        label=first.label,
+    )
+
+
+def decoded(
+    loop: EngineLoop,
+    cluster: Cluster,
+    script: Script,
+    config: SpeculativeConfig | None,
+    asked: Mapping[int, list[int]],
+) -> list[Timed]:
+    """Requests by number, with their prompts, all at once, until the last one has ended."""
+    runs = []
+    for number, prompt in asked.items():
+        strategy, timed = make_strategy(config, len(cluster.stages)), Timed()
+        tokens = len(script.picks[number])
+        loop.add(Request(number, prompt, Sampling(), tokens, frozenset(), strategy, timed))
+        runs.append(timed)
+    while loop.busy:
+        loop.step()
+    loop.drain()
+    return runs
