@@ -31,6 +31,7 @@ from benchmarks.sections import (
     real_model,
     serving,
     spd,
+    spd_chats,
     vllm,
     weights,
 )
@@ -51,6 +52,7 @@ AWAITED = (
     *("step", "real_ids", "beside_peers", "two_stages", "learning", "drafter_acceptance", "trained"),
     "flowspec_eagle",
     "spd_tables",
+    "spd_chats",
     "spd_hybrid",
     "spd_rejection",
     "spd_overhead",
@@ -72,6 +74,7 @@ MODULES = (
     jupiter,
     outlined,
     spd,
+    spd_chats,
     links,
     vllm,
     serving,

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.papers.spd_tables import TEMPERATURES, TOP_K, Method, cell_key, methods
+from benchmarks.papers.spd_tables import TEMPERATURES, TOP_K, Method, in_lockstep, methods
 from benchmarks.shared import virtual
 from penstock.models.checkpoint import open_checkpoint
 
@@ -28,13 +28,7 @@ STAGES: Final = (4, 8)
 def measured(method: Method, sizes: virtual.Sizes) -> dict[str, Any]:
     """L' by temperature and width."""
     questions = virtual.asked(sizes, TEMPERATURES, TOP_K)
-    entries = list(method.entries.values())
-    runs = virtual.compared(virtual.in_lockstep(f"spd-{method.stages}"), method.drafter, entries, questions)
-    found = {
-        cell_key(temperature, width): virtual.find(runs, entry, temperature)
-        for temperature in TEMPERATURES
-        for width, entry in method.entries.items()
-    }
+    found = {cell: run for cell, (run,) in in_lockstep(method, questions).items()}
     return {
         "method": method.name,
         "stages": method.stages,

@@ -72,7 +72,7 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     for folder in wanted.drafters["spd"]:
         speculator = open_speculator(folder, target)
         for stages in STAGES:
-            if unfit(speculator, stages, target.num_layers) is None:
+            if unfit(speculator, stages, target.num_layers // stages) is None:
                 variant = "paper, " if speculator.stages else ""
                 yield variant + key_of("spd", stages, speculator.depth), partial(measured, folder, stages, wanted.sizes)
 

@@ -16,12 +16,13 @@ tokens is not run again; remove the file after a change of the engine or of a dr
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from benchmarks.shared import virtual
+from penstock.bench.grid import Question
 from penstock.bench.measure.summary import StrategyRun
 from penstock.cluster import load_cluster
 from penstock.core import ConfigError
@@ -72,12 +73,15 @@ def cell_key(temperature: float, width: int) -> str:
     return f"T={temperature:g} W={width}"
 
 
-def methods(name: str, folder: str, stages: int, target: Checkpoint) -> Iterator[Method]:
-    """The rows that a folder's drafter gives over so many stages; says why where it gives none."""
+def methods(name: str, folder: str, stages: int, target: Checkpoint, first: int | None = None) -> Iterator[Method]:
+    """The rows that a folder's drafter gives over so many stages; says why where it gives none.
+
+    ``first`` is how many layers the first stage has, as many as the others unless told.
+    """
     speculator = open_speculator(folder, target)
     if speculator.kind != name:
         raise ConfigError(f"{virtual.flag(name)}: {folder} holds a drafter of kind {speculator.kind!r}")
-    if (why := unfit(speculator, stages, target.num_layers)) is not None:
+    if (why := unfit(speculator, stages, first or target.num_layers // stages)) is not None:
         print(f"left out: {folder} at {stages} stages: {why}", flush=True)
         return
     drafter = {"method": name, "model": folder}
@@ -86,11 +90,11 @@ def methods(name: str, folder: str, stages: int, target: Checkpoint) -> Iterator
         yield Method(name, stages, speculator.depth, {**drafter, "post_state": True})
 
 
-def unfit(speculator: SpeculatorCheckpoint, stages: int, layers: int) -> str | None:
-    """Why a drafter is not the paper's over so many stages; None where it is."""
+def unfit(speculator: SpeculatorCheckpoint, stages: int, first: int) -> str | None:
+    """Why a drafter is not the paper's over so many stages, the first of ``first`` layers; None where it is."""
     if speculator.stages not in (None, stages):
         return f"it was trained for {speculator.stages}"
-    deepest, first = max(speculator.reads), layers // stages
+    deepest = max(speculator.reads)
     if speculator.kind == "early_exit" and deepest != first:
         return f"it reads layer {deepest}, the first stage ends with layer {first}"
     return None
@@ -113,6 +117,17 @@ def measured(method: Method, sizes: virtual.Sizes, model: str = "demo") -> dict[
         "layers": method.layers,
         "output_states": method.output_states,
         "cells": cells,
+    }
+
+
+def in_lockstep(method: Method, questions: Sequence[Question], **options: Any) -> dict[str, list[StrategyRun]]:
+    """By cell, one run for each prompt set; ``options`` are the engine's."""
+    cluster, entries = virtual.in_lockstep(f"spd-{method.stages}"), list(method.entries.values())
+    runs = virtual.compared(cluster, method.drafter, entries, questions, **options)
+    return {
+        cell_key(temperature, width): [run for run in runs if (run.strategy, run.temperature) == (entry, temperature)]
+        for temperature in TEMPERATURES
+        for width, entry in method.entries.items()
     }
 
 

@@ -85,6 +85,7 @@ PAGES = (
         about="its tables, its steps in processes, corrections in flight",
         sections=(
             "spd_tables",
+            "spd_chats",
             "spd_recipes",
             "spd_hybrid",
             "spd_rejection",

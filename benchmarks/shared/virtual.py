@@ -130,19 +130,21 @@ def main(
     methods: Sequence[str] = (),
     how: str = HOW,
     sizes: Sizes = Sizes(),
+    given: str = "",
 ) -> None:
     """What a script does: measure and store each case, unless it is there with these sizes, and print its lines.
 
     ``script`` is its module in benchmarks, ``folder.name``; its section is called ``name``. ``parser`` has the options
-    that are the script's own; those that name drafters of ``methods`` and say how much is asked, by default ``sizes``,
-    are added here. Ends the process with one line where a ConfigError says what is wrong.
+    that are the script's own, ``given`` what the stored command has of them; those that name drafters of ``methods``
+    and say how much is asked, by default ``sizes``, are added here. Ends the process with one line where a ConfigError
+    says what is wrong.
     """
     add_drafters(parser, methods)
-    parser.add_argument("--prompts", type=int, default=sizes.prompts, help="of held-out code")
+    parser.add_argument("--prompts", type=int, default=sizes.prompts, help="how many are asked")
     parser.add_argument("--tokens", type=int, default=sizes.tokens, help="of each")
     options = parser.parse_args()
     sizes, drafters = Sizes(options.prompts, options.tokens), drafters_of(options, methods)
-    name, command = script.rpartition(".")[2], command_of(script, drafters, sizes)
+    name, command = script.rpartition(".")[2], command_of(f"{script} {given}".strip(), drafters, sizes)
     try:
         for key, measure in cases(Wanted(sizes, drafters, options)):
             print(lines(key, once(name, key, sizes, command, measure, how)), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +17,9 @@ from benchmarks import results
 from benchmarks.papers import flowspec, flowspec_eagle, pp_eagle_table, spd_tables
 from benchmarks.sections import spd, vllm
 from benchmarks.sections.flowspec import render_eagle
+from benchmarks.sections.spd_chats import render_chats
 from benchmarks.shared import measured, virtual
+from benchmarks.strategies import spd_chats
 from penstock.bench.entries import PLAIN
 from penstock.bench.grid import Question, Setting
 from penstock.bench.measure.summary import StrategyRun
@@ -163,7 +166,7 @@ def a_speculator(**fields: Any) -> Any:
     ],
 )
 def test_a_drafter_is_measured_where_it_is_the_papers(speculator: Any, stages: int, fits: bool) -> None:
-    assert (spd_tables.unfit(speculator, stages, 16) is None) is fits
+    assert (spd_tables.unfit(speculator, stages, 16 // stages) is None) is fits
 
 
 def test_a_folder_gives_a_row_and_one_with_output_states(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +209,39 @@ def test_ours_stand_below_the_papers() -> None:
     assert "All outputs identical" in " ".join(lines)
     figures |= {"spd n=16 Ls=2": a_row("spd", 16, 2, identical=False)}
     assert "NOT identical to plain decoding: spd n=16 Ls=2" in spd.render_tables(figures)
+
+
+def test_chats_stand_in_the_tables_of_their_sets() -> None:
+    figures = {f"{name} spd n=4 Ls=2": chat_row("spd", 2) for name in spd_chats.SETS}
+    figures["gsm8k early_exit n=4 Ls=1"] = chat_row("early_exit", 1)
+    mt_bench, gsm8k = render_chats(figures).split("GSM8K:")
+    assert (
+        "| paper: SPD, n = 4, L_s = 2 | 1.86 | 1.74 | 1.96 | 2.23 |\n| ours: SPD, n = 4, L_s = 2 | **1.50** |"
+        in mt_bench
+    )
+    assert "| paper: SPD, n = 4, L_s = 2 | 2.25 | 2.06 | 2.35 | 2.45 |" in gsm8k
+    assert "ours: early exit" not in mt_bench
+    assert "| ours: early exit (PPSD), n = 4, L_s = 1 | **1.50** |" in gsm8k
+    assert "n = 8" not in gsm8k, "the paper's rows are those of our numbers of stages"
+    assert "All outputs identical" in gsm8k
+
+
+def chat_row(method: str, layers: int) -> dict[str, Any]:
+    row = a_row(method, 4, layers)
+    row["cells"] = {name: {**one, "theoretical": 1.5, "tokens": 9} for name, one in row["cells"].items()}
+    return row
+
+
+def test_chats_are_asked_behind_the_template(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def template(messages: list[dict[str, str]]) -> list[int]:
+        return [ord(letter) for one in messages for letter in f"{one['role']}: {one['content']}"]
+
+    (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"turns": ["How many?", "And now?"]}), encoding="utf-8")
+    tokenizer = SimpleNamespace(apply_chat_template=template)
+    monkeypatch.setattr(spd_chats, "load_tokenizer", lambda path: tokenizer)
+    asked = spd_chats.chats(SimpleNamespace(path=tmp_path), tmp_path, "gsm8k", SMALL)  # type: ignore[arg-type]
+    assert [(one.setting.temperature, one.params.top_k) for one in asked] == [(0.0, 50), (1.0, 50)]
+    assert {bytes(one.prompt["prompt_token_ids"]) for one in asked} == {b"user: How many?"}  # type: ignore[index]
 
 
 # --------------------------------------------------------------------------------------------------------- other tables

@@ -1,0 +1,102 @@
+"""SPD's Tables 3 and 4 with a real instruct model: MT-Bench and GSM8K, as chats.
+
+    python -m benchmarks.strategies.spd_chats MODEL PROMPTS --spd DIR ... --early-exit DIR ... --eagle3 DIR ...
+
+MODEL is a chat model's folder or GGUF file, PROMPTS a folder with mt_bench.jsonl and gsm8k.jsonl, whose first turns are
+asked as the model's chat template puts them. Rows, trees and temperatures are ``benchmarks.papers.spd_tables``'; L' and
+the theoretical speed-up are taken in ideal lockstep, in virtual time. The model computes in float32. Its stages are the
+engine's, alike in parameters, the head counting for the last one.
+
+Each row is written to benchmarks/measured/strategies/spd_chats.json as it finishes. What is there with as many prompts
+and tokens is not run again; remove the file after a change of the engine or of a drafter.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.papers.spd_tables import METHODS, STAGES, TEMPERATURES, TOP_K, Method, in_lockstep, methods
+from benchmarks.shared import virtual
+from penstock import SamplingParams
+from penstock.bench.grid import Question, conversations_of
+from penstock.bench.measure.summary import StrategyRun
+from penstock.bench.prompts import read_prompt_sets
+from penstock.engine.options import model_folder
+from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from penstock.text.tokenizer import load_tokenizer
+
+NAME: Final = "spd_chats"
+HOW: Final = "In virtual time, with SmolLM2-135M-Instruct"
+SETS: Final = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
+"""In the order of the paper's tables, 3 and 4."""
+
+
+def chats(target: Checkpoint, folder: Path, name: str, sizes: virtual.Sizes) -> list[Question]:
+    """The first turns of a set's first conversations, at every temperature."""
+    tokenizer = load_tokenizer(target.path)
+    sets = read_prompt_sets([folder / f"{name}.jsonl"], sizes.prompts)
+    params = SamplingParams(top_k=TOP_K, seed=0, max_tokens=sizes.tokens)
+    return [
+        one.question(0, {"prompt_token_ids": tokenizer.apply_chat_template(said(one.turns[0]))})
+        for one in conversations_of(sets, TEMPERATURES, 1, params, 1)
+    ]
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def measured(method: Method, questions: Sequence[Question], model: str) -> dict[str, Any]:
+    """One row of one table."""
+    runs = in_lockstep(method, questions, model=model, dtype="float32", quantization="none")
+    return {
+        "method": method.name,
+        "stages": method.stages,
+        "layers": method.layers,
+        "output_states": method.output_states,
+        "cells": {name: cell(run) for name, (run,) in runs.items()},
+    }
+
+
+def cell(run: StrategyRun) -> dict[str, Any]:
+    return {
+        "length": run.equivalent_acceptance_length,
+        "theoretical": run.theoretical_speedup,
+        "tokens": run.tokens,
+        "identical": run.identical_to_autoregressive,
+    }
+
+
+def line(key: str, row: Mapping[str, Any]) -> str:
+    cells = [
+        f"{name}: L' {one['length']:.2f}, in theory {one['theoretical']:.2f}x"
+        + ("" if one["identical"] else " NOT IDENTICAL")
+        for name, one in row["cells"].items()
+    ]
+    return f"{key:32} {'; '.join(cells)}"
+
+
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    """Every drafter over every number of stages, for each set: keyed by set and row."""
+    options = wanted.options
+    target = open_checkpoint(model_folder(options.model, "target"))
+    questions = {name: chats(target, options.chats, name, wanted.sizes) for name in SETS}
+    for stages in options.stages:
+        first = target.even_split(stages)[0][1]
+        for name, folders in wanted.drafters.items():
+            for folder in folders:
+                for method in methods(name, folder, stages, target, first):
+                    for of, asked in questions.items():
+                        yield f"{of} {method.key}", partial(measured, method, asked, options.model)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="SPD's tables of chats with a real model, in virtual time.")
+    parser.add_argument("model")
+    parser.add_argument("chats", type=Path, metavar="prompts")
+    parser.add_argument("--stages", type=int, nargs="+", default=[STAGES[0]], choices=STAGES)
+    virtual.main(f"strategies.{NAME}", parser, cases, line, METHODS, how=HOW, given="MODEL PROMPTS")
