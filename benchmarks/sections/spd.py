@@ -68,12 +68,12 @@ def render_tables(figures: Any) -> str:
         "module takes no longer than a stage (L_s at most L / n, section 3.4); one with more layers makes every step "
         "wait for it, and the speed-up is L' x L / (n L_s). The paper's rows: "
         "Qwen3.5-4B, mean of MT-Bench, GSM8K and HumanEval and, in brackets, HumanEval, the one that is code as ours "
-        "is (Tables 1 and 5; with output states Table 2, which has the mean only). Tables 3 and 4 are MT-Bench and "
-        "GSM8K: the demo target knows nothing but Python. W = 1 is a chain, W = 4 four branches of four children, "
-        "T = 1 with top-k 50. Ours accept by the noise that target and drafter share, the paper's by rejection "
-        "sampling, which for the one candidate of W = 1 at T = 1 accepts more: with the demo pair 69% against 64% "
-        "([acceptance rules](strategies.md#pipedec-fig-3-and-acceptance-rules)). From four candidates on, the shared "
-        "noise does.",
+        "is (Tables 1 and 5; with output states Table 2, which has the mean only). [Tables 3 and "
+        "4](#spd-tables-3-and-4) are MT-Bench and GSM8K: the demo target knows nothing but Python. W = 1 is a chain, "
+        "W = 4 four branches of four children, T = 1 with top-k 50. Ours accept by the noise that target and drafter "
+        "share, the paper's by rejection sampling, which for the one candidate of W = 1 at T = 1 accepts more: with "
+        "the demo pair 69% against 64% ([acceptance rules](strategies.md#pipedec-fig-3-and-acceptance-rules)). From "
+        "four candidates on, the shared noise does.",
         markdown(headings, rows),
         "L' is taken in ideal lockstep, as the paper's is: stages of equal speed, drafts in time, no links. L is the "
         f"paper's 32, in the theory of ours too; the demo target has 16 layers. {identical(figures)} Speed-up over the "

@@ -2,7 +2,7 @@
 
     python -m benchmarks.strategies.learning [NAME=FOLDER=HOURS ...]
 
-FOLDER is the output of a run, HOURS the processor time that it has taken. A run's curve is written to
+FOLDER is the output of a run, HOURS the processor time of its training alone. A run's curve is written to
 benchmarks/measured/strategies/learning.json, in place of what NAME has there. Then docs/images/learning.png is drawn
 of all that is stored: shares of held-out tokens at T = 0 over the tokens that were read.
 """
@@ -24,8 +24,11 @@ from penstock.trainer.curves import CANDIDATES
 
 NAME, HOW = "learning", "Measured on one core, with SmolLM2-135M-Instruct"
 IMAGE = ROOT / "docs" / "images" / "learning.png"
-SETTINGS = ("kind", "learning_rate", "batch_tokens", "draft_vocab_size", "ttt_steps", "spec_layers", "stages")
-STYLES = ("-", "--", ":")
+SETTINGS = (
+    *("kind", "dtype", "learning_rate", "batch_tokens", "draft_vocab_size", "ttt_steps", "heads"),
+    *("spec_layers", "variant", "stages", "exit_layer"),
+)
+STYLES = {1: "-", 4: "--"}
 """Of the lines, by the number of candidates."""
 
 
@@ -46,17 +49,18 @@ def curve(folder: Path, hours: float) -> dict[str, Any]:
 
 def draw(figures: Mapping[str, Any], image: Path) -> None:
     """Shares over thousands of tokens read, a colour for each run and a style for each number of candidates."""
-    labels = Labels("Held-out tokens among the best 1, 4 and 16 candidates, T = 0", "tokens read, thousands", "share")
+    title = "Held-out tokens: the best candidate (solid) and among the best 4 (dashed), T = 0"
+    labels = Labels(title, "tokens read, thousands", "share")
     figure, axes = one_panel(6.4, 4.0, labels)
     for (name, one), colour in zip(figures.items(), HUES, strict=False):
         read = [step * one["settings"]["batch_tokens"] / 1000 for step, *_ in one["entries"]]
-        for i, (count, style) in enumerate(zip(CANDIDATES, STYLES, strict=True)):
-            shares = [entry[2 + i] for entry in one["entries"]]
-            axes.plot(read, shares, style, color=colour, label=f"{name}, best {count}", linewidth=1.5)
+        for count, style in STYLES.items():
+            shares = [entry[2 + CANDIDATES.index(count)] for entry in one["entries"]]
+            axes.plot(read, shares, style, color=colour, label=name if count == 1 else None, linewidth=1.5)
     axes.set_ylim(0, 1)
     axes.set_xlim(left=0)
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=SMALL, frameon=False, ncols=max(1, len(figures)), loc="upper left")
+    axes.legend(fontsize=SMALL, frameon=False, ncols=2, loc="upper right")
     save(figure, image)
 
 
