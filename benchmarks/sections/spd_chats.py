@@ -71,7 +71,8 @@ def render_chats(figures: Mapping[str, Any]) -> str:
         f"each ({min(tokens)} to {max(tokens)} tokens a cell). Its drafters are those of [how drafters "
         "learn](real-models.md#how-drafters-learn), EAGLE-3 with one layer, SPD's module of the variant `paper`, "
         "trained for its n; the early exit reads the state behind the first stage. The paper's rows: Qwen3.5-4B, whose "
-        "modules learned from far more text.",
+        "drafters learned from a million samples; ours from 812 conversations, each read once at most, in two to eight "
+        "minutes of one core.",
         *tables,
         f"{identical(figures)}",
     )
