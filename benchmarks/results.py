@@ -25,6 +25,7 @@ from benchmarks.sections import (
     jupiter,
     links,
     outlined,
+    models,
     pipedec,
     pipedec_processes,
     real_drafters,
@@ -59,7 +60,7 @@ AWAITED = (
     "spd_correction",
     "drafter_time",
     "pp_eagle_table",
-    *("shared_host", "serving", "serve_http", "attack"),
+    *("shared_host", "serving", "serve_http", "attack", "mtp"),
 )
 """Left out of the pages until they are measured: their drafters have to be trained first, or they take long."""
 MODULES = (
@@ -67,6 +68,7 @@ MODULES = (
     weights,
     real_model,
     real_drafters,
+    models,
     comparisons,
     pipedec,
     pipedec_processes,

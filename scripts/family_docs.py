@@ -14,12 +14,13 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from penstock.core import ConfigError
-from penstock.models.gate import check_supported, text_config
+from penstock.models.gate import check_supported, reason_of, text_config
 from tests.checkpoints import ARCHITECTURES, FURTHER, RECURRENT, UNUSUAL, WRAPPERS
+from tests.relatives import RELATIVES
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "families.md"
 TESTED: Final = frozenset(
-    {*WRAPPERS, *(one["model_type"] for one in (ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL).values())}
+    {*WRAPPERS, *(one["model_type"] for one in (ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL | RELATIVES).values())}
 )
 RUNS: Final = "runs"
 UNTESTED: Final = "runs, untested"
@@ -30,7 +31,8 @@ HEAD: Final = """\
 change those, not this. A family is the `model_type` of a checkpoint's `config.json`. Each is judged by its default
 configuration.
 
-- *Runs*: the project's tests compare its token ids with those of transformers' `generate`, on small random checkpoints.
+- *Runs*: its token ids have been compared with those of transformers' `generate`, on small random checkpoints and with
+  every strategy ([figures](../background/results/models.md#families-of-models)); those of multimodal ones plainly.
 - *Runs, untested*: it has what a pipeline needs, and nobody has compared its ids. A row is tried whenever a stage is
   loaded, and a model that does more than its configuration tells is refused then.
 - Everything else is refused by its name, before anything is loaded.
@@ -61,7 +63,7 @@ def verdict(family: str) -> str:
     try:
         check_supported(text_config(AutoConfig.for_model(family)))
     except ConfigError as error:
-        return str(error).split("is not supported: ")[-1]
+        return reason_of(error)
     except Exception:  # whatever a configuration's own class says of its defaults
         return "its default configuration is none"
     return UNTESTED

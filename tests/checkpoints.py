@@ -15,6 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers import logging as transformers_logging
 
+from tests.relatives import MIXED, RELATIVES, WINDOW
+
 VOCAB: Final = 160
 BYTE_VOCAB: Final = 259
 EOS: Final = 1
@@ -34,8 +36,6 @@ _COMMON: Final[dict[str, Any]] = {
     "pad_token_id": 2,
     "tie_word_embeddings": False,
 }
-_WINDOW: Final = 6
-_MIXED: Final = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 _SHARED: Final = [
     "sliding_attention",
     "full_attention",
@@ -60,15 +60,15 @@ ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
     "llama_tied": {"model_type": "llama", "tie_word_embeddings": True},
     "llama3_rope": {"model_type": "llama", "rope_parameters": _LLAMA3_ROPE},
     "mistral": {"model_type": "mistral", "sliding_window": None},
-    "mistral_window": {"model_type": "mistral", "sliding_window": _WINDOW},
+    "mistral_window": {"model_type": "mistral", "sliding_window": WINDOW},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "gemma2": {
         "model_type": "gemma2",
         "head_dim": 16,
         "query_pre_attn_scalar": 16,
-        "sliding_window": _WINDOW,
-        "layer_types": _MIXED,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 8.0,
         "tie_word_embeddings": True,
@@ -77,8 +77,8 @@ ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
         "model_type": "gemma3_text",
         "head_dim": 16,
         "query_pre_attn_scalar": 16,
-        "sliding_window": _WINDOW,
-        "layer_types": _MIXED,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
         "tie_word_embeddings": True,
     },
     "phi3": {"model_type": "phi3"},
@@ -90,8 +90,8 @@ ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
     "gpt_oss": {
         "model_type": "gpt_oss",
         "head_dim": 16,
-        "sliding_window": _WINDOW,
-        "layer_types": _MIXED,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
@@ -126,7 +126,7 @@ _ROUTED: Final[dict[str, Any]] = {
 FURTHER: Final[dict[str, dict[str, Any]]] = {
     "glm4_moe": {"model_type": "glm4_moe", "head_dim": 8, "first_k_dense_replace": 1, **_ROUTED},
     "minimax_m2": {"model_type": "minimax_m2", "head_dim": 8, "rotary_dim": 4, **_ROUTED},
-    "exaone4": {"model_type": "exaone4", "sliding_window": _WINDOW, "layer_types": _MIXED},
+    "exaone4": {"model_type": "exaone4", "sliding_window": WINDOW, "layer_types": MIXED},
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 1, 0, 1, 1]},
     "ernie4_5": {"model_type": "ernie4_5", "head_dim": 8},
 }
@@ -158,8 +158,8 @@ UNUSUAL: Final[dict[str, dict[str, Any]]] = {
         "global_head_dim": 24,
         "num_global_key_value_heads": 1,
         "attention_k_eq_v": True,
-        "sliding_window": _WINDOW,
-        "layer_types": _MIXED,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
         "num_kv_shared_layers": 0,
         "hidden_size_per_layer_input": 0,
         "tie_word_embeddings": True,
@@ -170,7 +170,7 @@ UNUSUAL: Final[dict[str, dict[str, Any]]] = {
         "head_dim": 16,
         "global_head_dim": 24,
         "num_hidden_layers": 7,
-        "sliding_window": _WINDOW,
+        "sliding_window": WINDOW,
         "layer_types": _SHARED,
         "num_kv_shared_layers": 4,
         "hidden_size_per_layer_input": 6,
@@ -183,8 +183,8 @@ UNUSUAL: Final[dict[str, dict[str, Any]]] = {
         "model_type": "gemma4_unified_text",
         "head_dim": 16,
         "global_head_dim": 24,
-        "sliding_window": _WINDOW,
-        "layer_types": _MIXED,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
         "num_kv_shared_layers": 2,
         "tie_word_embeddings": True,
     },
@@ -192,7 +192,7 @@ UNUSUAL: Final[dict[str, dict[str, Any]]] = {
         "model_type": "gemma3n_text",
         "head_dim": 16,
         "num_hidden_layers": 7,
-        "sliding_window": _WINDOW,
+        "sliding_window": WINDOW,
         "layer_types": _SHARED,
         "num_kv_shared_layers": 4,
         "hidden_size_per_layer_input": 6,
@@ -312,14 +312,23 @@ WRAPPERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "mistral3": ("mistral", {**_TOWER, "model_type": "pixtral"}),
     "llama4": ("llama4", {**_TOWER, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}),
     "gemma4": ("gemma4_shared", {**_TOWER, "head_dim": 8, "num_key_value_heads": 2}),
+    "gemma4_unified": (
+        "gemma4_unified",
+        {"mm_embed_dim": 16, "output_proj_dims": 16, "patch_size": 4, "pooling_kernel_size": 1, "mm_posemb_size": 4},
+    ),
 }
 """Multimodal architectures: that of the text part, and what to make of the vision tower."""
+
+
+def settings_of(architecture: str) -> dict[str, Any]:
+    """What goes into the configuration of an architecture named above, or of a relative."""
+    return {**_COMMON, **(ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL | RELATIVES)[architecture]}
 
 
 def make_wrapper(folder: Path, kind: str, max_shard_size: str = "5GB") -> Path:
     """Write a random multimodal checkpoint, one of ``WRAPPERS``, into ``folder``."""
     text, tower = WRAPPERS[kind]
-    settings = {**_COMMON, **(ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL)[text]}
+    settings = settings_of(text)
     tied = bool(settings["tie_word_embeddings"])
     config = AutoConfig.for_model(kind, text_config=settings, vision_config=tower, tie_word_embeddings=tied)
     with torch.random.fork_rng(devices=[]):
@@ -345,7 +354,7 @@ def make_checkpoint(
     With ``tokenizer`` a byte-level tokenizer is saved beside it, and the vocabulary grows to hold every byte.
     """
     vocabulary = {"vocab_size": BYTE_VOCAB} if tokenizer else {}
-    settings = {**_COMMON, **(ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL)[architecture], **vocabulary, **overrides}
+    settings = {**settings_of(architecture), **vocabulary, **overrides}
     config = AutoConfig.for_model(**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

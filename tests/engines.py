@@ -71,6 +71,7 @@ class InProcessEngine:
         post_state: bool = False,
         quantization: str = "none",
         gives_back: bool = False,
+        chunk: int = 16,
     ) -> None:
         self._quantization = quantization
         self._gives_back = gives_back
@@ -98,7 +99,7 @@ class InProcessEngine:
             draft = SmallModelDrafter(self._pipeline(draft, whole, None), chunk=256)
         assert draft is not None
         drafter = EmulatedDrafter(draft, taking(0.33), None, self.clock)
-        scheduler = Scheduler(self.pool, chunk=16, max_running=64, max_model_len=512)
+        scheduler = Scheduler(self.pool, chunk=chunk, max_running=64, max_model_len=512)
         pipeline = self._pipeline(target, layers, taking(1.0), taps, reading)
         self.loop = EngineLoop(pipeline, drafter, scheduler, self.clock)
 

@@ -1,14 +1,13 @@
 """What multi-head latent attention costs by what its cache holds: latents, or the keys and values made of them.
 
-    python -m benchmarks.costs.latent [--repeats N] [--threads N]
+    python -m benchmarks.results --measure latent    # and python -m benchmarks.costs.latent only prints it
 
-One attention layer with DeepSeek-V2-Lite's widths (16 heads) and random weights in float32. So many rows of a text are
-added behind so many others; both ways are measured in turn; medians. Take care that nothing else runs.
+One attention layer with DeepSeek-V2-Lite's widths (16 heads) and random weights in float32, on one thread. So many rows
+of a text are added behind so many others; both ways are measured in turn; medians. Take care that nothing else runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from copy import deepcopy
 from statistics import median
@@ -24,6 +23,8 @@ from penstock.models.attention import ATTENTION, Arenas, attending, fast_attenti
 from penstock.models.latent import Latent, LatentAttention, keep_latents
 from penstock.stage.visibility import BatchView, RequestView
 
+NAME, HOW = "latent", "Measured, random weights, one thread"
+REPEATS: Final = 9
 CASES: Final = [(1, 200), (1, 2000), (1, 8000), (16, 2000), (64, 2000), (256, 2000), (512, 2000)]
 """Rows, and slots behind which they are."""
 MOST: Final = 8600
@@ -70,23 +71,32 @@ class Way:
 
 
 @torch.inference_mode()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+def measured() -> dict[str, Any]:
+    """Milliseconds by case, and bytes of a row, of keys and values and of latents."""
+    torch.set_num_threads(1)
     whole, compressed = layer(), layer()
     compressed.load_state_dict(deepcopy(whole.state_dict()))
     ways = Way(whole, {}), Way(compressed, keep_latents([SimpleNamespace(self_attn=compressed)]))
     hidden_1ND = torch.randn(1, 512, 2048)
+    cases = []
     for rows, slots in CASES:
         batch = view(rows, slots)
-        pairs = [[way.seconds(hidden_1ND, batch) for way in ways] for _ in range(options.repeats + 1)][1:]
-        one, other = (median(times) * 1e3 for times in zip(*pairs, strict=True))
-        print(f"{rows:4} rows behind {slots:5}: keys and values {one:7.2f} ms, latents {other:7.2f} ms", flush=True)
+        pairs = [[way.seconds(hidden_1ND, batch) for way in ways] for _ in range(REPEATS + 1)][1:]
+        one, other = (1e3 * median(times) for times in zip(*pairs, strict=True))
+        cases.append({"rows": rows, "slots": slots, "expanded_ms": one, "latent_ms": other})
     expanded, latents = (way.arenas.bytes / MOST for way in ways)
-    print(f"a row takes {expanded / 1024:.2f} KiB as keys and values, {latents / 1024:.2f} as latents")
+    return {"cases": cases, "expanded_bytes": expanded, "latent_bytes": latents}
+
+
+def main() -> None:
+    found = measured()
+    for case in found["cases"]:
+        print(
+            f"{case['rows']:4} rows behind {case['slots']:5}: keys and values {case['expanded_ms']:7.2f} ms, "
+            f"latents {case['latent_ms']:7.2f} ms"
+        )
+    expanded, latents = found["expanded_bytes"] / 1024, found["latent_bytes"] / 1024
+    print(f"a row takes {expanded:.2f} KiB as keys and values, {latents:.2f} as latents")
 
 
 if __name__ == "__main__":

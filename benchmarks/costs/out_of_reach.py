@@ -1,6 +1,6 @@
 """What slots hold of rows that no later row reaches, and what a request would take without it.
 
-    python -m benchmarks.costs.out_of_reach
+    python -m benchmarks.results --measure out_of_reach    # and python -m benchmarks.costs.out_of_reach only prints it
 
 One request of so many tokens in bfloat16, reckoned from the models' configurations. A layer keeps what it keeps of
 every token, as with prefix caching. Or a layer with a window keeps the last tokens that it sees, and one that carries a
@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
 from penstock.models.recurrent.plan import FOLD
 from penstock.models.recurrent.widths import kept
 
+NAME, HOW = "out_of_reach", "Computed from the models' configurations"
 CONTEXTS: Final = (8192, 32768)
 BYTES: Final = 2
 STATE_BYTES: Final = 4
@@ -63,11 +64,29 @@ MODELS: Final[dict[str, Sequence[Kind]]] = {
 }
 
 
+def measured() -> list[dict[str, Any]]:
+    """Bytes of one request by model and context: of every token, and of what is within reach."""
+    return [
+        {
+            "model": name,
+            "layers": sum(kind.layers for kind in kinds),
+            "near": [[kind.layers, kind.reach, bool(kind.state)] for kind in kinds if kind.reach is not None],
+            "tokens": tokens,
+            "all_bytes": sum(kind.bytes(tokens, given_back=False) for kind in kinds),
+            "reach_bytes": sum(kind.bytes(tokens, given_back=True) for kind in kinds),
+        }
+        for name, kinds in MODELS.items()
+        for tokens in CONTEXTS
+    ]
+
+
 def main() -> None:
-    for name, kinds in MODELS.items():
-        for tokens in CONTEXTS:
-            here, without = (sum(kind.bytes(tokens, given) for kind in kinds) / 2**20 for given in (False, True))
-            print(f"{name:16} {tokens:6} tokens: {here:7.0f} MiB here, {without:6.0f} without: {here / without:.1f}x")
+    for one in measured():
+        here, without = one["all_bytes"], one["reach_bytes"]
+        print(
+            f"{one['model']:16} {one['tokens']:6} tokens: {here / 2**20:7.0f} MiB here, "
+            f"{without / 2**20:6.0f} without: {here / without:.1f}x"
+        )
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 """What a tree of drafts costs a gated delta net: its rows as one batch, and one after another; memory per row.
 
-    python -m benchmarks.costs.recurrent [--repeats N] [--threads N]
+    python -m benchmarks.results --measure recurrent    # and python -m benchmarks.costs.recurrent only prints it
 
-One layer with Qwen3.5-4B's widths and random weights in float32, behind 100 certain tokens. The tree has 64 rows, of
-which each may have any of those before it as its parent. Both ways are measured in turn; medians. Take care that
-nothing else runs.
+One layer with Qwen3.5-4B's widths and random weights in float32, behind 100 certain tokens, on one thread. The tree has
+64 rows, of which each may have any of those before it as its parent. Both ways are measured in turn; medians. Take care
+that nothing else runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from functools import partial
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,9 +25,11 @@ from penstock.models.recurrent.mixer import Host
 from penstock.models.recurrent.state import FoldedState
 from penstock.stage.visibility import BatchView, RequestView
 
+NAME, HOW = "recurrent", "Measured, random weights, one thread"
 CONTEXT: Final = 100
 ROWS: Final = 64
 HIDDEN: Final = 2560
+REPEATS: Final = 15
 KV_NUMBERS: Final = 2 * 4 * 256
 """Keys and values of one row in one of the model's layers with attention."""
 
@@ -86,23 +87,25 @@ def seconds_of(mixer: DeltaNet, batches: Sequence[BatchView], hidden_1ND: torch.
 
 
 @torch.inference_mode()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+def measured() -> dict[str, Any]:
+    """Milliseconds of the rows as one batch and one by one, and bytes of a row beside those of keys and values."""
+    torch.set_num_threads(1)
     mixer, sees = layer(), ancestors()
     mixer.host.begin(context_view())
     mixer(torch.randn(1, CONTEXT, HIDDEN))
-    hidden_1ND = torch.randn(1, ROWS, HIDDEN)
-    measure = partial(seconds_of, mixer, hidden_1ND=hidden_1ND)
+    measure = partial(seconds_of, mixer, hidden_1ND=torch.randn(1, ROWS, HIDDEN))
     together, apart = [view(range(ROWS), sees)], [view([row], sees) for row in range(ROWS)]
-    pairs = [(measure(together), measure(apart)) for _ in range(options.repeats)]
-    batch, single = (median(times) for times in zip(*pairs, strict=True))
-    print(f"{ROWS} rows together {batch * 1e3:.1f} ms, one after another {single * 1e3:.1f} ms: {single / batch:.1f}x")
-    slot = mixer.bytes / (CONTEXT + ROWS + 1)
-    print(f"a row takes {slot / 1024:.1f} KiB, keys and values {KV_NUMBERS * 4 / 1024:.1f}")
+    pairs = [(measure(together), measure(apart)) for _ in range(REPEATS)]
+    batch, single = (1e3 * median(times) for times in zip(*pairs, strict=True))
+    row = mixer.bytes / (CONTEXT + ROWS + 1)
+    return {"rows": ROWS, "batch_ms": batch, "single_ms": single, "row_bytes": row, "kv_bytes": 4 * KV_NUMBERS}
+
+
+def main() -> None:
+    found = measured()
+    together, apart = found["batch_ms"], found["single_ms"]
+    print(f"{ROWS} rows together {together:.1f} ms, one after another {apart:.1f} ms: {apart / together:.1f}x")
+    print(f"a row takes {found['row_bytes'] / 1024:.1f} KiB, keys and values {found['kv_bytes'] / 1024:.1f}")
 
 
 if __name__ == "__main__":

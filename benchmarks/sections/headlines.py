@@ -44,6 +44,22 @@ def shared_host(figures: Any) -> Headline:
     )
 
 
+def families(figures: Any) -> Headline:
+    counted = [one[kind] for one in figures.values() for kind in ("strategies", "chunks", "crowded", "gives_back")]
+    requests, undecided = (sum(one[count] for one in counted) for count in ("requests", "undecided"))
+    return (
+        f"{len({one['family'] for one in figures.values()})} families of models beside transformers, every strategy",
+        f"{requests:,} requests, no token differed{f' but in {undecided} undecided ones' if undecided else ''}",
+    )
+
+
+def recurrent(figures: Any) -> Headline:
+    return (
+        f"{figures['rows']} rows of a tree over a gated delta net as one batch, over one after another",
+        times(figures["single_ms"] / figures["batch_ms"]),
+    )
+
+
 def auto_against(figures: Any) -> Headline:
     least = min(cluster["ratio"] for cluster in figures.values())
     most = max(cluster["over_papers"] for cluster in figures.values())
@@ -122,6 +138,8 @@ HEADLINES: Mapping[str, Callable[[Any], Headline]] = {
     "demo": demo,
     "beside_peers": beside_peers,
     "shared_host": shared_host,
+    "families": families,
+    "recurrent": recurrent,
     "auto_against": auto_against,
     "pipedec_demo_pair": pipedec_demo_pair,
     "flowspec": flowspec,

@@ -51,6 +51,12 @@ PAGES = (
         ),
     ),
     Page(
+        name="models",
+        title="models of many kinds",
+        about="families beside transformers, layers that carry a state, latents, windows, an MTP head",
+        sections=("families", "recurrent", "latent", "out_of_reach", "mtp"),
+    ),
+    Page(
         name="strategies",
         title="strategies and drafters",
         about="`auto` beside all others, what its parts are worth, what a wrong drafter costs, what drafters take",

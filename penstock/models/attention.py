@@ -40,8 +40,11 @@ _attend: ContextVar[Attend] = ContextVar("penstock_attend")
 def _dispatch(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer; its tensors have a leading axis of one sequence."""
-    return attend(module, query[0], key[0], value[0], attention_mask, **options)[None], None
+    """What transformers calls in every layer; its tensors have a leading axis of one sequence.
+
+    As from its own attention, what comes back is contiguous: some layers take a view of it.
+    """
+    return attend(module, query[0], key[0], value[0], attention_mask, **options)[None].contiguous(), None
 
 
 def attend(module: Any, *arguments: Any, **options: Any) -> Tensor:

@@ -9,7 +9,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from penstock.core import ConfigError
 from penstock.models.carried.layout import CARRYING
-from penstock.models.text_part import WRAPPERS
+from penstock.models.text_part import WRAPPED, WRAPPERS
 
 ATTENTION_TYPES: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention", "hybrid"})
 """Layer types that attend; Falcon-H1's hybrid ones carry a state beside it."""
@@ -24,6 +24,7 @@ REFUSED: Final = {
     "minimax_m3": "its attention selects blocks of keys",
     "hrm_text": "it runs its layers several times",
     "longcat_flash": "its layers hold two attentions each",
+    "doge": "it brings its own attention mask",
 }
 """Architectures that look like any other decoder but are not, by the beginning of their model type."""
 REFUSED_FIELDS: Final = {
@@ -31,6 +32,9 @@ REFUSED_FIELDS: Final = {
     "hidden_size_per_layer_input": "its layers take per-layer embeddings",
 }
 """What ``models/carried/`` knows of some architectures, and nobody of others."""
+
+WHOLE: Final = "it is a multimodal wrapper; save its language model as a checkpoint of its own"
+REFUSING: Final = " is not supported: "
 
 
 @dataclass(frozen=True)
@@ -81,11 +85,11 @@ def text_config(config: Any) -> Any:
 
     Raises ConfigError for a multimodal model whose text part is not known to be a model by itself.
     """
-    if "text_config" not in type(config).sub_configs:
+    if WRAPPED not in type(config).sub_configs:
         return config
-    if config.model_type not in WRAPPERS:
-        raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
     inner = config.text_config
+    if config.model_type not in WRAPPERS:
+        raise refusal(config, _why_not(inner))
     inner.tie_word_embeddings = bool(config.tie_word_embeddings)
     for name in ("dtype", "eos_token_id", "bos_token_id", "pad_token_id"):
         if getattr(config, name, None) is not None:
@@ -108,12 +112,14 @@ def check_supported(config: Any) -> Parts:
         raise refusal(config, f"its layers of type {', '.join(unknown)} are not computed in a tree of tokens")
     if parts:
         return parts
-    if type(config).sub_configs:
-        raise refusal(config, "it is a multimodal wrapper; save its language model as a checkpoint of its own")
+    if WRAPPED in type(config).sub_configs:
+        raise refusal(config, WHOLE)
     # Of the class: a configuration file may set any attribute of an instance.
     plan = getattr(type(config), "base_model_pp_plan", None)
     if not plan:
         raise refusal(config, "transformers has no pipeline plan for it")
+    if type(config).sub_configs:
+        raise refusal(config, WHOLE)
     if not cls._supports_attention_backend:
         raise refusal(config, "transformers cannot plug another attention into it")
     return _read_plan(cls, config, plan)
@@ -134,6 +140,20 @@ def _read_plan(cls: Any, config: Any, plan: dict[str, Any]) -> Parts:
     return Parts(base=cls.base_model_prefix, embed=embed[0], layers="layers", norm=norm[0])
 
 
+def _why_not(inner: Any) -> str:
+    """Why a multimodal model with this text part does not run: the text part may not either."""
+    try:
+        check_supported(inner)
+    except ConfigError as error:
+        return f"neither is its text part {inner.model_type!r}: {reason_of(error)}"
+    return WHOLE
+
+
 def refusal(config: Any, reason: str) -> ConfigError:
     """The error that refuses an architecture by name."""
-    return ConfigError(f"model: architecture {config.model_type!r} is not supported: {reason}")
+    return ConfigError(f"model: architecture {config.model_type!r}{REFUSING}{reason}")
+
+
+def reason_of(error: ConfigError) -> str:
+    """What ``refusal`` was given."""
+    return str(error).partition(REFUSING)[2]

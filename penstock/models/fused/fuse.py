@@ -32,7 +32,7 @@ def fuse(base: Any, parts: Parts, first: int, last: int) -> Any:
     """
     layers = getattr(base, parts.layers)
     own = list(layers[first:last])
-    if not own or not hasattr(base, "rotary_emb") or not all(has_form(layer) for layer in own):
+    if not own or not turns_alike(base) or clips(base) or not all(has_form(layer) for layer in own):
         return base
     embed = getattr(base, parts.embed)
     sights = see(base, own, embed if first == 0 else None)
@@ -48,9 +48,19 @@ def fuse(base: Any, parts: Parts, first: int, last: int) -> Any:
     return FusedBase(embed, base.rotary_emb, layers, fused)
 
 
+def turns_alike(base: Any) -> bool:
+    """Whether one rotary embedding serves all layers; those of several kinds of layer are told which."""
+    return isinstance(getattr(getattr(base, "rotary_emb", None), "rope_type", None), str)
+
+
+def clips(base: Any) -> bool:
+    """Whether large queries, keys and values are made smaller (OLMo): no sample need have any."""
+    return getattr(base.config, "clip_qkv", None) is not None
+
+
 def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
     """Run some rows through ``base``. None if it does anything but embed, turn, and go from layer to layer."""
-    weight = own[0].input_layernorm.weight
+    weight = own[0].self_attn.q_proj.weight
     positions_1N = torch.arange(1, ROWS + 1, device=weight.device)[None]
     if embed is None:
         entering = sample_of(weight, ROWS)

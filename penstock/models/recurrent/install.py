@@ -12,6 +12,7 @@ from torch import nn
 
 from penstock.models.fused.norms import agree, sample_of
 from penstock.models.gate import refusal
+from penstock.models.loader import quiet
 from penstock.models.recurrent.delta_net import DeltaNet, kimi_linear, olmo_hybrid, qwen3_5, qwen3_next
 from penstock.models.recurrent.mamba2 import Mamba2
 from penstock.models.recurrent.mixer import Host, Mixer
@@ -51,7 +52,8 @@ def _same(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host)
     """The mixer in place of ``own``, which it takes apart, if some rows come out alike."""
     weight = next(one for one in own.parameters() if one.dim() == 2 and one.shape[1] == config.hidden_size)
     sample = sample_of(weight, min(ROWS, host.capacity))
-    expected = own(hidden_states=sample)
+    with quiet():  # it would advise to install kernels, and is about to be replaced
+        expected = own(hidden_states=sample)
     mixer = make(own, host)
     host.mixers.append(mixer)
     host.begin(_chain(sample.shape[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from penstock.server.openai.protocol import (
     ApiModel,
@@ -16,6 +16,7 @@ from penstock.server.openai.protocol import (
     Usage,
     WholeReply,
     WithWarning,
+    text_alone,
 )
 
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
@@ -25,7 +26,7 @@ NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
 class TextPart(ApiModel):
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(text_alone)]
     text: str
 
 

@@ -6,7 +6,7 @@ Requests are strict: a field that is unknown, or of another type, is refused by 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -28,6 +28,25 @@ class ApiModel(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+NOT_READ: Final = {
+    "image_url": "images",
+    "input_image": "images",
+    "video_url": "videos",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "file": "files",
+    "input_file": "files",
+}
+"""What a part of a message may be elsewhere, by its type."""
+
+
+def text_alone(kind: Any) -> Any:
+    """Refuse parts of other media with the reason; whatever else a type may be, its field says."""
+    if isinstance(kind, str) and kind in NOT_READ:
+        raise ValueError(f"is {kind!r}; {NOT_READ[kind]} cannot be read here: only the text part of a model runs")
+    return kind
 
 
 class StreamOptions(ApiModel):

@@ -16,10 +16,10 @@ from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from tests.engines import InProcessEngine
+from tests.exactness import PROMPTS, TOKENS, check_same, strategies, tokens_of
 from tests.generated import generate
 from tests.gguf_files import TOKENS as VOCABULARY
 from tests.gguf_files import make_gguf
-from tests.integration.engine.test_exactness import PROMPTS, TOKENS, check_same, strategies, tokens_of
 from tests.real_model import smollm2
 
 QUESTIONS = (

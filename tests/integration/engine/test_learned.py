@@ -28,8 +28,8 @@ from penstock.tree import Node
 from tests import speculators
 from tests.checkpoints import make_checkpoint, make_wrapper
 from tests.engines import InProcessEngine, Picks
+from tests.exactness import PROMPTS, TOKENS, check_same, strategies, submit_with
 from tests.generated import generate
-from tests.integration.engine.test_exactness import PROMPTS, TOKENS, check_same, strategies, submit_with
 from tests.links import host_of
 from tests.unit.models import speculators_reference as reference
 

@@ -23,7 +23,7 @@ from penstock.trace.summary import summarise
 from penstock.trace.writer import FIRST_STAGE
 from tests import speculators
 from tests.checkpoints import make_checkpoint
-from tests.integration.engine.test_exactness import PROMPTS, TOKENS
+from tests.exactness import PROMPTS, TOKENS
 
 pytestmark = pytest.mark.processes
 

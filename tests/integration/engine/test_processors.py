@@ -30,7 +30,7 @@ from penstock.strategies.pipedec import PipeDec
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.engines import InProcessEngine
-from tests.integration.engine.test_exactness import CODE, check_same, strategies, submit_with, tokens_of
+from tests.exactness import CODE, check_same, strategies, submit_with, tokens_of
 
 TOKENS = 20
 EOS = 2

@@ -12,7 +12,7 @@ from penstock.models.quantization.pack import usable
 from penstock.requests.request import Request
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.engines import InProcessEngine
-from tests.integration.engine.test_exactness import PROMPTS, SAMPLED, TOKENS, strategies, tokens_of
+from tests.exactness import PROMPTS, SAMPLED, TOKENS, strategies, tokens_of
 
 FORMATS = [
     pytest.param(name, marks=pytest.mark.skipif(not usable(name), reason=f"nothing computes {name} on this processor"))

@@ -12,26 +12,21 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, SamplingParams
-from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.messages import Sampling
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.stage_model import StageModel
 from penstock.pipeline.inprocess import InProcessPipeline
-from penstock.requests.request import Request
 from penstock.strategies.continuous import Continuous
-from tests.checkpoints import FURTHER, RECURRENT, UNUSUAL, VOCAB, make_checkpoint
-from tests.engines import InProcessEngine, Picks
+from tests.checkpoints import FURTHER, RECURRENT, UNUSUAL, make_checkpoint
+from tests.engines import InProcessEngine
+from tests.exactness import ALIKE, LONGER, compare_crowded, tokens_of
 from tests.generated import generate
 from tests.integration.engine.test_architectures import PROMPT, check_tree
+from tests.relatives import OWN_WAYS
 from tests.staged import Staged
 
-TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(100)]
-PROMPTS = [TEXT, [*TEXT[:70], 5, 9], [*TEXT[:90], 11], TEXT[::-1]]
-"""Three begin alike."""
-TOKENS = 90
 
-
-@pytest.mark.parametrize("architecture", [*FURTHER, *RECURRENT, *UNUSUAL])
+@pytest.mark.parametrize("architecture", [*FURTHER, *RECURRENT, *UNUSUAL, *OWN_WAYS])
 def test_greedy_texts_and_trees_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, architecture, seed=2)
     reference = AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval()
@@ -57,15 +52,14 @@ def test_what_rows_carry_travels_between_processes(temperature: float, tmp_path:
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_5", "gemma3n", "gemma4_shared", "llama4"])
-def test_requests_that_share_a_prefix_and_give_way(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_share_a_prefix_and_give_way(architecture: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.2)
-    engine, expected = run_beside_each_other(path, monkeypatch, gives_back=False)
-    again = engine.submit(PROMPTS[1], Sampling(), TOKENS, Continuous(width=12, children=4))
+    compared, engine = compare_crowded(path, gives_back=False)
+    assert not compared.undecided
+    again = engine.submit(ALIKE[1], Sampling(), LONGER, Continuous(width=12, children=4))
     engine.run()
-    assert isinstance(again.output, Picks)
-    assert again.output.tokens == expected[1], "what is shared is all that was computed"
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    assert tokens_of(again) == generate(model, ALIKE[1], LONGER), "what is shared is all that was computed"
     assert again.cached >= 64
 
 
@@ -76,32 +70,11 @@ def test_requests_that_keep_nothing_out_of_reach(
     """Their stages have fewer places than slots, and made more of them as they went."""
     monkeypatch.setattr("penstock.stage.near.FIRST", 8)
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.2)
-    engine, _ = run_beside_each_other(path, monkeypatch, gives_back=True)
+    compared, engine = compare_crowded(path, gives_back=True)
+    assert not compared.undecided
     for stage in stages_of(engine):
         assert stage._near is not None
         assert 8 < stage._near.size < engine.pool.total
-
-
-def run_beside_each_other(
-    path: Path, monkeypatch: pytest.MonkeyPatch, gives_back: bool
-) -> tuple[InProcessEngine, list[list[int]]]:
-    """All ``PROMPTS``, over slots for little more than two of them; the engine, and the answers."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
-    expected = [generate(model, prompt, TOKENS) for prompt in PROMPTS]
-    greedy = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, expected, strict=True)}
-    drafter = SyntheticDrafter([0.6, 0.75, 0.85], VOCAB, 1, lambda request: greedy[tuple(request.prompt)])
-    engine = InProcessEngine(path, 3, drafter, slots=340, gives_back=gives_back)
-    given_way: list[Request] = []
-    preempt = engine.loop.scheduler.preempt
-    monkeypatch.setattr(engine.loop.scheduler, "preempt", lambda one: [given_way.append(one), preempt(one)])
-    requests = [engine.submit(prompt, Sampling(), TOKENS, Continuous(width=12, children=4)) for prompt in PROMPTS]
-    engine.run()
-    for request, wanted in zip(requests, expected, strict=True):
-        assert isinstance(request.output, Picks)
-        assert request.output.tokens == wanted
-    assert sum(request.metrics.accepted for request in requests) > TOKENS
-    assert given_way
-    return engine, expected
 
 
 def stages_of(engine: InProcessEngine) -> list[StageModel]:

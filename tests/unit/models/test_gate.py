@@ -20,6 +20,8 @@ from penstock.models.gate import RECURRENT, Parts, check_supported, text_config
         ("zamba2", "hybrid"),
         ("deepseek_v32", "indexed_attention"),
         ("gemma3", "multimodal"),
+        ("doge", "brings its own attention mask"),
+        ("dbrx", "no pipeline plan"),
         ("t5", "encoder-decoder"),
         ("llava", "no causal language model"),
     ],
@@ -32,6 +34,11 @@ def test_refusal_names_architecture_and_reason(model_type: str, reason: str) -> 
 def test_a_text_part_that_is_no_model_by_itself_is_refused() -> None:
     with pytest.raises(ConfigError, match="'llava' is not supported: it is a multimodal wrapper"):
         text_config(AutoConfig.for_model("llava"))
+
+
+def test_a_text_part_that_would_not_run_alone_either_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"'qwen4_exp' is not .*neither is its text part 'qwen4_exp_text': its"):
+        text_config(AutoConfig.for_model("qwen4_exp"))
 
 
 def test_parts_come_from_the_pipeline_plan() -> None:

@@ -14,7 +14,8 @@ from penstock.messages import CommittedSlots
 from penstock.models import latent as latents
 from penstock.models.latent import Latent, keep_latents
 from penstock.models.quantization.pack import usable
-from tests.checkpoints import make_checkpoint
+from penstock.models.stage_model import load_stage
+from tests.checkpoints import LAYERS, make_checkpoint
 from tests.staged import Staged, chain_rows
 
 PROMPT = [17, 3, 99, 42, 8, 64, 120]
@@ -51,6 +52,12 @@ def test_every_way_gives_the_logits_of_the_plain_path(
     monkeypatch.setattr(Latent, "__init__", make)
     monkeypatch.setattr(latents, "MOST_EXPANDED", most)
     torch.testing.assert_close(logits(folder, plain=False), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "kimi_linear", "axk1", "glm4_moe_lite", "minicpm3", "youtu"])
+def test_every_family_that_has_latents_keeps_them(family: str, tmp_path: Path) -> None:
+    stage = load_stage(str(make_checkpoint(tmp_path, family)), 0, LAYERS, capacity=8)
+    assert sorted(stage._latents) == ([2, 4] if family == "kimi_linear" else list(range(LAYERS)))
 
 
 def test_a_row_keeps_its_latent_and_nothing_else(folder: Path) -> None:

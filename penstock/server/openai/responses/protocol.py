@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.server.openai.chat_protocol import NAME, JsonObjectFormat, TextFormat
-from penstock.server.openai.protocol import ApiModel, IgnoredFields, ListOf
+from penstock.server.openai.protocol import ApiModel, IgnoredFields, ListOf, text_alone
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -20,7 +20,7 @@ NOT_KEPT = {
 
 
 class ContentPart(ApiModel):
-    type: Literal["input_text", "output_text", "text"]
+    type: Annotated[Literal["input_text", "output_text", "text"], BeforeValidator(text_alone)]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None

@@ -72,6 +72,19 @@ def test_an_embedding_that_is_scaled(tmp_path: Path) -> None:
     assert is_fused(load_stage(str(path), 2, LAYERS, capacity=8))  # whose rows come from another stage
 
 
+def test_keys_that_would_be_clipped(tmp_path: Path) -> None:
+    """OLMo's, whose norms have no weights. No row of the sample needs to be one of which anything is cut off."""
+    for clip, fused in ((None, True), (100.0, False)):
+        path = make_checkpoint(tmp_path / str(clip), "olmo", clip_qkv=clip)
+        assert is_fused(load_stage(str(path), 0, LAYERS, capacity=8)) == fused
+
+
+def test_rotations_that_differ_between_kinds_of_layer(tmp_path: Path) -> None:
+    """MiMo's layers without experts have the parts of llama's, and are told which rotation is theirs."""
+    path = make_checkpoint(tmp_path, "mimo_v2_flash", mlp_layer_types=["dense"] * LAYERS)
+    assert not is_fused(load_stage(str(path), 0, LAYERS, capacity=8))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 7, 33])
 def test_joined_linears(rows: int) -> None:
     torch.manual_seed(0)

@@ -26,8 +26,9 @@ TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
-            "'text'",
+            "is 'image_url'; images cannot be read here: only the text part of a model runs",
         ),
+        ({"messages": [{"role": "user", "content": [{"type": "txt"}]}]}, "messages[0].content[0].type", "'text'"),
         ({"messages": [{"role": "user", "content": "a", "weight": 1}]}, "messages[0].weight", "remove it"),
         ({"temperature": "1"}, "temperature", "number"),
         ({"temperature": True}, "temperature", "number"),

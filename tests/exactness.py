@@ -1,0 +1,215 @@
+"""What every strategy has to give, whatever drafts: transformers' own tokens, and how they are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.engine.loop import Observer
+from penstock.messages import Sampling
+from penstock.requests.request import Request
+from penstock.stage.sampler import pick_tokens
+from penstock.strategies.auto import Auto
+from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.base import Strategy
+from penstock.strategies.continuous import Continuous
+from penstock.strategies.flowspec import FlowSpecOptions
+from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.registry import STRATEGIES
+from penstock.strategies.static_tree import StaticTree
+from tests.checkpoints import VOCAB
+from tests.engines import InProcessEngine, Picks
+from tests.generated import generate
+
+PROMPTS = [[5, 9, 13, 9, 5, 70, 31], [100, 4, 8, 15, 16, 23, 42, 99, 3, 77, 6, 12, 90, 41, 55, 66, 7, 19, 20]]
+TOKENS = 24
+MAX_GAP = 1e-4
+"""Floats differ by batch shape: where ids first differ, the reference's two best logits must be this close."""
+
+SAMPLED = Sampling(seed=11, temperature=1.0, top_p=0.95)
+CODE = 'def read_lines(path):\n    """Return the lines of a file."""\n    with open('
+PROFILE: Final = [0.6, 0.75, 0.85]
+"""How often a drafter that knows the answer has it among its first candidates."""
+
+TEXT: Final = [(7 * i * i + 3 * i) % VOCAB for i in range(100)]
+"""Longer than a window, a chunk and a fold."""
+ALIKE: Final = [TEXT, [*TEXT[:70], 5, 9], [*TEXT[:90], 11], TEXT[::-1]]
+"""Three begin alike."""
+LONGER: Final = 90
+"""Tokens of each of their answers: beyond another fold."""
+LITTLE: Final = 340
+"""Slots for little more than two of ``ALIKE`` and their answers."""
+
+SMALL = ("autoregressive", "static_tree", "pipedec", "flowspec", "continuous", "auto")
+"""Those that have sizes of their own below, so that little drafting shows much; others run as they are by default."""
+
+
+def strategies(stages: int) -> list[Strategy]:
+    """Every strategy that is registered, and FlowSpec's ablations."""
+    flowspec = {"tree_size": 12, "tree_depth": 3, "segment": 4, "children": 4, "expansion_depth": 2}
+    return [
+        *(kind().make(stages) for name, kind in STRATEGIES.items() if name not in SMALL),
+        Autoregressive(),
+        StaticTree(tree_size=12, tree_depth=4, children=4, segments=stages),
+        PipeDec(stages, width=6, children=4),
+        FlowSpecOptions(**flowspec, expand=True, score_order=True).make(stages),
+        FlowSpecOptions(**flowspec, expand=True, score_order=False).make(stages),
+        FlowSpecOptions(**flowspec, expand=False, score_order=True).make(stages),
+        Continuous(width=12, children=4),
+        Auto(width=12, children=4),
+    ]
+
+
+def submit_with(
+    strategy: Strategy, engine: InProcessEngine, prompt: list[int], sampling: Sampling, tokens: int = TOKENS
+) -> Request:
+    """``Auto`` gets its requests one by one: where more run than there are stages, plain decoding has to set time aside
+    for a trial first, which takes longer than these answers."""
+    request = engine.submit(prompt, sampling, tokens, strategy)
+    if isinstance(strategy, Auto):
+        engine.run()
+    return request
+
+
+def check_same(model: Any, prompt: Sequence[int], found: list[int], expected: list[int]) -> bool:
+    """Whether the ids agree; where they do not, the reference itself has to be undecided at the first difference."""
+    assert len(found) == len(expected)
+    if found == expected:
+        return True
+    at = next(i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
+    with torch.inference_mode():
+        best = model(torch.tensor([[*prompt, *expected[:at]]])).logits[0, -1].topk(2).values
+    assert (best[0] - best[1]).item() < MAX_GAP, f"token {at} is {found[at]}, transformers has {expected[at]}"
+    print(f"undecided within {MAX_GAP} at token {at}")
+    return False
+
+
+def check_sampled(model: Any, prompt: Sequence[int], found: list[int], sampling: Sampling) -> None:
+    """Every token is the one that transformers' logits after the text before it, filtered and with noise, give."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *found]])).logits[0, len(prompt) - 1 : -1]
+    positions = range(len(prompt), len(prompt) + len(found))
+    picks = pick_tokens(logits, [sampling] * len(found), positions, positions)
+    assert found == [pick.token for pick in picks]
+
+
+def tokens_of(request: Request) -> list[int]:
+    assert isinstance(request.output, Picks)
+    return request.output.tokens
+
+
+@dataclass
+class Compared:
+    """What was compared of one model, and what came of it."""
+
+    requests: int = 0
+    tokens: int = 0
+    undecided: int = 0
+    """Requests whose tokens differ where the reference itself is undecided."""
+    misses: int = 0
+    dead: int = 0
+    """Rows that were found wrong while they were in flight."""
+    given_way: int = 0
+    """How often a request has given its slots to others, and was computed anew."""
+
+    def add(self, request: Request) -> None:
+        self.requests += 1
+        self.tokens += request.produced
+        self.misses += request.metrics.misses
+        self.dead += request.metrics.rows_dead
+
+
+def compare_strategies(target: Path, counts: Sequence[int]) -> Compared:
+    """Every strategy over each of so many stages: greedy tokens are those of ``generate``, sampled ones those that
+    transformers' logits give. Raises AssertionError where they are not.
+    """
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    expected = {tuple(prompt): generate(model, prompt, TOKENS) for prompt in PROMPTS}
+    compared = Compared()
+    for stages in counts:
+        answers: dict[int, list[int]] = {}
+
+        def answer(request: Request, known: dict[int, list[int]] = answers) -> list[int]:
+            sampled = request.sampling.temperature > 0
+            return known[len(request.prompt)] if sampled else expected[tuple(request.prompt)]
+
+        engine = InProcessEngine(target, stages, SyntheticDrafter(PROFILE, VOCAB, 1, answer))
+        for at, strategy in enumerate(strategies(stages)):
+            greedy, sampled = (
+                [submit_with(strategies(stages)[at], engine, prompt, sampling) for prompt in PROMPTS]
+                for sampling in (Sampling(), SAMPLED)
+            )
+            engine.run()
+            for request in greedy:
+                wanted = expected[tuple(request.prompt)]
+                compared.undecided += not check_same(model, request.prompt, tokens_of(request), wanted)
+            for request in sampled:
+                if len(request.prompt) not in answers:
+                    check_sampled(model, request.prompt, tokens_of(request), SAMPLED)
+                first = answers.setdefault(len(request.prompt), tokens_of(request))
+                assert tokens_of(request) == first, "the same seed gives the same tokens with every strategy"
+            for request in (both := [*greedy, *sampled]):
+                compared.add(request)
+            if not isinstance(strategy, Autoregressive) and not (isinstance(strategy, PipeDec) and stages == 1):
+                # PipeDec's tree has one layer per stage
+                assert sum(request.metrics.accepted for request in both) > TOKENS
+    return compared
+
+
+class GivenWay(Observer):
+    """Counts how often requests have given way to others."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def preempted(self, request: Request, at: float) -> None:
+        self.count += 1
+
+
+def compare_chunks(target: Path, sizes: Sequence[int]) -> Compared:
+    """A long prompt that enters in chunks of each size, over three stages; as ``compare_strategies``."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    expected = generate(model, TEXT, TOKENS)
+    compared = Compared()
+    for size in sizes:
+        engine = InProcessEngine(target, 3, SyntheticDrafter(PROFILE, VOCAB, 1, lambda request: expected), chunk=size)
+        greedy, sampled = (
+            engine.submit(TEXT, sampling, TOKENS, Continuous(width=12, children=4))
+            for sampling in (Sampling(), SAMPLED)
+        )
+        engine.run()
+        compared.undecided += not check_same(model, TEXT, tokens_of(greedy), expected)
+        check_sampled(model, TEXT, tokens_of(sampled), SAMPLED)
+        for request in (greedy, sampled):
+            compared.add(request)
+    return compared
+
+
+def compare_crowded(target: Path, gives_back: bool) -> tuple[Compared, InProcessEngine]:
+    """``ALIKE`` over three stages with ``LITTLE`` slots: some wait, and some give way and are computed anew.
+
+    Prefixes are shared, or with ``gives_back`` slots that no later row reaches are given back. Raises AssertionError
+    where tokens are not those of ``generate``, and where nobody has given way.
+    """
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    expected = {tuple(prompt): generate(model, prompt, LONGER) for prompt in ALIKE}
+    drafter = SyntheticDrafter(PROFILE, VOCAB, 1, lambda request: expected[tuple(request.prompt)])
+    engine = InProcessEngine(target, 3, drafter, slots=LITTLE, gives_back=gives_back)
+    given_way, compared = GivenWay(), Compared()
+    engine.loop.observers.append(given_way)
+    requests = [engine.submit(prompt, Sampling(), LONGER, Continuous(width=12, children=4)) for prompt in ALIKE]
+    engine.run()
+    for request in requests:
+        wanted = expected[tuple(request.prompt)]
+        compared.undecided += not check_same(model, request.prompt, tokens_of(request), wanted)
+        compared.add(request)
+    assert sum(request.metrics.accepted for request in requests) > LONGER
+    assert given_way.count
+    compared.given_way = given_way.count
+    return compared, engine
