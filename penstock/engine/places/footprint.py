@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, Final
 
 from penstock.dtypes import DTYPE_BYTES
@@ -14,19 +16,29 @@ WHOLE_NUMBERS: Final = {"int8": 1.0, "int4": 0.5}
 
 def needed_bytes(setup: Resolved) -> list[int]:
     """Weights, KV and what layers that carry a state keep by slot, of each stage, in bytes."""
-    checkpoint, dtype = setup.checkpoint, DTYPE_BYTES[setup.options.dtype]
-    numbers = numbers_by_part(checkpoint.weights.sizes())
-    width = WHOLE_NUMBERS.get(setup.quantization, float(dtype))
-    kv = 2 * kv_width(checkpoint.config) * dtype
-    slots = attention_slots(setup)
-    carried = near_slots(setup) * state_bytes(checkpoint.config, dtype, setup.quantization)
-    carries = carrying(checkpoint.config)
+    numbers = numbers_by_part(setup.checkpoint.weights.sizes())
+    width = WHOLE_NUMBERS.get(setup.quantization, float(DTYPE_BYTES[setup.options.dtype]))
+    kept = slot_bytes(setup)
     return [
         round(width * (sum(numbers.get(layer, 0) for layer in range(first, last)) + beside(numbers, i, setup.stages)))
-        + kv * sum(slots[first:last])
-        + carried * sum(carries[first:last])
+        + sum(kept[first:last])
         for i, (first, last) in enumerate(setup.layers)
     ]
+
+
+def slot_bytes(setup: Resolved) -> list[int]:
+    """What each layer keeps by slot: keys and values, what a state needs, or both."""
+    config, dtype = setup.checkpoint.config, DTYPE_BYTES[setup.options.dtype]
+    kv = 2 * kv_width(config) * dtype
+    attends, carries = attention_slots(setup), carrying(config)
+    carried = near_slots(setup) * state_bytes(config, dtype, setup.quantization) if any(carries) else 0
+    return [kv * slots + carried * state for slots, state in zip_longest(attends, carries, fillvalue=False)]
+
+
+def kept_for_sharing(setup: Resolved) -> int:
+    """Bytes that all stages may take for no more than that a later request finds a prefix, when all slots are taken."""
+    alone = replace(setup, options=replace(setup.options, enable_prefix_caching=False))
+    return sum(slot_bytes(setup)) - sum(slot_bytes(alone))
 
 
 def attention_slots(setup: Resolved) -> list[int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Final
 
 from penstock.engine.options import EngineOptions
-from penstock.engine.places.footprint import needed_bytes
+from penstock.engine.places.footprint import kept_for_sharing, needed_bytes
 from penstock.engine.places.on_ray import open_on_ray
 from penstock.engine.places.planned import planned
 from penstock.engine.profile.stages import with_prefill_times
@@ -20,6 +21,9 @@ from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
 
 log = logging.getLogger(__name__)
+
+WORTH_TELLING: Final = 1 << 30
+"""Bytes."""
 
 
 def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessHost:
@@ -55,13 +59,24 @@ def missing_hosts(options: EngineOptions) -> int:
 def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     """The options on the hosts that ``host`` reaches. Raises ConfigError for what one of them cannot do."""
     if not isinstance(host, FleetHost):
-        return with_prefill_times(resolve_options(options), {}, encrypted=False)
+        return with_prefill_times(told(resolve_options(options)), {}, encrypted=False)
     fleet = host.fleet
     if options.hosts is not None and asked_hosts(options.hosts).come:
         options = replace(options, hosts=",".join(present(options.hosts, fleet)))
     options = planned(options, host)
-    setup = provided(resolve_options(options, fleet.living), fleet)
+    setup = provided(told(resolve_options(options, fleet.living)), fleet)
     return with_prefill_times(setup, fleet.living, encrypted=fleet.security is not None)
+
+
+def told(setup: Resolved) -> Resolved:
+    """The same; the log says where the prefix cache costs much that a long text alone would not take."""
+    if setup.options.enable_prefix_caching and (kept := kept_for_sharing(setup)) > WORTH_TELLING:
+        log.warning(
+            "prefix caching has layers with a window or a state keep up to %.1f GiB that no later token reaches; "
+            "enable_prefix_caching=False (--no-enable-prefix-caching) spares them",
+            kept / 2**30,
+        )
+    return setup
 
 
 def provided(setup: Resolved, fleet: Fleet) -> Resolved:

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from penstock.engine.options import EngineOptions
+from penstock.engine.places import opening
 from penstock.engine.places.footprint import attending, carrying, kv_width, needed_bytes, numbers_by_part
 from penstock.engine.resolve import resolve_options
 from penstock.models.stage_model import load_stage
@@ -45,6 +46,26 @@ def test_without_prefix_caching_layers_that_reach_only_so_far_take_less(
     saved = needed_bytes(whole)[0] - needed_bytes(setup)[0]
     assert 0.9 * saved <= kept - stage.kv_bytes <= saved
     assert (stage.kv_bytes < kept) == (near > 0)
+
+
+def test_memory_for_sharing_alone_is_told_where_it_is_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here of keys and values of 16 numbers for each of two heads, in three layers, of all slots but the window."""
+
+    def told_of(architecture: str, shares: bool) -> str:
+        folder = make_checkpoint(tmp_path / f"{architecture}{shares}", architecture)
+        options = {"max_model_len": 512, "kv_slots": 4096, "speculative_config": None, "enable_prefix_caching": shares}
+        setup = resolve_options(EngineOptions(model=str(folder), **options))
+        caplog.clear()
+        assert opening.told(setup) is setup
+        return caplog.text
+
+    assert told_of("gemma3", shares=True) == "", "a few megabytes are nothing"
+    monkeypatch.setattr(opening, "WORTH_TELLING", 3 * (4096 - 6) * 2 * 2 * 16 * 4 - 1)
+    assert "--no-enable-prefix-caching" in told_of("gemma3", shares=True)
+    assert told_of("gemma3", shares=False) == ""
+    assert told_of("llama", shares=True) == ""
 
 
 def test_latents_are_counted_in_place_of_keys_and_values() -> None:
