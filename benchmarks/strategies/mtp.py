@@ -72,10 +72,11 @@ def line(key: str, row: Mapping[str, Any]) -> str:
 
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     for folder in wanted.drafters[NAME]:
-        for entry in ENTRIES:
+        for entry in wanted.options.entries:
             yield entry, partial(measured, folder, entry, wanted.sizes)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="an MTP head over a pipeline, in virtual time")
+    parser.add_argument("--entries", nargs="+", default=list(ENTRIES), choices=ENTRIES, help="some of them")
     virtual.main(f"strategies.{NAME}", parser, cases, line, (NAME,), how=HOW)

@@ -18,6 +18,8 @@ from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.plan import StagePlan
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from tests import speculators
+from tests.checkpoints import make_checkpoint
+from tests.conftest import noisy_copy
 from tests.processes import descendants
 from tests.proxies import Proxy
 
@@ -29,6 +31,17 @@ ANSWERS: Final = 20
 """Most answers in which a loss is noticed: a drafter that is killed at the end of one is missed in the next."""
 GREEDY: Final = [SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)] * 4
 SAMPLED: Final = [SamplingParams(temperature=0.8, seed=i, max_tokens=60, ignore_eos=True) for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three of its layers carry a state, which is to be forgotten and computed anew like keys and values."""
+    return make_checkpoint(tmp_path_factory.mktemp("target"), "qwen3_5", head_dim=8, initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return noisy_copy(target, tmp_path_factory.mktemp("draft") / "model", noise=0.05)
 
 
 @pytest.fixture(scope="module")

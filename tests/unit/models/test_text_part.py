@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants, snapshot_download
+from safetensors import safe_open
+from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from penstock.core import ConfigError
 from penstock.hosts.weights.ranges import parts_of
+from penstock.models import shards
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.glance import glance
 from penstock.models.places import resolve
 from penstock.models.speculators.weights import find_tensors
+from penstock.models.stage_model import load_stage
 from penstock.models.text_part import text_name
 from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
 from tests.checkpoints import LAYERS, VOCAB, WRAPPERS, make_wrapper
@@ -68,6 +74,47 @@ def test_what_is_not_the_text_part_is_not_read(tmp_path: Path) -> None:
     (path / next(iter(needed))).unlink()
     with pytest.raises(ConfigError, match=r"shard .* is missing"):
         glance(str(path))
+
+
+class Watched:
+    """An open file, or a tensor in it that is not read yet; ``read`` is told the bytes of what is read, by name."""
+
+    def __init__(self, inner: Any, read: Counter[str], name: str = "") -> None:
+        self._inner, self._read, self._name = inner, read, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __enter__(self) -> Watched:
+        return Watched(self._inner.__enter__(), self._read)
+
+    def __exit__(self, *error: object) -> None:
+        self._inner.__exit__(*error)
+
+    def get_slice(self, name: str) -> Watched:
+        return Watched(self._inner.get_slice(name), self._read, name)
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self.get_slice(name)[:]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        found: Tensor = self._inner[index]
+        self._read[self._name] += found.nbytes
+        return found
+
+
+def test_of_a_file_that_holds_towers_too_the_text_parts_bytes_alone_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_wrapper(tmp_path, "qwen3_5")
+    with safe_open(path / SINGLE_FILE, "pt") as file:
+        stored = {name: file.get_tensor(name).nbytes for name in file.keys()}  # noqa: SIM118
+    wanted = {name: size for name, size in stored.items() if text_name(name) is not None}
+    assert sum(wanted.values()) < sum(stored.values())
+    read: Counter[str] = Counter()
+    monkeypatch.setattr(shards, "safe_open", lambda *given, **options: Watched(safe_open(*given, **options), read))
+    load_stage(str(path), 0, LAYERS, capacity=8)
+    assert read == wanted
 
 
 def test_another_host_is_sent_the_text_part_alone(tmp_path: Path) -> None:
