@@ -13,15 +13,14 @@ import transformers
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from benchmarks.shared.measured import kept_figures
+from benchmarks.strategies.families import NAME
 from penstock.core import ConfigError
 from penstock.models.gate import check_supported, reason_of, text_config
-from tests.checkpoints import ARCHITECTURES, FURTHER, RECURRENT, UNUSUAL, WRAPPERS
-from tests.relatives import RELATIVES
+from tests.checkpoints import WRAPPERS
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "families.md"
-TESTED: Final = frozenset(
-    {*WRAPPERS, *(one["model_type"] for one in (ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL | RELATIVES).values())}
-)
+TESTED: Final = frozenset({*WRAPPERS, *(one["family"] for one in kept_figures(NAME).values())})
 RUNS: Final = "runs"
 UNTESTED: Final = "runs, untested"
 HEAD: Final = """\
