@@ -24,8 +24,8 @@ from benchmarks.sections import (
     hosts,
     jupiter,
     links,
-    outlined,
     models,
+    outlined,
     pipedec,
     pipedec_processes,
     real_drafters,
@@ -34,7 +34,6 @@ from benchmarks.sections import (
     spd,
     spd_chats,
     vllm,
-    weights,
 )
 from benchmarks.sections.base import Section, block, page_part, prose
 from benchmarks.sections.headlines import HEADLINES
@@ -65,7 +64,6 @@ AWAITED = (
 """Left out of the pages until they are measured: their drafters have to be trained first, or they take long."""
 MODULES = (
     engine,
-    weights,
     real_model,
     real_drafters,
     models,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from benchmarks.costs import latent, out_of_reach, recurrent
+from benchmarks.costs import latent, mtp, out_of_reach, recurrent
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared.measured import Taken
-from benchmarks.strategies import families, mtp
+from benchmarks.strategies import families
 from penstock.bench.formats import markdown
 
 KIB, MIB = 1024, 1 << 20

@@ -1,12 +1,12 @@
 """An MTP head that was trained here, over a pipeline: how often its drafts are right, by depth, and what they gain.
 
-    python -m benchmarks.strategies.mtp --mtp DIR [--prompts 10] [--tokens 64]
+    python -m benchmarks.costs.mtp --mtp DIR [--prompts 10] [--tokens 64]
 
 DIR is what ``penstock train mtp --model demo`` made. The demo target decodes held-out code over the preset spd-4 at
 T = 0 and T = 1. The one head drafts at every depth, from what it has made of the token before: a chain of four as vLLM
 has it, a tree, PipeDec, and ``continuous`` with in-flight correction and without. All in virtual time.
 
-Each row is written to benchmarks/measured/strategies/mtp.json as it finishes. What is there with as many prompts and
+Each row is written to benchmarks/measured/costs/mtp.json as it finishes. What is there with as many prompts and
 tokens is not run again; remove the file after a change of the engine or of the head.
 """
 
@@ -79,4 +79,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="an MTP head over a pipeline, in virtual time")
     parser.add_argument("--entries", nargs="+", default=list(ENTRIES), choices=ENTRIES, help="some of them")
-    virtual.main(f"strategies.{NAME}", parser, cases, line, (NAME,), how=HOW)
+    virtual.main(f"costs.{NAME}", parser, cases, line, (NAME,), how=HOW)
