@@ -87,12 +87,13 @@ def render_acceptance(figures: Mapping[str, Any]) -> str:
         f"sets, at most {one['tokens']} tokens each. How often, in percent, its next token is among the "
         "best 1, 4 and 16 candidates of a drafter that knows the text before it. At T = 1 the candidates are "
         "ranked with the target's own noise. `ngram` is prompt lookup; the others are those of [how drafters "
-        "learn](#how-drafters-learn), the early exit the one behind layer 19. `all` is of "
+        "learn](#how-drafters-learn), SPD's module the one for 4 stages, the early exit the one behind layer 19, which "
+        "alone has a state of the newest token: it drafts when the first of two stages is done. `all` is of "
         f"{one_row(one)} tokens: it may be {chance(one_row(one)):.0f} points off by chance, a set's more than twice "
         "that.",
         markdown(["drafter", "T", *SETS.values(), "all"], rows),
-        "The same, of all sets, where no state of the target's is known of the last one or two tokens but what the "
-        "drafter has made of them (EAGLE-3), or where the last token has passed a stage (SPD's module):",
+        "The same, of all sets, where no state of the target's is known of the last one or two tokens: there is what "
+        "EAGLE-3 has made of them, and Medusa's next heads know nothing of them:",
         markdown(
             ["drafter", "T", "one further", "two further"][:width],
             [row + ["-"] * (width - len(row)) for row in later],

@@ -167,8 +167,8 @@ def render_recipes(figures: Any) -> str:
         "L' in ideal lockstep, as in the table of all methods. `paper-4` and `paper-8` are of the variant `paper`, "
         "each trained for its own number of stages as the paper trains them; `anchors` is the default variant, one "
         "module for 4, 8 and 16 stages, which share its training. The pipeline's fill was drawn for every sequence. "
-        "`eagle3-small-steps` is EAGLE-3 in steps of 1,024 tokens, a quarter of the shipped one's. All of these saw "
-        "the same 1.2M tokens, a ninth of the files that the target was trained on, once:",
+        "All of these saw the same 1.2M tokens, a ninth of the files that the target was trained on, once, in steps "
+        "of 1,024:",
         markdown(["", "n", "L_s", *CELLS], [[str(value) for value in row] for row in rows]),
         f"{'All outputs identical' if same else 'NOT all outputs identical'} to plain decoding.",
     )
@@ -302,7 +302,7 @@ SECTIONS = (
     Section(name=spd_tables.NAME, title="SPD, Tables 1, 2 and 5", how=virtual.HOW, take=None, render=render_tables),
     Section(
         name=spd_recipes.NAME,
-        title="SPD's module for one number of stages or for all, and EAGLE-3 by small steps",
+        title="SPD's module for one number of stages or for all",
         how=virtual.HOW,
         take=None,
         render=render_recipes,
