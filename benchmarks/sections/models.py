@@ -120,7 +120,8 @@ def render_mtp(figures: Mapping[str, Any]) -> str:
         "made. By depth, how often, in percent, the target's token was among the nodes there, the path before it "
         "right; tokens per tree; and speed over the plain pipeline, with modelled times.",
         markdown(["", "T", "right at depth 1 to 4", "tokens per tree", "over plain"], rows),
-        f"{same} those of plain decoding.",
+        f"{same} those of plain decoding. In-flight correction changes nothing here: the head reads states that leave "
+        "the last stage, and with them the token's successor is decided.",
     )
 
 
