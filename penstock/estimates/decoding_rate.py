@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 MEMORY: Final = 64.0
-"""Tokens after which old ones fade: the text changes, and with it how well it is drafted; so does the host's load."""
+"""Tokens of each request after which old ones fade: the text changes, and with it how well it is drafted; so does the
+host's load."""
 
 
 class DecodingRate:
-    """Mean seconds per token. The older a token, the less it weighs."""
+    """Mean seconds per token. The older a token, the less it weighs.
 
-    def __init__(self) -> None:
+    ``requests`` decode together, and a batch brings tokens of many: memory is that many times as long.
+    """
+
+    def __init__(self, requests: int = 1) -> None:
+        self._keep = 1 - 1 / (MEMORY * requests)
         self.weight = 0.0
         """Tokens that the mean stands for."""
         self._seconds = 0.0
@@ -23,7 +28,7 @@ class DecodingRate:
 
     def record(self, tokens: int, seconds: float) -> None:
         """So many tokens took so long."""
-        kept = (1 - 1 / MEMORY) ** tokens
+        kept = self._keep**tokens
         self.weight = self.weight * kept + tokens
         self._seconds = self._seconds * kept + seconds
 

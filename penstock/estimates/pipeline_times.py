@@ -16,7 +16,8 @@ from penstock.messages import Span
 class PipelineTimes:
     """Times of all stages and of the links between them.
 
-    Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches.
+    Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches, unless
+    the drafter rests.
     ``fade``: the stages' times do (``BatchTimes``). ``apart``: stages behind which a batch leaves for another host, -1
     being the engine. Moments of two hosts are never subtracted, since their clocks differ: what such hops take is what
     is left of a round trip by the engine's clock, in equal parts.
@@ -28,6 +29,8 @@ class PipelineTimes:
         self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
         self._drafter_turns: dict[int, float] = {}
         """By stage, how long its device is the drafter's at a time; a running mean."""
+        self._rests = False
+        """Whether the drafter is asked nothing at present."""
         self._known: dict[int, tuple[float, float]] = {}
         """Step and latency by number of rows, as far as they have been asked for since the times last changed."""
 
@@ -76,6 +79,12 @@ class PipelineTimes:
         self._drafter_turns[stage] = running_mean(mean, seconds)
         self._known.clear()
 
+    def rests(self, rests: bool) -> None:
+        """Whether the drafter is asked nothing from now on, so that no stage gives its device."""
+        if rests != self._rests:
+            self._rests = rests
+            self._known.clear()
+
     def step_s(self, rows: int) -> float:
         """Seconds between batches of so many rows at the slowest stage or link; 0 while nothing is known."""
         return self.step_and_latency_s(rows)[0]
@@ -88,7 +97,8 @@ class PipelineTimes:
         return self._known.get(rows) or self._look_up(rows)
 
     def _look_up(self, rows: int) -> tuple[float, float]:
-        stages = [times.seconds(rows) + self._drafter_turns.get(stage, 0.0) for stage, times in self._stages.items()]
+        turns = {} if self._rests else self._drafter_turns
+        stages = [times.seconds(rows) + turns.get(stage, 0.0) for stage, times in self._stages.items()]
         links = [times.seconds(rows) for times in self._links.values()]
         hops = [times.there_and_back(rows) for times in self._links.values()]
         self._known[rows] = found = max(stages + hops, default=0.0), sum(stages + links)

@@ -34,7 +34,8 @@ LATE: Final = 4.0
 """Tokens that took longer than so many plain ones, while those before them did not, were held up by something else:
 they count as no later than that."""
 KEPT: Final = 4.0
-"""Tokens that what was seen before weighs when a way of decoding begins again: the load may be another."""
+"""Tokens of each request that what was seen before weighs when a way of decoding begins again: the load may be
+another."""
 RIGHT: Final = 0.5
 """What a draft adds to the promise where it was foretold, not sent, and turned out right: at 1 there is a trial. Half
 as much after each trial that ended without having gained."""
@@ -75,8 +76,8 @@ class Trial:
     """
 
     def __init__(self, requests: int = 1, stake: float = STAKE, promising: bool = False) -> None:
-        self.plain = DecodingRate()
-        self.speculating = DecodingRate()
+        self.plain = DecodingRate(requests)
+        self.speculating = DecodingRate(requests)
         self.speculates = False
         """What is to be done now."""
         self.cautious = False
@@ -206,11 +207,11 @@ class Trial:
         return tokens * self.requests * self.plain.seconds_per_token
 
     def _begin_speculating(self) -> None:
-        self.speculating.age(KEPT)
+        self.speculating.age(KEPT * self.requests)
         self.speculates, self._promise = True, 0.0
         self.stake_s = self._highest = min(self.stake_s, self._of_plain(MOST))
 
     def _begin_plain(self, needed: float) -> None:
         self._charged_at = self.plain.seconds_per_token
-        self.plain.age(KEPT)
+        self.plain.age(KEPT * self.requests)
         self.speculates, self._needed, self._measured = False, needed, 0

@@ -31,3 +31,18 @@ def test_what_plain_decoding_takes_on_contended_stages_says_nothing_of_rows() ->
     estimates.round_trips.record_entered(1, 1, now=2.0, in_flight=0)
     estimates.record_result(Result(stream=1, picks=[], spans=alone), 3.0)
     assert estimates.pipeline.step_s(1) == 1.0
+
+
+def test_while_many_requests_decode_plainly_modelled_stages_are_learned_from_and_the_drafter_takes_no_time() -> None:
+    estimates = Estimates(stages=2)
+    estimates.pipeline.record_drafter_turn(1, 0.5)
+    spans = [Span(0, 0.0, 0.0, 1.0, 1.0, 0.0, 4), Span(1, 1.0, 1.0, 2.0, 2.0, 0.0, 4)]
+    estimates.trials.record_tokens(4, 1.0, 4, 0, 0)
+    assert estimates.trials.plainly
+    estimates.round_trips.record_entered(0, 4, now=0.0, in_flight=0)
+    estimates.record_result(Result(stream=0, picks=[], spans=spans), 2.0)
+    assert (estimates.pipeline.step_s(4), estimates.pipeline.latency_s(4)) == (1.0, 2.0)
+    estimates.trials.record_tokens(1, 2.0, 1, 1, 1)  # one is left: nothing has to be tried
+    estimates.round_trips.record_entered(1, 4, now=2.0, in_flight=0)
+    estimates.record_result(Result(stream=1, picks=[], spans=spans), 4.0)
+    assert (estimates.pipeline.step_s(4), estimates.pipeline.latency_s(4)) == (1.5, 2.5)

@@ -57,6 +57,15 @@ def test_several_requests_take_as_many_times_the_tokens() -> None:
     assert trial.speculates
 
 
+def test_batches_of_many_requests_that_come_unevenly_are_taken_together() -> None:
+    """Of 64 requests in two batches: what a token takes is not what the last batch's tokens took."""
+    trial = Trial(requests=64, stake=0.0)
+    for _ in range(20):
+        trial.record(32, 0.3 * PLAIN, settled=True)
+        trial.record(32, 0.7 * PLAIN, settled=True)
+    assert 64 * trial.plain.seconds_per_token == pytest.approx(PLAIN, rel=0.01)
+
+
 @given(st.floats(0.2, 0.95), st.integers(0, 2000))
 def test_speculation_that_loses_costs_a_stake_and_a_fiftieth(speed_up: float, tokens: int) -> None:
     took = run(Trial(), tokens, steadily(speed_up))
