@@ -3,14 +3,15 @@
     python -m benchmarks.papers.pipedec_transfers
 
 Algorithms 2 and 3 of the paper, as the link property ``exclusive``. Six requests of 60 tokens with the synthetic
-profile; both ways decode the same ones with `pipedec`. Prints the time per token where links are full duplex, and how
-much longer it takes where they are not, with 95% bounds over requests: on the preset's links and on slower ones.
+profile; both ways decode the same ones with `pipedec`: the time per token where links are full duplex, and how much
+longer it takes where they are not, with 95% bounds over requests, on the preset's links and on slower ones.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from benchmarks.shared.measured import store
 from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
@@ -18,6 +19,7 @@ from penstock.simulator.run import simulate
 from penstock.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig
 
+NAME, HOW = "pipedec_transfers", "Simulated, with the synthetic profile"
 LINKS: Final = (("pipedec-14x3090", None), ("pipedec-14x3090", 1.0), ("flowspec-7b", None), ("flowspec-7b", 0.1))
 """Clusters, and Gbit/s between hosts where they are not the preset's."""
 REQUESTS, TOKENS = 6, 60
@@ -30,18 +32,20 @@ def seconds(name: str, gbit_s: float | None, exclusive: bool) -> list[float]:
     return [run.seconds for run in simulate(cluster, script, SpeculativeConfig(strategy="pipedec"))]
 
 
-def main() -> None:
+def measured() -> list[dict[str, Any]]:
+    found = []
     for name, gbit_s in LINKS:
         duplex, exclusive = (seconds(name, gbit_s, one) for one in (False, True))
         ratio = paired_ratio([one / other for one, other in zip(exclusive, duplex, strict=True)])
         assert ratio is not None
-        where = "" if gbit_s is None else f" at {gbit_s:g} Gbit/s"
-        print(
-            f"{name}{where}: {1e3 * sum(duplex) / (REQUESTS * (TOKENS - 1)):.1f} ms per token, "
-            f"{ratio.mean:.4f} times as long with exclusive transfers ({ratio.low:.4f} to {ratio.high:.4f})",
-            flush=True,
-        )
+        ms = 1e3 * sum(duplex) / (REQUESTS * (TOKENS - 1))
+        longer = [ratio.mean, ratio.low, ratio.high]
+        found.append({"cluster": name, "gbit_s": gbit_s, "ms_per_token": ms, "exclusive": longer})
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    figures = measured()
+    store(NAME, HOW, ([f"python -m benchmarks.papers.{NAME}"], figures))
+    for one in figures:
+        print(one)

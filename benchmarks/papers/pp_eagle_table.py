@@ -32,12 +32,13 @@ SIZES = (1, 2, 4)
 METHODS = ("eagle", "eagle3")
 CHAIN = "static_tree[tree_size=5,tree_depth=5,children=1]"
 ENTRIES = (PLAIN, CHAIN, "auto")
-LLAMA_8B = llama(layers=32, hidden=4096, intermediate=14336, key_value=1024, vocabulary=128256, bits=16)
+VOCABULARY = 128256
+LLAMA_8B = llama(layers=32, hidden=4096, intermediate=14336, key_value=1024, vocabulary=VOCABULARY, bits=16)
 """meta-llama/Llama-3.1-8B config.json."""
 
 
-def cluster(stages: int) -> Cluster:
-    """So many GPUs of the preset's first server. The last one drafts too; the engine runs beside it."""
+def cluster(stages: int, drafter: int = -1) -> Cluster:
+    """So many GPUs of the preset's first server. The last one, or another one, drafts too; the engine is beside it."""
     names = [f"h100-{i + 1}" for i in range(stages)]
     return load_cluster(
         "two-servers",
@@ -47,8 +48,8 @@ def cluster(stages: int) -> Cluster:
         draft_as_model=asdict(eagle(LLAMA_8B)),
         devices=[{"name": name, "host": "server", "kind": "h100"} for name in names],
         stages=[{"devices": [name], "layers": LLAMA_8B.layers // stages} for name in names],
-        drafter=names[-1],
-        engine=names[-1],
+        drafter=names[drafter],
+        engine=names[drafter],
     )
 
 

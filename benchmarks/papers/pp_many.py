@@ -3,18 +3,26 @@
     python -m benchmarks.papers.pp_many
 
 Simulated on the GPUs of ``pp_eagle_table``, over one, two, four and eight stages; all sequences are there from the
-beginning. The four have the report's 256 tokens each, the many have 64. The synthetic drafter accepts as the report's
-EAGLE-3 does on HumanEval, whose chains have an AL of 4.4. Tensor and data parallelism are left out.
+beginning and have the report's 256 tokens each. The synthetic drafter accepts as the report's EAGLE-3 does on
+HumanEval, whose chains have an AL of 4.4. Tensor and data parallelism are left out.
+
+The report's other place for the drafter (section 3.4) is the first stage, with the sampler: there each result brings
+its rows' logits back from the last stage, and the states that EAGLE-3 reads.
 """
 
 from __future__ import annotations
 
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
-from benchmarks.papers.pp_eagle_table import CHAIN, cluster
+import msgspec
+
+from benchmarks.papers.pp_eagle_table import CHAIN, LLAMA_8B, VOCABULARY, cluster
 from penstock.bench.entries import PLAIN, is_plain, parse_entries
 from penstock.cluster import Cluster
+from penstock.cluster.timing import link_timings
+from penstock.emulation.link import LinkModel
+from penstock.messages import Message, Result
 from penstock.simulator.run import simulate_serving
 from penstock.simulator.script import Script, profile_script
 
@@ -22,47 +30,53 @@ NAME, HOW = "pp_many", "Simulated, with a synthetic drafter"
 SIZES = (1, 2, 4, 8)
 MANY, FEW = 1024, 4
 """Sequences at once: the report's for throughput, and for latency."""
-TOKENS_OF_MANY, TOKENS_OF_FEW = 64, 256
+TOKENS = 256
 ACCURACY = (0.87, 0.93, 0.95, 0.96)
 """Chances that the target's token is among so many candidates; 0.87 for five tokens in a row is an AL of 4.4."""
 ENTRIES = (PLAIN, CHAIN, "auto")
-LOGITS_ROW_BYTES = 128256 * 2
-"""Of Llama-3.1's vocabulary in bf16: what a row's way back weighs where the first stage samples and drafts."""
+RETURNED_ROW_BYTES: Final = 2 * (VOCABULARY + 3 * LLAMA_8B.hidden_size)
+"""Of a row's logits and three layers' states in bf16: what comes back where the first stage samples and drafts."""
+
+
+class ReturnTrip(LinkModel):
+    """From the last stage to a sampler on the first: whole logits and states, where a token's number would do."""
+
+    def __init__(self, gpus: Cluster) -> None:
+        super().__init__(msgspec.structs.replace(link_timings(gpus)[-1], row_bytes=RETURNED_ROW_BYTES))
+
+    def sending(self, message: Message, rows: int = 0) -> float:
+        assert isinstance(message, Result)
+        return super().sending(message, len(message.picks))
 
 
 def measured() -> list[dict[str, Any]]:
-    many = profile_script(ACCURACY, MANY, TOKENS_OF_MANY, seed=0)
-    few = profile_script(ACCURACY, FEW, TOKENS_OF_FEW, seed=0)
-    return [row(stages, entry, many, few) for stages in SIZES for entry in ENTRIES]
+    many, few = (profile_script(ACCURACY, requests, TOKENS, seed=0) for requests in (MANY, FEW))
+    rows = [row(stages, "last", entry, many, few) for stages in SIZES for entry in ENTRIES]
+    return rows + [row(stages, "first", CHAIN, many, few) for stages in SIZES[1:]]
 
 
-def row(stages: int, entry: str, many: Script, few: Script) -> dict[str, Any]:
-    gpus = cluster(stages)
-    together, alone = served(gpus, entry, many), served(gpus, entry, few)
+def row(stages: int, drafter: str, entry: str, many: Script, few: Script) -> dict[str, Any]:
+    """``drafter``: on which stage it is, the first or the last."""
+    together, alone = (served(stages, drafter, entry, script) for script in (many, few))
     return {
         "stages": stages,
+        "drafter": drafter,
         "entry": entry,
-        "throughput": MANY * TOKENS_OF_MANY / max(together),
+        "throughput": MANY * TOKENS / max(together),
         "latency": fmean(alone),
     }
 
 
-def served(gpus: Cluster, entry: str, script: Script) -> list[float]:
+def served(stages: int, drafter: str, entry: str, script: Script) -> list[float]:
     """How long each sequence took, in virtual seconds."""
     config = dict(parse_entries(ENTRIES, {"method": "synthetic", "accuracy": list(ACCURACY)}))[entry]
-    runs = simulate_serving(gpus, script, None if is_plain(config) else config, len(script.picks))
+    gpus = cluster(stages, drafter=0 if drafter == "first" else -1)
+    results = ReturnTrip(gpus) if drafter == "first" else None
+    runs = simulate_serving(gpus, script, None if is_plain(config) else config, len(script.picks), results)
     return [run.moments[-1] - run.queued for run in runs]
-
-
-def logits_ms(stages: int) -> float:
-    """What the logits of one row of each of the many sequences take from the last stage to the first."""
-    gpus = cluster(stages)
-    link = gpus.link(gpus.stages[-1].devices[-1], gpus.stages[0].devices[0])
-    return 0.0 if link is None else 8 * MANY * LOGITS_ROW_BYTES / link.bandwidth_gbit_s / 1e6
 
 
 if __name__ == "__main__":
     for one in measured():
-        print(
-            f"pp {one['stages']}  {one['entry']:52} TP {one['throughput']:9.1f}  Lat {one['latency']:.4f}", flush=True
-        )
+        where = f"pp {one['stages']}  {one['entry']:52} {one['drafter']:5}"
+        print(f"{where} TP {one['throughput']:9.1f}  Lat {one['latency']:.4f}")

@@ -12,7 +12,7 @@ from benchmarks.shared.commands import command_line, penstock, with_json_file, w
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
-from benchmarks.strategies import always_wrong, auto_against, parts, same_texts, several_sources, shared_host
+from benchmarks.strategies import always_wrong, auto_against, parts, restart, same_texts, several_sources, shared_host
 from penstock.bench.formats import markdown
 from penstock.bench.recordings.rules import LABELS as RULES
 from penstock.cluster import load_cluster
@@ -164,8 +164,28 @@ def render_several_sources(figures: Any) -> str:
     return paragraphs(
         'Prompt lookup beside the demo pair\'s small model (`"method": ["draft_model", "ngram"]`), and each alone; in '
         "the fifth column both over the better of the two, paired, with 95% bounds. Copies: prompts hold a piece of "
-        "held-out code and its first half again.",
+        "held-out code and its first half again. Other text: the pieces alone. Where both are slower than the better, "
+        "the bounds include 1.",
         markdown(headings, rows),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- restart
+
+
+def render_restart(figures: Any) -> str:
+    rows = [
+        [name, *("{:.3f} ({:.3f} to {:.3f})".format(*one[way]) for way in ("nothing", "kept")), f"{one['bytes']:,}"]
+        for name, one in figures.items()
+    ]
+    return paragraphs(
+        "`auto` on the four stages of `demo`, all on one host of two cores. An engine answers nine requests; what it "
+        "keeps is written and read as a restart does. Then a further request comes, of 100 tokens: first on an engine "
+        "that knows nothing (`PENSTOCK_FORGET=1`), first on one that begins with what was kept, and tenth on the "
+        "engine of the nine. Time of the first two over the last, paired, with 95% bounds.",
+        markdown(["drafts", "knows nothing", "begins with what was kept", "bytes kept"], rows),
+        "What is left to the tenth request: plain decoding is measured anew, on one token in place of three, and what "
+        "rows cost on a host that is shared is taken in again.",
     )
 
 
@@ -358,6 +378,13 @@ SECTIONS = (
         how=virtual.HOW,
         take=None,
         render=render_several_sources,
+    ),
+    Section(
+        name=restart.NAME,
+        title="The first request after a restart",
+        how=restart.HOW,
+        take=None,
+        render=render_restart,
     ),
     Section(
         name=parts.NAME,

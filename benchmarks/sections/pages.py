@@ -65,6 +65,7 @@ PAGES = (
             "parts",
             "always_wrong",
             "several_sources",
+            "restart",
             "same_texts",
             "acceptance",
             "drafter_time",
@@ -76,7 +77,7 @@ PAGES = (
         about="trees, stages, sampling, throughput; simulated and in processes",
         sections=(
             *("long_text", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "pipedec_throughput"),
-            *("pipedec_emulated", "pipedec_processes"),
+            *("pipedec_transfers", "pipedec_emulated", "pipedec_processes"),
         ),
     ),
     Page(
@@ -98,6 +99,8 @@ PAGES = (
             "spd_overhead",
             "hop_floor",
             "spd_correction",
+            "correction",
+            "halfway",
         ),
     ),
     Page(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.papers import long_text, pipedec_throughput
+from benchmarks.papers import long_text, pipedec_throughput, pipedec_transfers
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.simulations import LABELS, SAMPLINGS, Figures, find, ms, over, percent, said, simulated, source
@@ -251,7 +251,31 @@ def rate_of(figures: Any, strategy: str, how: str, at_once: int) -> str:
     return f"{row['tokens_per_second']:.1f}{ratio}"
 
 
+def render_transfers(figures: Any) -> str:
+    rows = [
+        [
+            f"`{one['cluster']}`" + (f", {one['gbit_s']:g} Gbit/s between hosts" if one["gbit_s"] else ""),
+            f"{one['ms_per_token']:.1f}",
+            "{:.4f} ({:.4f} to {:.4f})".format(*one["exclusive"]),
+        ]
+        for one in figures
+    ]
+    return paragraphs(
+        "The paper's nodes send or receive one thing at a time (algorithms 2 and 3). Here links have that property, "
+        "`links.exclusive`, or are full duplex, as Penstock's are; `pipedec` decodes the same six requests of 60 "
+        "tokens both ways. Of `flowspec-7b` every board is a host.",
+        markdown(["", "full duplex, ms per token", "exclusive, times as long (95%)"], rows),
+    )
+
+
 SECTIONS = (
+    Section(
+        name=pipedec_transfers.NAME,
+        title="PipeDec, algorithms 2 and 3: one transfer at a time",
+        how=pipedec_transfers.HOW,
+        take=None,
+        render=render_transfers,
+    ),
     Section(
         name=long_text.NAME,
         title="PipeDec, Fig. 3, on a text of 30,000 tokens",

@@ -22,10 +22,12 @@ import math
 import random
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
+from benchmarks.shared.measured import store
 from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
@@ -39,6 +41,8 @@ from penstock.simulator.script import MISSED, Script, profile_script
 from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.tree import Node
 
+NAME, HOW = "correction", "Simulated, with the synthetic profile"
+STRATEGY = "continuous"
 CLUSTERS = ("spd-8", "pipedec-14x3090")
 """Whose first stage all stages are like, and whose drafter: one as slow as a stage, and one three times as fast."""
 STAGES = (4, 8, 14, 16)
@@ -147,29 +151,31 @@ def accuracies(script: Script, sharpness: float) -> tuple[float, float]:
     return counts[False][1] / counts[False][0], counts[True][1] / counts[True][0]
 
 
-def lines(name: str, requests: int, strategy: str) -> Iterator[str]:
+def measured(name: str, requests: int) -> dict[str, Any]:
+    """By number of stages: `continuous` over plain decoding, and by sharpness what corrections are worth, rounded."""
     script = profile_script(ACCURACY, requests, TOKENS, seed=0)
     clusters = [uniform_cluster(load_cluster(name), stages) for stages in STAGES]
     plain = [seconds(cluster, script, None, 0.0) for cluster in clusters]
-    off = [seconds(cluster, script, speculating(strategy, False), 0.0) for cluster in clusters]
-    speeds = [sum(one) / sum(other) for one, other in zip(plain, off, strict=True)]
-    yield f"{name} {strategy:10} off, over plain " + " ".join(f"{speed:18.2f}" for speed in speeds)
+    off = [seconds(cluster, script, speculating(STRATEGY, False), 0.0) for cluster in clusters]
+    rows = []
     for sharpness in SHARPNESS:
         again, kept = accuracies(script, sharpness)
         cells = []
         for cluster, without in zip(clusters, off, strict=True):
-            on = seconds(cluster, script, speculating(strategy, True), sharpness)
+            on = seconds(cluster, script, speculating(STRATEGY, True), sharpness)
             ratio = paired_ratio([one / other for one, other in zip(without, on, strict=True)])
             assert ratio is not None
-            cells.append(f"{ratio.mean:.3f} ({ratio.low:.2f}-{ratio.high:.2f})")
-        yield f"  again {again:.2f} kept {kept:.2f}: " + "  ".join(cells)
+            cells.append([round(ratio.mean, 3), round(ratio.low, 2), round(ratio.high, 2)])
+        rows.append({"again": round(again, 2), "kept": round(kept, 2), "ratios": cells})
+    over_plain = [round(sum(one) / sum(other), 2) for one, other in zip(plain, off, strict=True)]
+    return {"stages": STAGES, "over_plain": over_plain, "corrected": rows}
 
 
 def main(requests: int) -> None:
-    print(f"simulated; {requests} requests x {TOKENS} tokens; {STAGES} stages; speed with corrections over without")
-    for name in CLUSTERS:
-        for line in lines(name, requests, "continuous"):
-            print(line, flush=True)
+    figures = {name: measured(name, requests) for name in CLUSTERS}
+    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME} {requests}"], figures))
+    for name, found in figures.items():
+        print(name, found["over_plain"], *found["corrected"], sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -157,7 +157,8 @@ class BatchTimes:
         longest = SIZE_OF[min(max(ASKED, FURTHER * max(seen, default=0)), SIZES[-1])]
         points = self._between_seen(longest) if self._fades and seen else self._lower_bounds(longest)
         rows, seconds = zip(*points, strict=True)
-        return list(np.interp(EVERY_SIZE[: longest + 1], rows, seconds).tolist())
+        table = np.interp(EVERY_SIZE[: longest + 1], rows, seconds)
+        return list(np.maximum.accumulate(table).tolist())  # what lies between two equal times may be rounded down
 
     def _lower_bounds(self, longest: int) -> list[tuple[float, float]]:
         """Rows and seconds of every size, the unknown ones as fast as those seen allow."""

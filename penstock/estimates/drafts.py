@@ -24,6 +24,10 @@ class DraftQuality:
         """Share of tokens at which corrections made the drafter's best candidate right, less the share at which they
         made it wrong; a running mean."""
 
+    def begin_with(self, miss_rate: float, trust: float) -> None:
+        """Nothing has been seen yet: of another run, by ``trust``."""
+        self.miss_rate += trust * (miss_rate - self.miss_rate)
+
     def chances(self, node: Node) -> Iterator[float]:
         """Log chances of the candidates that the drafter has given for ``node``, as of now, best first."""
         assert node.candidates

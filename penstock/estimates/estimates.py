@@ -42,6 +42,7 @@ class Estimates:
             drafter=self.drafter.means,
             first_answers=drafts.first_answers.verdicts,
             corrections=drafts.corrections.verdicts,
+            miss_rate=drafts.miss_rate,
             gains=self.trials.gains,
         )
 
@@ -51,6 +52,7 @@ class Estimates:
         self.drafter.begin_with(experience.drafter)
         self.drafts.first_answers.begin_with(experience.first_answers, trust)
         self.drafts.corrections.begin_with(experience.corrections, trust)
+        self.drafts.begin_with(experience.miss_rate, trust)
         self.trials.begin_with(experience.gains)
 
     def forget_pipeline(self, apart: frozenset[int]) -> None:

@@ -22,5 +22,7 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     """The same of the drafter's rounds."""
     first_answers: Verdicts
     corrections: Verdicts
+    miss_rate: float
+    """Share of the target's tokens that nothing drafted carried."""
     gains: dict[int, bool]
     """By load (``Trials``), whether speculation was faster than plain decoding."""

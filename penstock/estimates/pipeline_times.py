@@ -16,8 +16,8 @@ from penstock.messages import Span
 class PipelineTimes:
     """Times of all stages and of the links between them.
 
-    Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches, unless
-    the drafter rests.
+    Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches,
+    unless it rests.
     ``fade``: the stages' times do (``BatchTimes``). ``apart``: stages behind which a batch leaves for another host, -1
     being the engine. Moments of two hosts are never subtracted, since their clocks differ: what such hops take is what
     is left of a round trip by the engine's clock, in equal parts.

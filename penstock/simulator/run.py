@@ -114,13 +114,18 @@ def simulate(
 
 
 def simulate_serving(
-    cluster: Cluster, script: Script, speculation: SpeculativeConfig | None, concurrency: int
+    cluster: Cluster,
+    script: Script,
+    speculation: SpeculativeConfig | None,
+    concurrency: int,
+    results: Link | None = None,
 ) -> list[Timed]:
     """Every request of the script, always so many at a time: as one ends the next one comes.
 
-    Returns when each came and when its tokens did, in virtual seconds. Raises as ``simulate`` does.
+    Returns when each came and when its tokens did, in virtual seconds. Results take ``results`` to the engine, without
+    it the cluster's link. Raises as ``simulate`` does.
     """
-    loop = make_loop(cluster, script, speculation, concurrency)
+    loop = make_loop(cluster, script, speculation, concurrency, results=results)
     runs: list[Timed] = []
     while loop.busy or len(runs) < len(script.picks):
         while len(loop.requests) < concurrency and len(runs) < len(script.picks):
@@ -171,8 +176,9 @@ def make_loop(
     overhead_per_hop: float = 0.0,
     host: SharedHost | None = None,
     prefill_chunk: int | None = None,
+    results: Link | None = None,
 ) -> EngineLoop:
-    """An engine on modelled devices, for so many requests at a time. As ``simulate`` has it."""
+    """An engine on modelled devices, for so many requests at a time; as ``simulate``, ``simulate_serving`` have it."""
     clock = VirtualClock()
     timings = stage_timings(cluster)
     links = [longer(link, overhead_per_hop) for link in link_timings(cluster)]
@@ -181,6 +187,7 @@ def make_loop(
     cores = [SimulatedCore(script, i == last) for i in range(len(timings))]
     drivers: Sequence[StageDriver]
     down = links_down(cluster, links)
+    down[-1] = results or down[-1]
     if host is None:
         drivers = [emulated_driver(i, cores[i], clock.now, stage, down[i]) for i, stage in enumerate(stages)]
     else:

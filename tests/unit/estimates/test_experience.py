@@ -11,6 +11,7 @@ from penstock.estimates.batch_times import BatchTimes
 from penstock.estimates.draft_timing import DraftTiming
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.experience import Experience, Verdicts
+from penstock.estimates.trial import SHARE, STAKE
 from penstock.messages import Span
 
 CANDIDATES = ((7, math.log(0.8)), (8, math.log(0.1)))
@@ -48,6 +49,13 @@ def test_times_and_chances_are_those_of_before() -> None:
     assert told[0][0] < math.log(0.1)
 
 
+def test_misses_are_as_frequent_as_before() -> None:
+    before = taught(2.0)
+    before.drafts.record_hits(20, 20)
+    assert again(before).drafts.miss_rate == before.drafts.miss_rate
+    assert before.drafts.miss_rate < again(before, trust=0.5).drafts.miss_rate < 0.5
+
+
 def test_what_is_old_counts_less() -> None:
     new, old = (next(again(taught(2.0), trust).drafts.first_answers.chances(CANDIDATES)) for trust in (1.0, 0.1))
     assert new < old < CANDIDATES[0][1]
@@ -63,9 +71,24 @@ def test_a_time_is_replaced_as_soon_as_it_is_seen() -> None:
 @pytest.mark.parametrize(("speed_up", "at_once"), [(2.0, True), (0.5, False)], ids=["it gained", "it lost"])
 def test_speculation_begins_at_once_where_it_gained(speed_up: float, at_once: bool) -> None:
     trial = again(taught(speed_up)).trials.of(1)
+    trial.record(1, PLAIN, settled=True, foretold=True)
+    assert trial.speculates is at_once
     for _ in range(10):
         trial.record(1, PLAIN, settled=True, foretold=True)
     assert trial.speculates is at_once
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+def test_what_plain_decoding_took_before_is_measured_anew_where_speculation_ends(slower: float) -> None:
+    """The host is faster or slower than in the run before, and drafts have become bad."""
+    trial = again(taught(2.0)).trials.of(1)
+    plain, took, tokens = slower * PLAIN, 0.0, 400
+    for _ in range(tokens):
+        seconds = 1.5 * plain if trial.speculates else plain
+        took += seconds
+        trial.record(1, seconds, settled=True)
+    assert trial.plain.seconds_per_token == pytest.approx(plain)
+    assert took <= tokens * plain * (1 + SHARE) + 2 * STAKE * max(plain, PLAIN)
 
 
 def test_where_it_lost_a_stake_has_to_be_set_aside_again() -> None:

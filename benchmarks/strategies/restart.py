@@ -1,0 +1,75 @@
+"""What `auto` remembers over a restart, simulated: an engine's first request with what the last one kept, and without.
+
+    python -m benchmarks.strategies.restart [REQUESTS]
+
+Four stages of the preset ``demo`` on one host of two cores, where what speculation is worth has to be tried. An engine
+answers nine requests of 100 tokens. Each request to be timed then comes three times: first on an engine that knows
+nothing; first on one that begins with what the nine have left, written and read as the file of a real engine's is; and
+tenth, on the engine of the nine. A fresh engine each, so that all is paired. Drafts are the synthetic profile's, or as
+confident and never right.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from benchmarks.shared.measured import store
+from benchmarks.shared.profile import ACCURACY
+from penstock.bench.intervals import paired_ratio
+from penstock.cluster import load_cluster
+from penstock.estimates.experience import Experience
+from penstock.simulator.run import make_loop, simulate_one
+from penstock.simulator.script import MISSED, Script, profile_script
+from penstock.simulator.shared_host import SharedHost
+from penstock.speculation import SpeculativeConfig, make_strategy
+
+NAME, HOW = "restart", "Simulated, with the synthetic profile"
+CLUSTER: Final = "demo"
+HOST: Final = SharedHost(cores=2)
+BEFORE, TOKENS = 9, 100
+DRAFTERS: Final = ("profile", "never right")
+CONFIG: Final = SpeculativeConfig(method="synthetic", accuracy=ACCURACY)
+
+
+def answered(script: Script, numbers: Sequence[int], kept: bytes | None) -> tuple[float, bytes]:
+    """Seconds of the last of these requests, answered one by one, and what the engine keeps then."""
+    cluster = load_cluster(CLUSTER)
+    loop = make_loop(cluster, script, CONFIG, host=HOST)
+    if kept is not None:
+        loop.estimates.begin_with(msgspec.json.decode(kept, type=Experience), trust=1.0)
+    runs = [simulate_one(loop, script, one, make_strategy(CONFIG, len(cluster.stages))) for one in numbers]
+    return runs[-1].seconds, msgspec.json.encode(loop.estimates.experience)
+
+
+def ratios(script: Script, requests: int) -> dict[str, Any]:
+    before = range(BEFORE)
+    _, kept = answered(script, before, None)
+    seconds: dict[str, list[float]] = {"nothing": [], "kept": [], "tenth": []}
+    for number in range(BEFORE, BEFORE + requests):
+        seconds["nothing"].append(answered(script, [number], None)[0])
+        seconds["kept"].append(answered(script, [number], kept)[0])
+        seconds["tenth"].append(answered(script, [*before, number], None)[0])
+    found: dict[str, Any] = {"bytes": len(kept)}
+    for way in ("nothing", "kept"):
+        ratio = paired_ratio([one / other for one, other in zip(seconds[way], seconds["tenth"], strict=True)])
+        assert ratio is not None
+        found[way] = [ratio.mean, ratio.low, ratio.high]
+    return found
+
+
+def measured(requests: int) -> dict[str, Any]:
+    script = profile_script(ACCURACY, BEFORE + requests, TOKENS, seed=0)
+    hopeless = replace(script, picks=((MISSED,) * TOKENS,) * len(script.picks))
+    return {name: ratios(one, requests) for name, one in zip(DRAFTERS, (script, hopeless), strict=True)}
+
+
+if __name__ == "__main__":
+    figures = measured(int(sys.argv[1]) if len(sys.argv) > 1 else 12)
+    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME}"], figures))
+    for name, one in figures.items():
+        print(name, one)
