@@ -1,6 +1,6 @@
 """What `auto` remembers over a restart, simulated: an engine's first request with what the last one kept, and without.
 
-    python -m benchmarks.strategies.restart [REQUESTS]
+    python -m benchmarks.costs.restart [REQUESTS]
 
 Four stages of the preset ``demo`` on one host of two cores, where what speculation is worth has to be tried. An engine
 answers nine requests of 100 tokens. Each request to be timed then comes three times: first on an engine that knows
@@ -70,6 +70,6 @@ def measured(requests: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     figures = measured(int(sys.argv[1]) if len(sys.argv) > 1 else 12)
-    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME}"], figures))
+    store(NAME, HOW, ([f"python -m benchmarks.costs.{NAME}"], figures))
     for name, one in figures.items():
         print(name, one)
