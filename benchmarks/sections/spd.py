@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.costs import hop_floor, spd_overhead
+from benchmarks.costs import halfway, hop_floor, spd_overhead
 from benchmarks.papers import drafter_time, spd_correction, spd_hybrid, spd_recipes, spd_rejection, spd_tables
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
 from benchmarks.shared.measured import Taken
-from benchmarks.strategies import correction, halfway
+from benchmarks.strategies import correction
 from penstock.bench.formats import bounds, markdown, times
 
 CELLS = tuple(
@@ -259,13 +259,13 @@ def render_halfway(figures: Any) -> str:
         "What a module would have to know to correct a token half-way, and what the target's own states tell it there. "
         "A head of one layer over the whole vocabulary was trained for that alone: it reads the demo target's states "
         f"after 8 of 16 layers, and has learned the target's distribution after {figures['learned']:,} tokens. SPD's "
-        f"module, for a token that has just entered eight stages, has the target's greedy token of {figures['tokens']:,} "
-        f"held-out ones in {100 * figures['first']:.1f}%. Where it has not, the share, in percent, in which the head "
-        "then has it (again); where it has, the share in which the head has it, too (kept):",
+        "module, for a token that has just entered eight stages, has the target's greedy token of "
+        f"{figures['tokens']:,} held-out ones in {100 * figures['first']:.1f}%. Where it has not, the "
+        "share, in percent, in which the head then has it (again); where it has, the share in which the head has it, too (kept):",
         markdown(["", "again", "kept"], rows),
         "[1.10x on `spd-8`](#in-flight-correction-simulated) takes about half of the first, with nine tenths of the "
-        "second. So few tokens teach a head little, and more would lift it: the figures say what one gives that is made "
-        "in minutes, not what none can exceed.",
+        "second. So few tokens teach a head little, and more would lift it: the figures say what one gives that is "
+        "made in minutes, not what none can exceed.",
     )
 
 

@@ -1,6 +1,6 @@
 """What a token's state half-way through the target knows of the next token: the limit of in-flight correction.
 
-    python -m benchmarks.strategies.halfway [STEPS]
+    python -m benchmarks.costs.halfway [STEPS]
 
 A head is trained for exactly that. It reads the demo target's states after half of the layers, has one layer of the
 target's kind and a head over the whole vocabulary, begins as the target's last layer, norm and head, and learns the
@@ -132,5 +132,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
     figures = measured(steps)
-    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME}"], figures))
+    store(NAME, HOW, ([f"python -m benchmarks.costs.{NAME}"], figures))
     print(figures)
