@@ -261,7 +261,8 @@ def render_halfway(figures: Any) -> str:
         f"after 8 of 16 layers, and has learned the target's distribution after {figures['learned']:,} tokens. SPD's "
         "module, for a token that has just entered eight stages, has the target's greedy token of "
         f"{figures['tokens']:,} held-out ones in {100 * figures['first']:.1f}%. Where it has not, the "
-        "share, in percent, in which the head then has it (again); where it has, the share in which the head has it, too (kept):",
+        "share, in percent, in which the head then has it (again); where it has, "
+        "the share in which the head has it, too (kept):",
         markdown(["", "again", "kept"], rows),
         "[1.10x on `spd-8`](#in-flight-correction-simulated) takes about half of the first, with nine tenths of the "
         "second. So few tokens teach a head little, and more would lift it: the figures say what one gives that is "
