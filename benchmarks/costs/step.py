@@ -74,16 +74,18 @@ class Stopwatch:
 def watched(stage: StageModel) -> Iterator[Stopwatch]:
     """Linear layers and attention of ``stage`` report to the stopwatch."""
     watch, attend = Stopwatch(), SlotAttention.__call__
-    linears = [module for name, module in stage._base.named_modules() if name.rpartition(".")[2] in LINEARS]
-    for module in linears:
-        module.forward = watch.timed("linear layers", module.forward)
+    named = [module for name, module in stage._base.named_modules() if name.rpartition(".")[2] in LINEARS]
+    # Compiled loops lie between the products themselves.
+    linears = [(module, "product" if hasattr(module, "product") else "forward") for module in named]
+    for module, method in linears:
+        setattr(module, method, watch.timed("linear layers", getattr(module, method)))
     SlotAttention.__call__ = watch.timed("attention", attend)  # type: ignore[method-assign]
     try:
         yield watch
     finally:
         SlotAttention.__call__ = attend  # type: ignore[method-assign]
-        for module in linears:
-            del module.forward
+        for module, method in linears:
+            delattr(module, method)
 
 
 def chain_view(rows: int) -> BatchView:
