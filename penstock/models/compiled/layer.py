@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from penstock.models.attention import attend
 from penstock.models.compiled import kernels
-from penstock.models.compiled.rows import Room, array_of, by_rows
+from penstock.models.compiled.rows import Room, Rows, array_of, by_rows
 from penstock.models.fused.base import FusedBase
 from penstock.models.fused.layer import FusedLayer
 from penstock.models.fused.norms import RMSNorm, agree
@@ -63,29 +63,29 @@ class CompiledLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Turn) -> Tensor:
         """[1, N, D] -> [1, N, D]"""
-        qkv, o_proj, gate_up, down_proj = self._linears
+        qkv, o_proj, gate_up, down_proj = self._linears  # to look up a module's own takes longer
         entered, room = hidden[0].numpy(), self._room
         count, width = entered.shape
         rows, norm = room(count, width, qkv.takes), self._input_norm
         by_rows(lambda own: kernels.norm(entered[own], *norm, rows.array[own]), count)
         seen = self._attend(array_of(qkv.product(rows.tensor)), rotation)
-        attended = self._after_attention(entered, array_of(o_proj.product(seen.to(o_proj.takes))))
-        gates = array_of(gate_up.product(room(count, width, gate_up.takes).tensor))
+        attended, rows = self._after_attention(entered, array_of(o_proj.product(seen.to(o_proj.takes))))
+        gates = array_of(gate_up.product(rows.tensor))
         opened = room(count, gates.shape[1] // 2, down_proj.takes)
         by_rows(lambda own: kernels.gate(gates[own], opened.array[own]), count)
         change, left = array_of(down_proj.product(opened.tensor)), np.empty_like(entered)
         by_rows(lambda own: kernels.add(attended[own], change[own], left[own]), count)
         return torch.from_numpy(left)[None]
 
-    def _after_attention(self, entered: np.ndarray, change: np.ndarray) -> np.ndarray:
-        """The sum of both; its norm becomes the feed-forward's rows."""
+    def _after_attention(self, entered: np.ndarray, change: np.ndarray) -> tuple[np.ndarray, Rows]:
+        """The sum of both, and its norm as the feed-forward takes it."""
         total, norm = np.empty_like(entered), self._mlp_norm
         rows = self._room(len(entered), entered.shape[1], self._linears[2].takes)
         by_rows(
             lambda own: kernels.add_and_norm(entered[own], change[own], *norm, total[own], rows.array[own]),
             len(entered),
         )
-        return total
+        return total, rows
 
     def _attend(self, products: np.ndarray, rotation: Turn) -> Tensor:
         """What the rows see, all heads side by side: [N, X * d] -> [N, H * e]"""
