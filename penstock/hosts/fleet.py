@@ -259,11 +259,16 @@ class Fleet:
         except (ForeignFrame, MalformedMessage, ConfigError) as error:
             log.warning("refused a message: %s", error)
             return
-        host.take(message)
         if isinstance(message, Attached) and (problem := self._refused(host, message.facts)):
-            host.leave()
-            host.lose(problem)
-        elif isinstance(message, Attached):
+            host.refuse(problem)
+        else:
+            host.take(message)
+            self._answer(host, message)
+        with self._news:
+            self._news.notify_all()
+
+    def _answer(self, host: RemoteHost, message: Message) -> None:
+        if isinstance(message, Attached):
             for asked in list(host.asked.values()):
                 host.ask_for(asked)
         elif isinstance(message, WantPiece):
@@ -272,8 +277,6 @@ class Fleet:
             self.on_fetched(host.name, message.held, message.needed)
         if isinstance(message, Attached | CheckpointFound) and self.on_return is not None and self._usable(host):
             self.on_return()
-        with self._news:
-            self._news.notify_all()
 
 
 def problem_with(host: RemoteHost) -> str:

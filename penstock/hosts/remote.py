@@ -179,14 +179,19 @@ class RemoteHost:
     def lose(self, cause: str) -> None:
         """The host is not reached any more: all that it has started is lost."""
         if self.facts is not None:
-            self._losses.append(time.monotonic())
-            seconds = pause_after(self._losses, self._losses[-1])
-            log.warning("%s; it is asked again in %.0f s", cause, seconds)
+            self._note_loss(cause)
         with self._lock:
-            self.attached, self.facts, self.cause, self._lost_at = False, None, cause, time.monotonic()
+            self.cause, self._lost_at = cause, time.monotonic()  # first: others read it of a host that is not attached
+            self.attached, self.facts = False, None
             for process in list(self._running):
                 self._report(process, cause)
         self._close_connection()
+
+    def refuse(self, cause: str) -> None:
+        """The agent that has answered is not to be used: it never counts as alive."""
+        self.leave()
+        self._note_loss(cause)
+        self.lose(cause)
 
     def start_probe(self, session: str, head: str) -> None:
         """Have a probe started there that answers to ``head``, an inbox, by the host's name."""
@@ -195,6 +200,11 @@ class RemoteHost:
     def leave(self) -> None:
         """The head ends."""
         self._tell(control.Detach())
+
+    def _note_loss(self, cause: str) -> None:
+        self._losses.append(time.monotonic())
+        seconds = pause_after(self._losses, self._losses[-1])
+        log.warning("%s; it is asked again in %.0f s", cause, seconds)
 
     def _close_connection(self) -> None:
         outbox, self._outbox = self._outbox, None

@@ -16,7 +16,7 @@ from penstock.hosts.agent import HostAgent
 from penstock.hosts.control import DOOR, Beat, StartStage, encode
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import Fleet
-from penstock.hosts.remote import LOSSES_WITHIN_S, TRY_AGAIN_S, pause_after
+from penstock.hosts.remote import LOSSES_WITHIN_S, TRY_AGAIN_S, RemoteHost, pause_after
 from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.forking import exit_report
 from penstock.transport.security import LinkSecurity
@@ -195,6 +195,24 @@ def test_one_host_by_two_names_is_refused(server: NotingServer, security: LinkSe
             ConfigError, match=rf"host 127\.0\.0\.[23]:{port} is the same host as 127\.0\.0\.[23]:{port}"
         ):
             Fleet([f"127.0.0.2:{port}", f"127.0.0.3:{port}"], security)
+
+
+def test_a_refused_host_never_counts_as_alive(
+    server: NotingServer, security: LinkSecurity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lived: list[bool] = []
+    lose = RemoteHost.lose
+
+    def watched(host: RemoteHost, cause: str) -> None:
+        lived.append(host.alive)
+        lose(host, cause)
+
+    monkeypatch.setattr(RemoteHost, "lose", watched)
+    with agent(security, "tcp://0.0.0.0:*") as one:
+        port = one.address.rpartition(":")[2]
+        with pytest.raises(ConfigError, match="is the same host as"):
+            Fleet([f"127.0.0.2:{port}", f"127.0.0.3:{port}"], security)
+    assert lived == [False]
 
 
 def test_a_checkpoint_that_is_another_or_none(tmp_path: Path) -> None:
