@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from penstock.cluster import link_timings, stage_timings
 from penstock.cluster.memory import BATCH_ROWS
 from penstock.drafters.base import Drafter
 from penstock.drafters.learned import LearnedDrafter
@@ -17,10 +16,9 @@ from penstock.engine.answers import PlainAnswers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.recovery import Parts, Recovery
 from penstock.engine.resolve import Resolved
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.scheduler import Pieces, Scheduler
 from penstock.pipeline.base import Clock, Pipeline, SideChannel
 from penstock.pipeline.plan import StagePlan, TapSpec
-from penstock.planner.pieces import PieceTable
 from penstock.requests.slots import SlotPool
 from penstock.speculation import SpeculativeConfig
 
@@ -161,10 +159,10 @@ def drafting_plan(setup: Resolved, model: str, layers: int, quantization: str = 
     )
 
 
-def make_loop(setup: Resolved, parts: Parts, clock: Clock) -> EngineLoop:
+def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None) -> EngineLoop:
+    """``pieces``: in which prompts enter; None for chunks of equal length."""
     options = setup.options
     pool = SlotPool(setup.kv_slots, setup.speculative_slots, options.enable_prefix_caching)
-    pieces = planned_pieces(setup)
     scheduler = Scheduler(
         pool,
         options.prefill_chunk or (CHUNK if pieces is None else BATCH_ROWS),
@@ -184,15 +182,6 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock) -> EngineLoop:
         apart=parts.apart,
         recovery=recovery,
     )
-
-
-def planned_pieces(setup: Resolved) -> PieceTable | None:
-    """How prompts are cut where stages' times are modelled or measured, unless ``prefill_chunk`` says it."""
-    if setup.options.prefill_chunk is not None:
-        return None
-    if setup.cluster is not None and setup.cluster.emulated:
-        return PieceTable(stage_timings(setup.cluster), link_timings(setup.cluster))
-    return PieceTable(*setup.prefill_times) if setup.prefill_times is not None else None
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:

@@ -22,6 +22,7 @@ from penstock.engine.outlined.offline import Run, answer_in_points
 from penstock.engine.places.opening import open_host, resolve_on
 from penstock.engine.places.parts import EngineParts
 from penstock.engine.profile.memory import Memory
+from penstock.engine.profile.pieces import PlannedPieces
 from penstock.engine.resolve import Resolved, check_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
 from penstock.outlines.asks import Steps
@@ -85,7 +86,9 @@ class LLM:
             self.close()
             raise
         self._forms = Forms()
-        self._loop: EngineLoop = make_loop(self._setup, self._parts, self._host)
+        self._planned = PlannedPieces.of(self._setup)
+        pieces = self._planned.table if self._planned is not None else None
+        self._loop: EngineLoop = make_loop(self._setup, self._parts, self._host, pieces)
         self._memory = Memory.of(self._setup, self._loop)
 
     # ------------------------------------------------------------------------------------------ what users call
@@ -218,8 +221,9 @@ class LLM:
 
     def close(self) -> None:
         """Abort what still runs, stop every stage process and wait for it. Safe to call twice."""
-        if (memory := getattr(self, "_memory", None)) is not None:
-            memory.keep()
+        for kept in (getattr(self, "_planned", None), getattr(self, "_memory", None)):
+            if kept is not None:
+                kept.keep()
         if (loop := getattr(self, "_loop", None)) is not None:
             loop.end()
         if (parts := getattr(self, "_parts", None)) is not None:

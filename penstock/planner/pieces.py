@@ -7,7 +7,7 @@ beside pieces of equal length; the best are then moved about by some blocks whil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import Final
@@ -27,6 +27,8 @@ TIMES: Final = 24
 WORK: Final = 60_000
 """Stages that pieces pass while they are moved about, at most."""
 MOVES: Final = 150
+REMEMBERED: Final = 4096
+"""Texts whose pieces a table remembers; the one that was asked for longest ago goes first."""
 
 Ends = tuple[int, ...]
 """After how many tokens of the text each piece ends."""
@@ -79,11 +81,28 @@ def header_bytes(rows: int, hop: int) -> int:
 
 
 class PieceTable:
-    """The pieces of any text behind any cached part of it, for one pipeline; each is reckoned when it is asked for."""
+    """The pieces of any text behind any cached part of it, for one pipeline; reckoned when they are first asked for.
 
-    def __init__(self, stages: Sequence[StageTiming], links: Sequence[LinkTiming], most: int = BATCH_ROWS) -> None:
-        flow = Flow(stages, links)
-        self._ends = lru_cache(maxsize=4096)(lambda tokens, begin: best_ends(flow, begin, tokens, most))
+    ``known`` holds those that have been reckoned, by the tokens of a text and how many of them are cached.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageTiming],
+        links: Sequence[LinkTiming],
+        most: int = BATCH_ROWS,
+        known: Mapping[tuple[int, int], Ends] | None = None,
+    ) -> None:
+        self._flow = Flow(stages, links)
+        self._most = most
+        self._known = dict(known or {})
+        self.reckoned = 0
+        """How many pieces were not among the ``known`` ones."""
+
+    @property
+    def known(self) -> Mapping[tuple[int, int], Ends]:
+        """The last ones that were asked for come last."""
+        return self._known
 
     def ends(self, tokens: int, cached: int = 0) -> Ends:
         """After which tokens of a text the pieces end that follow its ``cached`` first ones.
@@ -93,7 +112,14 @@ class PieceTable:
         step = BLOCK
         while step * 64 < tokens:
             step *= 2
-        planned = self._ends(-(-tokens // step) * step, cached)
+        text = -(-tokens // step) * step, cached
+        planned = self._known.pop(text, None)
+        if planned is None:
+            planned = best_ends(self._flow, cached, text[0], self._most)
+            self.reckoned += 1
+            if len(self._known) == REMEMBERED:
+                del self._known[next(iter(self._known))]
+        self._known[text] = planned
         return (*(end for end in planned if end < tokens), tokens)
 
 

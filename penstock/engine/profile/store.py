@@ -1,9 +1,11 @@
-"""What has been measured, kept over runs: a file for each device with a model, for each link, and for each engine."""
+"""What was measured or reckoned, kept over runs: a file for each device with a model, link, engine, table of pieces."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import logging
+import os
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +16,8 @@ from penstock.cluster.spec import Link
 from penstock.core import ConfigError
 from penstock.estimates.experience import Experience
 from penstock.hosts.weights.cache import default_cache
+
+log = logging.getLogger(__name__)
 
 
 class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +81,46 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
     experience: Experience
 
 
-Kept = TypeVar("Kept", DeviceProfile, LinkProfile, EngineProfile)
+class PiecesKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt's pieces depend on. A model, its layers' places and devices count by the times that they give."""
+
+    times: str
+    """A digest of what batches take in each stage and on each link, with every digit."""
+    block: int
+    """Tokens that pieces are multiples of; ``most``: a piece's."""
+    most: int
+    penstock: str
+
+
+class Pieces(msgspec.Struct, frozen=True, array_like=True):
+    """How a text is cut: the lengths of its pieces behind the cached part, in order, each with how often it follows."""
+
+    tokens: int
+    cached: int
+    runs: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where the pieces are not the text's."""
+        if self.cached < 0 or any(length < 1 or times < 1 for length, times in self.runs):
+            raise ValueError("a length or a number of pieces is less than 1")
+        if self.cached + sum(length * times for length, times in self.runs) != self.tokens:
+            raise ValueError(f"the pieces do not add up to {self.tokens} tokens")
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """After how many tokens of the text each piece ends."""
+        lengths = [length for length, times in self.runs for _ in range(times)]
+        return tuple(accumulate(lengths, initial=self.cached))[1:]
+
+
+class PiecesProfile(msgspec.Struct, frozen=True, kw_only=True):
+    key: PiecesKey
+    texts: list[Pieces]
+    """The last ones that were asked for come last."""
+
+
+Profile = DeviceProfile | LinkProfile | EngineProfile | PiecesProfile
+Kept = TypeVar("Kept", DeviceProfile, LinkProfile, EngineProfile, PiecesProfile)
 
 
 def profiles_folder() -> Path:
@@ -85,7 +128,7 @@ def profiles_folder() -> Path:
 
 
 class ProfileStore:
-    """Files in ``folder``. One that is damaged counts as not there: what it held is measured again."""
+    """Files in ``folder``. One that is damaged counts as not there, and the log says so: what it held is made again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -101,22 +144,31 @@ class ProfileStore:
     def engine(self, key: EngineKey) -> EngineProfile | None:
         return self._read(key, EngineProfile)
 
-    def keep(self, profile: DeviceProfile | LinkProfile | EngineProfile) -> None:
+    def pieces(self, key: PiecesKey) -> list[Pieces]:
+        found = self._read(key, PiecesProfile)
+        return [] if found is None else found.texts
+
+    def keep(self, profile: Profile) -> None:
         """Raises ConfigError where it cannot be written."""
         place = self._place(profile.key)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            new = place.with_suffix(".new")
+            new = place.with_suffix(f".{os.getpid()}.new")  # another engine may be writing its own
             new.write_bytes(msgspec.json.encode(profile))
             new.replace(place)
         except OSError as error:
             raise ConfigError(f"{place}: cannot be written: {error.strerror}") from error
 
     def _read(self, key: Any, kind: type[Kept]) -> Kept | None:
-        with contextlib.suppress(OSError, msgspec.DecodeError, ConfigError):
-            found = msgspec.json.decode(self._place(key).read_bytes(), type=kind)
-            return found if found.key == key else None
-        return None
+        place = self._place(key)
+        try:
+            found = msgspec.json.decode(place.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError, ConfigError) as error:
+            log.warning("%s is damaged, and made anew: %s", place, error)
+            return None
+        return found if found.key == key else None
 
     def _place(self, key: Any) -> Path:
         return self._folder / f"{hashlib.sha256(msgspec.json.encode(key)).hexdigest()}.json"

@@ -1,0 +1,85 @@
+"""In which pieces prompts enter where stages' times are known: reckoned, and kept for the next engine."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Final
+
+from penstock.cluster import link_timings, stage_timings
+from penstock.cluster.memory import BATCH_ROWS
+from penstock.core import ConfigError
+from penstock.engine.profile.memory import FORGET
+from penstock.engine.profile.store import Pieces, PiecesKey, PiecesProfile, ProfileStore
+from penstock.engine.resolve import PrefillTimes, Resolved
+from penstock.hosts.facts import own_facts
+from penstock.hosts.weights.cache import default_cache
+from penstock.planner.pieces import BLOCK, Ends, PieceTable
+
+log = logging.getLogger(__name__)
+
+MOST_RUNS: Final = 1024
+"""Rows of equally long pieces that a file has at most, which is about 10 kB. The texts asked for last stay."""
+
+
+def pieces_folder() -> Path:
+    return default_cache().parent / "pieces"
+
+
+class PlannedPieces:
+    """A pipeline's table of pieces. It begins with what earlier engines over a like pipeline have reckoned."""
+
+    def __init__(self, times: PrefillTimes, store: ProfileStore | None) -> None:
+        """``store``: None where nothing is to be kept."""
+        self._key = key_of(times)
+        self._store = store
+        kept = [] if store is None else store.pieces(self._key)
+        known = {(one.tokens, one.cached): one.ends for one in kept if fits(one)}
+        self.table = PieceTable(*times, known=known)
+
+    @classmethod
+    def of(cls, setup: Resolved) -> PlannedPieces | None:
+        """None where nothing says what pieces take, or ``prefill_chunk`` says how long they are."""
+        times = setup.prefill_times
+        if setup.cluster is not None and setup.cluster.emulated:
+            times = PrefillTimes(stage_timings(setup.cluster), link_timings(setup.cluster))
+        if times is None or setup.options.prefill_chunk is not None:
+            return None
+        return cls(times, None if os.environ.get(FORGET) else ProfileStore(pieces_folder()))
+
+    def keep(self) -> None:
+        """Keep the table, if anything was added to it."""
+        if self._store is None or not self.table.reckoned:
+            return
+        try:
+            self._store.keep(PiecesProfile(key=self._key, texts=last_asked(self.table.known)))
+        except ConfigError as error:
+            log.debug("pieces of prompts are not kept: %s", error)
+
+
+def key_of(times: PrefillTimes) -> PiecesKey:
+    digest = hashlib.sha256(repr((tuple(times.stages), tuple(times.links))).encode()).hexdigest()
+    return PiecesKey(times=digest, block=BLOCK, most=BATCH_ROWS, penstock=own_facts("").versions.penstock)
+
+
+def fits(one: Pieces) -> bool:
+    """Whether no piece is longer than a batch may be: the file's writer need not have been us."""
+    return all(length <= BATCH_ROWS for length, _ in one.runs)
+
+
+def last_asked(known: Mapping[tuple[int, int], Ends]) -> list[Pieces]:
+    """As many of the texts that were asked for last as a file may hold, the last one last."""
+    found: list[Pieces] = []
+    left = MOST_RUNS
+    for (tokens, cached), ends in reversed([*known.items()]):
+        lengths = [end - begin for begin, end in pairwise((cached, *ends))]
+        runs = tuple((length, len(list(equal))) for length, equal in groupby(lengths))
+        left -= len(runs)
+        if left < 0:
+            break
+        found.append(Pieces(tokens, cached, runs))
+    return found[::-1]
