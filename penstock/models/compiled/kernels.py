@@ -1,8 +1,7 @@
 """The compiled loops. Each goes row by row: what a row becomes depends on nothing but the row, to the last bit.
 
 Shapes: N rows, D hidden size, F of the feed-forward, H query heads in K groups, X = H + 2 K heads of queries, keys and
-values side by side, d and e the widths of a head's keys and values. ``rows`` and ``out`` are float32, or bfloat16 as
-uint16, where nothing else is said.
+values side by side, d and e the widths of a head's keys and values. Numbers are float32 where nothing else is said.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from penstock.models.compiled.numbers import EXACT, FAST, exp, put, widened
+from penstock.models.compiled.numbers import EXACT, FAST, exp
 
 
 @njit(**FAST)
@@ -34,7 +33,7 @@ def add(hidden_ND: Any, change_ND: Any, sum_ND: Any) -> None:
     for row in range(len(hidden_ND)):
         hidden, change, total = hidden_ND[row], change_ND[row], sum_ND[row]
         for column in range(len(hidden)):
-            total[column] = hidden[column] + widened(change[column])
+            total[column] = hidden[column] + change[column]
 
 
 @njit(inline="always")
@@ -44,7 +43,7 @@ def _norm_row(row: Any, weight: Any, least: Any, out: Any) -> None:
         squares += row[column] * row[column]
     scale = np.float32(1) / np.sqrt(squares)
     for column in range(len(weight)):
-        put(out, column, row[column] * scale * weight[column])
+        out[column] = row[column] * scale * weight[column]
 
 
 @njit(**FAST)
@@ -53,18 +52,6 @@ def norm_heads(qkv_NXd: Any, weight_d: Any, least: Any, first: int, last: int) -
     for row in range(qkv_NXd.shape[0]):
         for head in range(first, last):
             _norm_row(qkv_NXd[row, head], weight_d, least, qkv_NXd[row, head])
-
-
-@njit(**FAST)
-def widen(rows: Any, bias: Any, out: Any) -> None:
-    """``out`` becomes rows + bias in float32; a bias of one number is none."""
-    for i in range(len(out)):
-        row, wide = rows[i], out[i]
-        for column in range(len(wide)):
-            wide[column] = widened(row[column])
-        if len(bias) == len(wide):
-            for column in range(len(wide)):
-                wide[column] += bias[column]
 
 
 @njit(**FAST)
@@ -87,14 +74,11 @@ def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XNd: Any) -> 
 def gate(gate_up_N2F: Any, out_NF: Any) -> None:
     """silu(gate) * up"""
     width = out_NF.shape[1]
-    found = np.empty(width, np.float32)  # the compiler makes vectors of two loops, not of one that also rounds
     for row in range(out_NF.shape[0]):
         gates, ups, out = gate_up_N2F[row, :width], gate_up_N2F[row, width:], out_NF[row]
         for column in range(width):
-            value = widened(gates[column])
-            found[column] = value / (np.float32(1) + exp(-value)) * widened(ups[column])
-        for column in range(width):
-            put(out, column, found[column])
+            value = gates[column]
+            out[column] = value / (np.float32(1) + exp(-value)) * ups[column]
 
 
 @njit(**FAST)

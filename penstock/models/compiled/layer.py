@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from penstock.models.attention import attend
 from penstock.models.compiled import kernels
-from penstock.models.compiled.rows import Room, Rows, array_of, by_rows
+from penstock.models.compiled.rows import Room, Rows, by_rows
 from penstock.models.fused.base import FusedBase
 from penstock.models.fused.layer import FusedLayer
 from penstock.models.fused.norms import RMSNorm, agree
@@ -59,28 +59,28 @@ class CompiledLayer(nn.Module):
         self._query_norm = None if layer.query_norm is None else norm_of(layer.query_norm)
         self._key_norm = None if layer.key_norm is None else norm_of(layer.key_norm)
         bias = layer.qkv.bias
-        self._bias = np.zeros(1, np.float32) if bias is None else bias.detach().float().numpy()
+        self._bias = None if bias is None else bias.detach().float().numpy()
 
     def forward(self, hidden: Tensor, rotation: Turn) -> Tensor:
         """[1, N, D] -> [1, N, D]"""
         qkv, o_proj, gate_up, down_proj = self._linears  # to look up a module's own takes longer
         entered, room = hidden[0].numpy(), self._room
         count, width = entered.shape
-        rows, norm = room(count, width, qkv.takes), self._input_norm
+        rows, norm = room(count, width), self._input_norm
         by_rows(lambda own: kernels.norm(entered[own], *norm, rows.array[own]), count)
-        seen = self._attend(array_of(qkv.product(rows.tensor)), rotation)
-        attended, rows = self._after_attention(entered, array_of(o_proj.product(seen.to(o_proj.takes))))
-        gates = array_of(gate_up.product(rows.tensor))
-        opened = room(count, gates.shape[1] // 2, down_proj.takes)
+        seen = self._attend(qkv.product(rows.tensor).numpy(), rotation)
+        attended, rows = self._after_attention(entered, o_proj.product(seen).numpy())
+        gates = gate_up.product(rows.tensor).numpy()
+        opened = room(count, gates.shape[1] // 2)
         by_rows(lambda own: kernels.gate(gates[own], opened.array[own]), count)
-        change, left = array_of(down_proj.product(opened.tensor)), np.empty_like(entered)
+        change, left = down_proj.product(opened.tensor).numpy(), np.empty_like(entered)
         by_rows(lambda own: kernels.add(attended[own], change[own], left[own]), count)
         return torch.from_numpy(left)[None]
 
     def _after_attention(self, entered: np.ndarray, change: np.ndarray) -> tuple[np.ndarray, Rows]:
         """The sum of both, and its norm as the feed-forward takes it."""
         total, norm = np.empty_like(entered), self._mlp_norm
-        rows = self._room(len(entered), entered.shape[1], self._linears[2].takes)
+        rows = self._room(*entered.shape)
         by_rows(
             lambda own: kernels.add_and_norm(entered[own], change[own], *norm, total[own], rows.array[own]),
             len(entered),
@@ -91,9 +91,9 @@ class CompiledLayer(nn.Module):
         """What the rows see, all heads side by side: [N, X * d] -> [N, H * e]"""
         heads = self.heads
         count = len(products)
-        qkv = np.empty(products.shape, np.float32)
-        by_rows(lambda own: kernels.widen(products[own], self._bias, qkv[own]), count)
-        qkv_NXd = qkv.reshape(count, -1, heads.width)
+        if self._bias is not None:
+            products += self._bias
+        qkv_NXd = products.reshape(count, -1, heads.width)
         if self._query_norm is not None and self._key_norm is not None:
             kernels.norm_heads(qkv_NXd, self._query_norm.weight, self._query_norm.least, 0, heads.queries)
             kernels.norm_heads(qkv_NXd, self._key_norm.weight, self._key_norm.least, heads.queries, heads.rotated)

@@ -1,12 +1,11 @@
-"""Numbers as compiled loops need them: bfloat16, which Numba does not know, and an exponential made of sums."""
+"""How compiled loops round, and an exponential made of sums."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
 EXACT: Final = {"nogil": True, "cache": True, "error_model": "numpy"}
 """For loops whose every operation rounds as it is written."""
@@ -17,51 +16,6 @@ LOG2_E: Final = np.float32(1.4426950408889634)
 LEAST_EXPONENT: Final = np.float32(-126)
 POWERS: Final = tuple(map(np.float32, (1.0, 0.6931471825, 0.2402264923, 0.0555036440, 0.0096177077, 0.0013433624)))
 """2^f for f in -0.5 .. 0.5 by the powers of f, to 2e-7 of it (minimax)."""
-HALF: Final = np.uint32(0x7FFF)
-ONE: Final = np.uint32(1)
-WORD: Final = np.uint32(16)
-
-
-def widened(number: Any) -> Any:
-    """A number as float32: bfloat16 is the upper half of one, held as uint16."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(widened, inline="always")
-def _widened(number: Any) -> Any:
-    # Numba compares the signatures, annotations included.
-    if number == types.uint16:
-
-        def widened_bfloat16(number: Any) -> Any:
-            return np.uint32(np.uint32(number) << WORD).view(np.float32)
-
-        return widened_bfloat16
-
-    def widened_float32(number: Any) -> Any:
-        return number
-
-    return widened_float32
-
-
-def put(row: Any, column: Any, number: Any) -> Any:
-    """Store a float32 in the format of ``row``, rounded to the nearest, ties to even."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(put, inline="always")
-def _put(row: Any, column: Any, number: Any) -> Any:
-    if row.dtype == types.uint16:
-
-        def put_bfloat16(row: Any, column: Any, number: Any) -> Any:
-            bits = np.float32(number).view(np.uint32)
-            row[column] = np.uint16((bits + HALF + ((bits >> WORD) & ONE)) >> WORD)
-
-        return put_bfloat16
-
-    def put_float32(row: Any, column: Any, number: Any) -> Any:
-        row[column] = number
-
-    return put_float32
 
 
 @njit(inline="always")

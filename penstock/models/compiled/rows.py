@@ -9,24 +9,17 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 WORTH_A_THREAD: Final = 16
 """Rows. Handing some to another thread and waiting for it takes about as long as some rows of a small model."""
 
 
-def array_of(rows: Tensor) -> np.ndarray:
-    """The same memory for compiled loops, bfloat16 as uint16."""
-    array: np.ndarray = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
-    return array
-
-
 class Rows:
-    """Room for rows [N, width] in one format."""
+    """Room for rows [N, width] of float32."""
 
-    def __init__(self, count: int, width: int, dtype: torch.dtype) -> None:
-        self.tensor = torch.empty(count, width, dtype=dtype)
-        self.array = array_of(self.tensor)
+    def __init__(self, count: int, width: int) -> None:
+        self.tensor = torch.empty(count, width)
+        self.array: np.ndarray = self.tensor.numpy()
 
 
 class Room:
@@ -34,16 +27,16 @@ class Room:
 
     def __init__(self) -> None:
         self._count = 0
-        self._rows: dict[tuple[int, torch.dtype], Rows] = {}
+        self._rows: dict[int, Rows] = {}
 
-    def __call__(self, count: int, width: int, dtype: torch.dtype) -> Rows:
-        """Rows of that form. They are the same again for the next one who asks."""
+    def __call__(self, count: int, width: int) -> Rows:
+        """Rows of that width. They are the same again for the next one who asks."""
         if count != self._count:
             self._count = count
             self._rows.clear()
-        if (width, dtype) not in self._rows:
-            self._rows[width, dtype] = Rows(count, width, dtype)
-        return self._rows[width, dtype]
+        if width not in self._rows:
+            self._rows[width] = Rows(count, width)
+        return self._rows[width]
 
 
 def by_rows(run: Callable[[slice], object], count: int) -> None:

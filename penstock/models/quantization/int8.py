@@ -22,7 +22,6 @@ CHECKED: Final = 64
 class Int8Linear(Packed):
     """A row's bits depend on nothing but the row: oneDNN adds whole numbers, see ``halves``."""
 
-    takes: Final = torch.float32
     scales: Tensor
 
     def __init__(self, linear: nn.Linear) -> None:

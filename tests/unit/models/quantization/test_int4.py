@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from penstock.models.compiled.int4 import GROUP
 from penstock.models.quantization.grouped import in_groups
-from penstock.models.quantization.int4 import GROUP, Int4Linear, fits, works
+from penstock.models.quantization.int4 import Int4Linear, fits, works
 from tests.linears import linear_of
 
-pytestmark = pytest.mark.skipif(not works(), reason="torch has no kernel for four-bit weights on this processor")
+pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 WIDTHS = [(64, 96), (576, 192), (32, 16)]
 """What a layer reads and gives."""
 

@@ -1,0 +1,110 @@
+"""Sums of products of bytes, in the instruction that the processor at hand has for them.
+
+Numba knows no vectors, and LLVM does not find these instructions by itself: they are asked for by their names. All
+give the same whole numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Sequence
+from typing import Any, Final
+
+from llvmlite import binding, ir
+from numba.core import cgutils
+
+LANES: Final = 16
+"""Sums side by side."""
+VNNI_512, VNNI_256, AVX2, DOTPROD, PLAIN = "vnni512", "vnni256", "avx2", "dotprod", "plain"
+BYTE, SHORT, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+WORDS: Final = ir.VectorType(WORD, LANES)
+
+
+@functools.cache
+def instruction() -> str | None:
+    """What this processor multiplies bytes with; None where compiled products are not to be had.
+
+    An x86 processor without AVX2 would call functions that are nowhere for fused and half-precision numbers.
+    """
+    has = binding.get_host_cpu_features()
+    if platform.machine() in ("aarch64", "arm64"):
+        return DOTPROD if has.get("dotprod") else PLAIN
+    if not all(has.get(name) for name in ("avx2", "fma", "f16c")):
+        return None
+    if has.get("avx512vnni"):
+        return VNNI_512
+    return VNNI_256 if has.get("avxvnni") else AVX2
+
+
+def dot(build: Any, kind: str, sums: Any, values: Any, signed: Any) -> Any:
+    """``sums`` [16] plus the products of four bytes each, added up. Arguments are vectors of 16 words.
+
+    ``values`` are 0 .. 15 and ``signed`` -127 .. 127: two products still fit 16 bits.
+    """
+    if kind == VNNI_512:
+        return call(build, "llvm.x86.avx512.vpdpbusd.512", WORDS, [sums, values, signed])
+    if kind == PLAIN:
+        return build.add(sums, _plain(build, values, signed))
+    pieces = {VNNI_256: 2, AVX2: 2, DOTPROD: 4}[kind]
+    split = zip(*(parts(build, vector, pieces) for vector in (sums, values, signed)), strict=True)
+    return joined(build, [_ON_PARTS[kind](build, *part) for part in split])
+
+
+def _vnni_256(build: Any, sums: Any, values: Any, signed: Any) -> Any:
+    return call(build, "llvm.x86.avx512.vpdpbusd.256", sums.type, [sums, values, signed])
+
+
+def _avx2(build: Any, sums: Any, values: Any, signed: Any) -> Any:
+    pairs = ir.VectorType(SHORT, 16)
+    bytes_ = [build.bitcast(vector, ir.VectorType(BYTE, 32)) for vector in (values, signed)]
+    products = call(build, "llvm.x86.avx2.pmadd.ub.sw", pairs, bytes_)
+    return build.add(sums, call(build, "llvm.x86.avx2.pmadd.wd", sums.type, [products, ir.Constant(pairs, [1] * 16)]))
+
+
+def _dotprod(build: Any, sums: Any, values: Any, signed: Any) -> Any:
+    bytes_ = [build.bitcast(vector, ir.VectorType(BYTE, 16)) for vector in (values, signed)]
+    return call(build, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, [sums, *bytes_])
+
+
+def _plain(build: Any, values: Any, signed: Any) -> Any:
+    wide = ir.VectorType(SHORT, 4 * LANES)
+    bytes_ = [build.bitcast(vector, ir.VectorType(BYTE, 4 * LANES)) for vector in (values, signed)]
+    found = build.mul(*(build.sext(vector, wide) for vector in bytes_))
+    for _ in range(2):  # neighbours: four products fit 16 bits as well
+        places = range(found.type.count)
+        found = build.add(picked(build, found, found, places[::2]), picked(build, found, found, places[1::2]))
+    return build.sext(found, WORDS)
+
+
+_ON_PARTS: Final = {VNNI_256: _vnni_256, AVX2: _avx2, DOTPROD: _dotprod}
+
+
+def call(build: Any, name: str, gives: Any, arguments: Sequence[Any]) -> Any:
+    """An operation of LLVM's by its name."""
+    kind = ir.FunctionType(gives, [argument.type for argument in arguments])
+    return build.call(cgutils.get_or_insert_function(build.module, kind, name), arguments)
+
+
+def picked(build: Any, one: Any, other: Any, places: Sequence[int]) -> Any:
+    """Lanes of two vectors, those of ``other`` numbered behind those of ``one``."""
+    return build.shuffle_vector(one, other, ir.Constant(ir.VectorType(WORD, len(places)), list(places)))
+
+
+def parts(build: Any, vector: Any, count: int) -> list[Any]:
+    width = vector.type.count // count
+    return [picked(build, vector, vector, range(i * width, (i + 1) * width)) for i in range(count)]
+
+
+def joined(build: Any, vectors: Sequence[Any]) -> Any:
+    """A power of two of vectors, one behind the other."""
+    while len(vectors) > 1:
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [picked(build, *pair, range(2 * vectors[0].type.count)) for pair in pairs]
+    return vectors[0]
+
+
+def repeated(build: Any, number: Any, times: int = LANES) -> Any:
+    """A vector of one number."""
+    blank = ir.Constant(ir.VectorType(number.type, times), ir.Undefined)
+    return picked(build, build.insert_element(blank, number, ir.Constant(WORD, 0)), blank, [0] * times)
