@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from penstock.models.compiled.blocks import GROUP
 
 
 def linear_of(reads: int, gives: int, bias: bool = False) -> nn.Linear:
     """Its weights depend on its inputs alone."""
     torch.manual_seed(reads)
     return nn.Linear(reads, gives, bias=bias).requires_grad_(False)
+
+
+def as_multiplied(rows: Tensor) -> Tensor:
+    """Rows [N, in] as products with whole numbers see them, in float64: 8 bits and a scale for each group."""
+    inputs = rows.shape[-1]
+    groups = nn.functional.pad(rows.float(), (0, -inputs % GROUP)).unflatten(-1, (-1, GROUP))
+    most = groups.abs().amax(-1, keepdim=True).clamp_min(2.0**-100)
+    whole = (groups * (127 / most)).round()
+    return (whole.double() * most.double() / 127).flatten(-2)[..., :inputs]

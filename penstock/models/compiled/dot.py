@@ -19,6 +19,8 @@ LANES: Final = 16
 VNNI_512, VNNI_256, AVX2, DOTPROD, PLAIN = "vnni512", "vnni256", "avx2", "dotprod", "plain"
 BYTE, SHORT, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 WORDS: Final = ir.VectorType(WORD, LANES)
+TOP_BITS: Final = 0x80808080
+"""Of the bytes of a word."""
 
 
 @functools.cache
@@ -37,10 +39,20 @@ def instruction() -> str | None:
     return VNNI_256 if has.get("avxvnni") else AVX2
 
 
+def offset(kind: str) -> int:
+    """What ``lifted`` adds to signed bytes."""
+    return 128 if kind in (VNNI_512, VNNI_256) else 0
+
+
+def lifted(build: Any, kind: str, values: Any) -> Any:
+    """Signed bytes as ``dot`` takes them: VNNI multiplies bytes without a sign by signed ones."""
+    return build.xor(values, ir.Constant(WORDS, [TOP_BITS] * LANES)) if offset(kind) else values
+
+
 def dot(build: Any, kind: str, sums: Any, values: Any, signed: Any) -> Any:
     """``sums`` [16] plus the products of four bytes each, added up. Arguments are vectors of 16 words.
 
-    ``values`` are 0 .. 15 and ``signed`` -127 .. 127: two products still fit 16 bits.
+    ``values`` are 0 .. 15, or -127 .. 127 once they are ``lifted``; ``signed`` are -127 .. 127.
     """
     if kind == VNNI_512:
         return call(build, "llvm.x86.avx512.vpdpbusd.512", WORDS, [sums, values, signed])
@@ -56,9 +68,12 @@ def _vnni_256(build: Any, sums: Any, values: Any, signed: Any) -> Any:
 
 
 def _avx2(build: Any, sums: Any, values: Any, signed: Any) -> Any:
-    pairs = ir.VectorType(SHORT, 16)
-    bytes_ = [build.bitcast(vector, ir.VectorType(BYTE, 32)) for vector in (values, signed)]
-    products = call(build, "llvm.x86.avx2.pmadd.ub.sw", pairs, bytes_)
+    """Magnitudes times what takes over their signs: two products then fit 16 bits."""
+    bytes_, pairs = ir.VectorType(BYTE, 32), ir.VectorType(SHORT, 16)
+    values, signed = (build.bitcast(vector, bytes_) for vector in (values, signed))
+    turned = call(build, "llvm.x86.avx2.psign.b", bytes_, [signed, values])
+    sizes = call(build, "llvm.abs.v32i8", bytes_, [values, ir.Constant(ir.IntType(1), 0)])
+    products = call(build, "llvm.x86.avx2.pmadd.ub.sw", pairs, [sizes, turned])
     return build.add(sums, call(build, "llvm.x86.avx2.pmadd.wd", sums.type, [products, ir.Constant(pairs, [1] * 16)]))
 
 
@@ -70,20 +85,23 @@ def _dotprod(build: Any, sums: Any, values: Any, signed: Any) -> Any:
 def _plain(build: Any, values: Any, signed: Any) -> Any:
     wide = ir.VectorType(SHORT, 4 * LANES)
     bytes_ = [build.bitcast(vector, ir.VectorType(BYTE, 4 * LANES)) for vector in (values, signed)]
-    found = build.mul(*(build.sext(vector, wide) for vector in bytes_))
-    for _ in range(2):  # neighbours: four products fit 16 bits as well
-        places = range(found.type.count)
-        found = build.add(picked(build, found, found, places[::2]), picked(build, found, found, places[1::2]))
-    return build.sext(found, WORDS)
+    pairs = _neighbours(build, build.mul(*(build.sext(vector, wide) for vector in bytes_)))
+    return _neighbours(build, build.sext(pairs, ir.VectorType(WORD, 2 * LANES)))
+
+
+def _neighbours(build: Any, vector: Any) -> Any:
+    """Their sums."""
+    places = range(vector.type.count)
+    return build.add(picked(build, vector, vector, places[::2]), picked(build, vector, vector, places[1::2]))
 
 
 _ON_PARTS: Final = {VNNI_256: _vnni_256, AVX2: _avx2, DOTPROD: _dotprod}
 
 
-def call(build: Any, name: str, gives: Any, arguments: Sequence[Any]) -> Any:
+def call(build: Any, name: str, gives: Any, arguments: Sequence[Any], fastmath: Sequence[str] = ()) -> Any:
     """An operation of LLVM's by its name."""
     kind = ir.FunctionType(gives, [argument.type for argument in arguments])
-    return build.call(cgutils.get_or_insert_function(build.module, kind, name), arguments)
+    return build.call(cgutils.get_or_insert_function(build.module, kind, name), arguments, fastmath=fastmath)
 
 
 def picked(build: Any, one: Any, other: Any, places: Sequence[int]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from penstock.models.compiled.numbers import EXACT, FAST, exp
+from penstock.models.compiled.numbers import FAST, exp
 
 
 @njit(**FAST)
@@ -147,30 +147,3 @@ def _softmax(scores: Any, count: int, softcap: Any, sink: Any) -> None:
     share = np.float32(1) / mass
     for at in range(count):
         scores[at] *= share
-
-
-@njit(**EXACT)
-def split(
-    rows_ND: Any, largest: int, smallest_scale: float, middle: float, low_ND: Any, high_ND: Any, scales_N1: Any
-) -> None:
-    """See ``quantization.halves.split``. Products and sums are rounded one by one, for every row alike."""
-    for i in range(len(rows_ND)):
-        row, low, high = rows_ND[i], low_ND[i], high_ND[i]
-        most = np.float32(smallest_scale)
-        for column in range(len(row)):
-            most = max(most, abs(row[column]))
-        factor = np.float32(largest) / most
-        for column in range(len(row)):
-            whole = np.int32(row[column] * factor + np.float32(middle))
-            low[column] = np.uint8(whole & 255)
-            high[column] = np.uint8((whole >> 8) & 255)
-        scales_N1[i, 0] = most * (np.float32(1) / np.float32(largest))
-
-
-@njit(**EXACT)
-def join(low_NO: Any, high_NO: Any, scales_N1: Any, out_NO: Any) -> None:
-    """See ``quantization.halves.joined``."""
-    for i in range(len(out_NO)):
-        low, high, out, scale = low_NO[i], high_NO[i], out_NO[i], scales_N1[i, 0]
-        for column in range(len(out)):
-            out[column] = (low[column] + np.float32(256) * high[column]) * scale

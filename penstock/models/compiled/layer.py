@@ -14,10 +14,8 @@ from penstock.models.compiled.rows import Room, Rows, by_rows
 from penstock.models.fused.base import FusedBase
 from penstock.models.fused.layer import FusedLayer
 from penstock.models.fused.norms import RMSNorm, agree
-from penstock.models.quantization.int4 import Int4Linear
-from penstock.models.quantization.int8 import Int8Linear
+from penstock.models.quantization.whole import WholeLinear
 
-Quantized = Int4Linear | Int8Linear
 SAMPLES: Final = 33
 
 
@@ -129,7 +127,7 @@ def can_compile(layer: FusedLayer) -> bool:
     linears = (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)
     norms = (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
     return (
-        all(isinstance(linear, Quantized) for linear in linears)
+        all(isinstance(linear, WholeLinear) for linear in linears)
         and all(linear.bias is None for linear in linears[1:])
         and all(norm is None or isinstance(norm, RMSNorm) for norm in norms)
         and is_silu(layer.act)

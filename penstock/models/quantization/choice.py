@@ -46,7 +46,9 @@ def weights_format(quantization: str, device: str, checkpoint: Checkpoint) -> st
         )
     if not usable(quantization):
         raise FieldError(
-            "quantization", f"is {quantization!r}, for which torch has nothing on this processor; use none"
+            "quantization",
+            f"is {quantization!r}, for which this processor lacks instructions (AVX2, FMA and F16C, or those of 64-bit "
+            "ARM); use none",
         )
     return quantization
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
+
+LEAST_HALF: Final = 2.0**-24
+"""The smallest number of float16."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,15 @@ class GroupedWeight:
 
 
 def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
-    """Weights of the same inputs and bits, one below the other, in the smallest of their groups. All have minimums."""
+    """Weights of the same inputs and bits, one below the other, in the smallest of their groups.
+
+    All have minimums, or none has.
+    """
     group = min(weight.group for weight in weights)
     parts = [weight.divided(group) for weight in weights]
-    scales, minimums = torch.cat([part.scales for part in parts]), [part.minimums for part in parts]
-    values = torch.cat([part.values for part in parts])
-    return GroupedWeight(values, scales, torch.cat(minimums), parts[0].bits, group)  # type: ignore[arg-type]
+    values, scales = (torch.cat([getattr(part, name) for part in parts]) for name in ("values", "scales"))
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return GroupedWeight(values, scales, torch.cat(minimums) if minimums else None, parts[0].bits, group)
 
 
 def in_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
@@ -68,3 +75,11 @@ def in_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
     scales = ((groups.amax(-1) - minimums) / most).clamp_min(torch.finfo(torch.float32).tiny)
     values = ((groups - minimums.unsqueeze(-1)) / scales.unsqueeze(-1)).round_().to(torch.uint8)
     return GroupedWeight(values.flatten(-2), scales, minimums, bits, group)
+
+
+def in_signed_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
+    """A float weight [out, in] rounded to as many steps below 0 as above, by a scale that float16 holds."""
+    groups, most = weight.float().unflatten(-1, (-1, group)), 2 ** (bits - 1) - 1
+    scales = (groups.abs().amax(-1) / most).half().float().clamp_min(LEAST_HALF)
+    values = (groups / scales.unsqueeze(-1)).round_().clamp_(-most, most).to(torch.int8)
+    return GroupedWeight(values.flatten(-2), scales, None, bits, group)

@@ -1,89 +1,68 @@
-"""Linear layers of int8 weights with a scale for every output, in oneDNN's layout."""
+"""Linear layers of int8 weights in groups, each with a scale."""
 
 from __future__ import annotations
 
-import functools
-import itertools
+import math
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from penstock.models.quantization.halves import ZERO, joined, split
-from penstock.models.quantization.layout import prepack
-from penstock.models.quantization.packed import Packed
+from penstock.models.compiled.blocks import GROUP
+from penstock.models.compiled.dot import LANES
+from penstock.models.compiled.products import Weights
+from penstock.models.quantization.grouped import GroupedWeight, in_signed_groups, stacked
+from penstock.models.quantization.stored import stored_rows
+from penstock.models.quantization.whole import LARGEST_GROUP, WholeLinear, raised, scales_in_blocks, shift_of
 
-LEVELS: Final = (127, 63)
-"""Largest weights. A processor without VNNI adds two products in 16 bits, which 255 * 63 * 2 still fits."""
-CHECKED: Final = 64
-"""Rows and columns of the product that is tried."""
-
-
-class Int8Linear(Packed):
-    """A row's bits depend on nothing but the row: oneDNN adds whole numbers, see ``halves``."""
-
-    scales: Tensor
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        values, scales = rounded(linear.weight.detach())
-        self.weight_bytes = values.numel()
-        self.bias = linear.bias
-        self.register_buffer("scales", scales)
-        self._zeros = torch.zeros(len(values), dtype=torch.int32)
-        self.packed = prepack(values)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[.., in] -> [.., out], in the format of ``hidden``"""
-        return self.products(hidden).to(hidden.dtype)
-
-    def products(self, hidden: Tensor) -> Tensor:
-        """[.., in] -> [.., out], float32"""
-        products = self.product(hidden.reshape(-1, hidden.shape[-1]).float())
-        if self.bias is not None:
-            products += self.bias
-        return products.view(*hidden.shape[:-1], -1)
-
-    def product(self, rows: Tensor) -> Tensor:
-        """[N, in] -> [N, out], without the bias, both float32"""
-        bytes_2ND, row_scales_N1 = split(rows)
-        return joined(product(bytes_2ND, self.packed, self.scales, self._zeros), row_scales_N1)
+BITS: Final = 8
 
 
-def product(bytes_ND: Tensor, packed: Tensor, scales_O: Tensor, zeros_O: Tensor) -> Tensor:
-    """Bytes, ``ZERO`` standing for 0, times packed weights: float32 [N, out]. Shapes O: outputs."""
-    found: Tensor = torch.ops.onednn.qlinear_pointwise(
-        bytes_ND, 1.0, ZERO, packed, scales_O, zeros_O, None, 1.0, 0, torch.float32, "none", [], ""
-    )
-    return found
+class Int8Linear(WholeLinear):
+    """Weights as ``scale * value``."""
+
+    def __init__(self, linear: nn.Linear, weight: GroupedWeight | None = None) -> None:
+        weight = in_eight_bits(linear) if weight is None else weight
+        blocks, scales = in_blocks(weight.values), scales_in_blocks(weight.scales)
+        packed = Weights(blocks.numpy(), scales.view(torch.uint16).numpy(), BITS, shift_of(weight))
+        super().__init__(packed, linear)
+        self._group, self._blocks, self._scales = weight.group, blocks, scales
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Weights of single outputs: [..] -> [.., in], float32"""
+        block, lane = ids // LANES, ids % LANES
+        values = self._blocks[block, :, lane].flatten(-2).float()
+        scales = self._scales[block, :, 0, lane].float().repeat_interleave(self._group, -1)
+        return (values * scales)[..., : self._inputs]
 
 
-def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight [out, in] as int8 and the float32 scale of every output [out]."""
-    largest = largest_value()
-    assert largest is not None, "quantization/choice.py has asked"
-    scales = weight.abs().amax(-1).float().clamp_min(torch.finfo(torch.float32).tiny) / largest
-    return (weight / scales[:, None]).round_().to(torch.int8), scales
+def in_eight_bits(linear: nn.Linear) -> GroupedWeight:
+    """A layer's weight as values from -127 to 127 with scales, as its file has it where that is possible."""
+    parts = []
+    stored = stored_rows(linear)
+    floats = linear.weight.detach().split([rows.outputs for rows in stored])
+    for rows, weight in zip(stored, floats, strict=True):
+        kept = None if rows.read is None else signed(rows.read())
+        parts.append(rounded(weight) if kept is None else kept)
+    return stacked(parts)
 
 
-@functools.cache
-def largest_value() -> int | None:
-    """The largest int8 weight with which oneDNN's sums are right on this processor; None where it has no such sums."""
-    return next((largest for largest in LEVELS if adds_right(largest)), None)
+def signed(weight: GroupedWeight) -> GroupedWeight | None:
+    """The same numbers in groups that the loops take; None where these have no such form."""
+    plain = weight.values.dtype == torch.int8 and weight.minimums is None and weight.zeros is None
+    if not plain or weight.group % GROUP or int(weight.values.min()) == -(2 ** (BITS - 1)):
+        return None
+    return weight.divided(math.gcd(weight.group, LARGEST_GROUP))
 
 
-def adds_right(largest: int) -> bool:
-    """Whether products of the largest bytes and weights come out, one row and several."""
-    weights = torch.full((CHECKED, CHECKED), largest, dtype=torch.int8)
-    scales, zeros = torch.ones(CHECKED), torch.zeros(CHECKED, dtype=torch.int32)
-    try:
-        packed = prepack(weights)
-        found = [
-            product(torch.full((rows, CHECKED), byte, dtype=torch.uint8), packed, scales, zeros) == expected
-            for rows, (byte, expected) in itertools.product(
-                (1, 2, CHECKED), ((byte, CHECKED * largest * (byte - ZERO)) for byte in (0, 255))
-            )
-        ]
-    except (AttributeError, RuntimeError):
-        return False
-    return all(bool(right.all()) for right in found)
+def rounded(weight: Tensor) -> GroupedWeight:
+    """Floats [out, in], with inputs of zero up to a whole group."""
+    inputs = weight.shape[1]
+    return in_signed_groups(nn.functional.pad(weight, (0, raised(inputs, GROUP) - inputs)), BITS, GROUP)
+
+
+def in_blocks(values: Tensor) -> Tensor:
+    """int8 [O, I] in the order that ``compiled.blocks`` describes: blocks, fours of inputs, outputs, 4."""
+    outputs, inputs = values.shape
+    values = nn.functional.pad(values, (0, 0, 0, raised(outputs, LANES) - outputs))
+    return values.view(-1, LANES, inputs // 4, 4).transpose(1, 2).contiguous()

@@ -11,8 +11,9 @@ from penstock.core import ConfigError
 from penstock.models.quantization import int4
 from penstock.models.quantization.floats import PackedLinear, TiedHead, gains
 from penstock.models.quantization.int4 import Int4Linear
-from penstock.models.quantization.int8 import Int8Linear, largest_value
-from penstock.models.quantization.table import Table, TableEmbedding, TableHead, table_of
+from penstock.models.quantization.int8 import Int8Linear
+from penstock.models.quantization.table import Table, TableEmbedding, TableHead
+from penstock.models.quantization.whole import works
 
 
 def pack(module: nn.Module, quantization: str) -> None:
@@ -30,10 +31,8 @@ def pack(module: nn.Module, quantization: str) -> None:
 
 
 def usable(quantization: str) -> bool:
-    """Whether this processor and torch compute with weights of this format."""
-    if quantization == "none":
-        return True
-    return largest_value() is not None and (quantization != "int4" or int4.works())
+    """Whether this processor computes with weights of this format."""
+    return quantization == "none" or works()
 
 
 def int4_or_int8(linear: nn.Linear) -> nn.Module:
@@ -74,7 +73,7 @@ def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool) -> None:
     if isinstance(embedding, nn.Embedding):
         weight = embedding.weight
         shared = isinstance(quantized, TableHead) and head.weight is weight
-        table = table_of(quantized, weight) if shared else Table(weight)
+        table = quantized if shared else Table(weight)
         setattr(base, embed, TableEmbedding(table, embedding))
 
 

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-import logging
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from penstock.models.quantization.int8 import Int8Linear, rounded
-from penstock.models.quantization.layout import PackedRows
 
-log = logging.getLogger(__name__)
+
+class Lookup(Protocol):
+    """Rows by their tokens."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """[..] -> [.., D], float32"""
 
 
 class Table(nn.Module):
-    """A row for every token [V, D], with a scale each."""
+    """A row for every token [V, D], with a scale for each of its groups."""
 
     values: Tensor
     scales: Tensor
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        values, scales = rounded(weight.detach())
-        self.register_buffer("values", values)
-        self.register_buffer("scales", scales)
+        found = rounded(weight.detach())
+        self._width, self._group = weight.shape[1], found.group
+        self.register_buffer("values", found.values)
+        self.register_buffer("scales", found.scales.half())
 
     def rows(self, ids: Tensor) -> Tensor:
         """[..] -> [.., D], float32"""
-        return self.values[ids] * self.scales[ids].unsqueeze(-1)
+        scales = self.scales[ids].float().repeat_interleave(self._group, -1)
+        return (self.values[ids] * scales)[..., : self._width]
 
 
 class TableEmbedding(nn.Module):
     """Drop-in for an ``nn.Embedding``, or for a class derived from it: gemma's scales what it has looked up."""
 
-    def __init__(self, table: Table | HeadTable, embedding: nn.Embedding) -> None:
+    def __init__(self, table: Lookup, embedding: nn.Embedding) -> None:
         super().__init__()
         self.table = table
         self._dtype = embedding.weight.dtype
@@ -53,34 +59,14 @@ class TableEmbedding(nn.Module):
 
 
 class TableHead(Int8Linear):
-    """Drop-in for the head's ``nn.Linear``, whose rows an embedding can read as well."""
+    """Drop-in for the head's ``nn.Linear``, whose rows an embedding can read as well: they are held once.
+
+    They are those of a ``Table``, whatever the file has, so that an embedding on another stage gives the same.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear, rounded(linear.weight.detach()))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., D] -> [.., V], float32: logits are not rounded"""
         return self.products(hidden)
-
-
-class HeadTable(nn.Module):
-    """A ``Table`` whose rows are read from a head that was made of the same ``weight`` [V, D].
-
-    Raises LookupError where they cannot be.
-    """
-
-    def __init__(self, head: TableHead, weight: Tensor) -> None:
-        super().__init__()
-        values, _ = rounded(weight.detach())
-        self._packed = PackedRows(head.packed, values)
-        self.register_buffer("scales", head.scales)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """[..] -> [.., D], float32"""
-        return self._packed.read(ids) * self.scales[ids].unsqueeze(-1)
-
-
-def table_of(head: TableHead, weight: Tensor) -> Table | HeadTable:
-    """The rows of ``head``, held once where they can be read from it."""
-    try:
-        return HeadTable(head, weight)
-    except LookupError as error:
-        log.warning(f"the embedding is held beside the head, which has the same rows: {error}")
-        return Table(weight)

@@ -16,7 +16,6 @@ from penstock.engine.build import drafting_plan, stage_plans
 from penstock.engine.options import DEMO, EngineOptions
 from penstock.engine.resolve import resolve_options
 from penstock.models.quantization import choice, pack
-from penstock.models.quantization.choice import kept
 from tests.gguf_files import make_gguf
 
 
@@ -26,8 +25,7 @@ def resolved(model: Path | str, quantization: str) -> str:
 
 @pytest.fixture
 def multiplies_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "largest_value", lambda: 127)
-    monkeypatch.setattr(pack.int4, "works", lambda: True)
+    monkeypatch.setattr(pack, "works", lambda: True)
 
 
 @pytest.mark.usefixtures("multiplies_int8")
@@ -42,11 +40,9 @@ def test_auto_takes_whole_numbers_for_whole_numbers(tmp_path: Path) -> None:
 
 
 def test_a_processor_without_such_products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pack.int4, "works", lambda: False)
-    assert resolved(make_gguf(tmp_path / "four", kind=Kind.Q4_1), "auto") == kept(8)
-    monkeypatch.setattr(pack, "largest_value", lambda: None)
+    monkeypatch.setattr(pack, "works", lambda: False)
     assert resolved(make_gguf(tmp_path, kind=Kind.Q4_1), "auto") == "none"
-    with pytest.raises(FieldError, match="quantization is 'int8', for which torch has nothing on this processor; use"):
+    with pytest.raises(FieldError, match="quantization is 'int8', for which this processor lacks instructions"):
         resolved("demo", "int8")
 
 

@@ -13,17 +13,17 @@ from torch import nn
 from penstock.core import ConfigError
 from penstock.models.quantization.floats import PackedLinear, TiedHead, can_pack
 from penstock.models.quantization.int4 import Int4Linear
-from penstock.models.quantization.int8 import Int8Linear, largest_value
+from penstock.models.quantization.int8 import Int8Linear
 from penstock.models.quantization.pack import check_covered, pack, usable
 from penstock.models.quantization.packed import weight_bytes
 from penstock.models.quantization.table import TableEmbedding, TableHead
+from penstock.models.quantization.whole import works
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView
 from tests.checkpoints import LAYERS, VOCAB, make_checkpoint
 
 WIDE = 512
-int8 = pytest.mark.skipif(largest_value() is None, reason="oneDNN multiplies no int8 on this processor")
-int4 = pytest.mark.skipif(not usable("int4"), reason="nothing computes int4 on this processor")
+whole = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 
 
 class Odd(nn.Linear):
@@ -48,14 +48,14 @@ def test_only_large_plain_linears_of_floats_are_packed() -> None:
     assert weight_bytes(module) == before
 
 
-@int8
+@whole
 def test_all_plain_linears_become_int8() -> None:
     module = some_layers()
     pack(module, "int8")
     assert kinds(module) == [Int8Linear, Int8Linear, Int8Linear, Odd]
 
 
-@int4
+@whole
 def test_what_int4_does_not_take_becomes_int8(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(64, 32), nn.Linear(40, 32))
     pack(module, "int4")
@@ -64,12 +64,12 @@ def test_what_int4_does_not_take_becomes_int8(tmp_path: Path) -> None:
     assert parts(stage) == (TableEmbedding, Int8Linear)
 
 
-@int8
+@whole
 def test_ends_are_quantized_and_tied_ones_held_once(tmp_path: Path) -> None:
     tied = load_stage(str(make_checkpoint(tmp_path / "tied", "llama_tied")), 0, LAYERS, capacity=8, quantization="int8")
     own = load_stage(str(make_checkpoint(tmp_path / "own", "llama")), 0, LAYERS, capacity=8, quantization="int8")
     assert parts(tied) == (TableEmbedding, TableHead)
-    assert tied._base.embed_tokens.table.scales is tied._causal.lm_head.scales
+    assert tied._base.embed_tokens.table is tied._causal.lm_head
     assert parts(own) == (TableEmbedding, Int8Linear)
     table = own._base.embed_tokens.table
     assert own.weight_bytes - tied.weight_bytes == table.values.nbytes + table.scales.nbytes
@@ -93,7 +93,7 @@ def parts(stage: StageModel) -> tuple[type, type]:
     return type(stage._base.embed_tokens), type(stage._causal.lm_head)
 
 
-@int8
+@whole
 def test_a_stage_holds_bytes(tmp_path: Path) -> None:
     """Four bytes of a float become one, and a scale for every output."""
     folder = str(make_checkpoint(tmp_path, "llama", hidden_size=128, intermediate_size=256))
@@ -103,7 +103,7 @@ def test_a_stage_holds_bytes(tmp_path: Path) -> None:
     assert 0.25 * floats.weight_bytes < packed.weight_bytes < 0.3 * floats.weight_bytes
 
 
-@int8
+@whole
 @pytest.mark.parametrize("architecture", ["mixtral", "gpt_oss"])
 def test_weights_outside_of_linear_layers_are_refused(tmp_path: Path, architecture: str) -> None:
     folder = str(make_checkpoint(tmp_path, architecture))
@@ -119,10 +119,10 @@ def test_covered_layers_have_vectors_alone() -> None:
 
 def test_formats_that_can_be_used() -> None:
     assert usable("none")
-    assert usable("int8") == (largest_value() is not None)
+    assert usable("int8") == usable("int4") == works()
 
 
-@int8
+@whole
 def test_the_reference_path_has_the_same_weights(tmp_path: Path) -> None:
     folder = str(make_checkpoint(tmp_path, "qwen3"))
     fast, plain = (load_stage(folder, 0, LAYERS, capacity=8, quantization="int8", plain=way) for way in (False, True))
@@ -134,7 +134,7 @@ def test_the_reference_path_has_the_same_weights(tmp_path: Path) -> None:
     assert torch.equal(fast._base.embed_tokens(tokens), plain._base.embed_tokens(tokens))
 
 
-@int4
+@whole
 @pytest.mark.parametrize("architecture", ["llama_tied", "qwen3", "gemma2"])
 def test_four_bits_leave_a_row_its_own_bits_through_a_whole_stage(tmp_path: Path, architecture: str) -> None:
     folder = str(make_checkpoint(tmp_path, architecture))

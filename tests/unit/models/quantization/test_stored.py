@@ -14,8 +14,9 @@ from penstock.models.checkpoint import open_checkpoint
 from penstock.models.fused.linears import SideBySide, joined
 from penstock.models.loader import load_whole
 from penstock.models.quantization.grouped import GroupedWeight
-from penstock.models.quantization.int4 import Int4Linear, from_zero, in_four_bits, works
+from penstock.models.quantization.int4 import Int4Linear, from_zero, in_four_bits
 from penstock.models.quantization.stored import StoredRows, stored_rows
+from penstock.models.quantization.whole import works
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS
 from tests.gguf_files import make_gguf

@@ -1,0 +1,207 @@
+"""The code of a product's blocks: rows times the weights of 16 outputs, each weight read once for up to eight rows.
+
+A row is whole numbers of eight bits in groups of 32 neighbours (``GROUP``), each group with a scale of its own, as
+llama.cpp's are. A group's products are added up exactly, and the groups in their order: a row's bits depend on nothing
+but the row.
+
+Weights lie in blocks of 16 outputs (``dot.LANES``), one group after another, ``GROUP * LANES`` of them:
+
+- Eight bits: eight vectors of 64 bytes. Byte ``4 c + j`` of vector v is input ``4 v + j`` of output c, with a sign.
+- Four bits: four vectors of 64 bytes. Input ``8 v + j`` of output c is the lower half of byte ``4 c + j`` of vector v,
+  and input ``8 v + 4 + j`` the upper one, 0 .. 15.
+
+A group, or several together, has a scale for every output in float16; with four bits a minimum as well, behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from penstock.models.compiled.dot import BYTE, LANES, LONG, WORD, WORDS, call, dot, lifted, offset, repeated
+
+GROUP: Final = 32
+"""Inputs."""
+VECTOR: Final = 4 * LANES
+"""Bytes."""
+FLOAT: Final = ir.FloatType()
+FLOATS: Final = ir.VectorType(FLOAT, LANES)
+HALVES: Final = ir.VectorType(ir.HalfType(), LANES)
+LARGEST: Final = 127.0
+SMALLEST: Final = 2.0**-100
+"""A group's largest magnitude is taken for no less, so that one of zeros has a scale."""
+ARGUMENTS: Final = (
+    "weights", "scales", "rows", "row_scales", "row_sums", "out", "inputs", "groups", "outputs", "shift",
+)  # fmt: skip
+
+
+def block_of(kind: str, bits: int) -> Callable[..., None]:
+    """A block's product as compiled code calls it, with an instruction of ``dot`` and weights of so many bits.
+
+    Its arguments are addresses (weights, scales, rows, their scales and sums, results), numbers of inputs, groups and
+    outputs, by what shift the number of a group becomes that of its scales, and how many rows: a constant.
+    """
+    writer = {4: _FourBits, 8: _EightBits}[bits]
+
+    @intrinsic(prefer_literal=True)
+    def block(
+        typing: Any, weights: Any, scales: Any, rows: Any, row_scales: Any, row_sums: Any, out: Any, inputs: Any,
+        groups: Any, outputs: Any, shift: Any, count: Any,
+    ) -> Any:  # fmt: skip
+        signature = types.void(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, count)
+
+        def generate(_: Any, build: Any, signature: Any, arguments: Any) -> Any:
+            writer(build, kind, arguments, signature.args[-1].literal_value).write()
+
+        return signature, generate
+
+    return block  # type: ignore[no-any-return]
+
+
+class _Block:
+    """Writes the code of a block's product with ``count`` rows."""
+
+    bits: int
+
+    def __init__(self, build: Any, kind: str, arguments: Any, count: int) -> None:
+        self.build, self.kind, self.count = build, kind, count
+        self.given = dict(zip(ARGUMENTS, arguments[: len(ARGUMENTS)], strict=True))
+
+    def write(self) -> None:
+        build = self.build
+        sums = [cgutils.alloca_once_value(build, ir.Constant(FLOATS, [0.0] * LANES)) for _ in range(self.count)]
+        with cgutils.for_range(build, self.given["groups"]) as loop:
+            weights = self.weights(loop.index)
+            for row, place in enumerate(sums):
+                build.store(self.added(build.load(place), row, loop.index, weights), place)
+        for row, place in enumerate(sums):
+            build.store(build.load(place), self.pointer("out", self.of_row("outputs", row, 4), FLOATS), align=4)
+
+    def weights(self, group: Any) -> Any:
+        """What all rows need of a group."""
+        raise NotImplementedError
+
+    def added(self, sums: Any, row: int, group: Any, weights: Any) -> Any:
+        """``sums`` plus what a group gives."""
+        raise NotImplementedError
+
+    def scales(self, group: Any, kinds: int) -> list[Any]:
+        """A group's, of so many kinds."""
+        build = self.build
+        scaled = build.lshr(group, self.given["shift"])
+        places = [
+            build.add(build.mul(scaled, ir.Constant(LONG, 2 * LANES * kinds)), ir.Constant(LONG, 2 * LANES * kind))
+            for kind in range(kinds)
+        ]
+        return [build.fpext(self.load("scales", place, HALVES, 2), FLOATS) for place in places]
+
+    def vectors(self, group: Any) -> list[Any]:
+        """A group's weights."""
+        build, size = self.build, GROUP * LANES * self.bits // 8
+        first = build.mul(group, ir.Constant(LONG, size))
+        places = [build.add(first, ir.Constant(LONG, at)) for at in range(0, size, VECTOR)]
+        return [self.load("weights", place, WORDS, 4) for place in places]
+
+    def products(self, row: int, group: Any, values: list[Any], first: Any) -> Any:
+        """Of a row's group, added to ``first``, as floats."""
+        build = self.build
+        at = build.add(self.of_row("inputs", row, 1), build.mul(group, ir.Constant(LONG, GROUP)))
+        # Few rows would wait for their own last sum.
+        chains = [first, ir.Constant(WORDS, [0] * LANES)] if self.count <= 2 else [first]
+        for step, weights in enumerate(values):
+            numbers = self.load("rows", build.add(at, ir.Constant(LONG, 4 * step)), WORD, 4)
+            chain = step % len(chains)
+            chains[chain] = dot(build, self.kind, chains[chain], weights, repeated(build, numbers))
+        return build.sitofp(chains[0] if len(chains) == 1 else build.add(*chains), FLOATS)
+
+    def of_group(self, name: str, row: int, group: Any, kind: Any) -> Any:
+        """A number that a row has for every group, in all lanes."""
+        at = self.build.add(self.of_row("groups", row, 4), self.build.mul(group, ir.Constant(LONG, 4)))
+        return repeated(self.build, self.load(name, at, kind, 4))
+
+    def of_row(self, name: str, row: int, size: int) -> Any:
+        """Where the numbers of a row begin."""
+        return self.build.mul(self.given[name], ir.Constant(LONG, size * row))
+
+    def fused(self, one: Any, other: Any, more: Any) -> Any:
+        """one * other + more, rounded once"""
+        return call(self.build, f"llvm.fma.v{LANES}f32", FLOATS, [one, other, more])
+
+    def pointer(self, name: str, place: Any, kind: Any) -> Any:
+        return self.build.inttoptr(self.build.add(self.given[name], place), kind.as_pointer())
+
+    def load(self, name: str, place: Any, kind: Any, align: int) -> Any:
+        return self.build.load(self.pointer(name, place, kind), align=align)
+
+
+class _FourBits(_Block):
+    """sums += row's scale * scale * products + row's sum * minimum"""
+
+    bits = 4
+
+    def weights(self, group: Any) -> Any:
+        build, values = self.build, []
+        low, four = (ir.Constant(WORDS, [number] * LANES) for number in (0x0F0F0F0F, 4))
+        for pair in self.vectors(group):
+            values += [build.and_(pair, low), build.and_(build.lshr(pair, four), low)]
+        return values, *self.scales(group, 2)
+
+    def added(self, sums: Any, row: int, group: Any, weights: Any) -> Any:
+        values, scale, minimum = weights
+        products = self.products(row, group, values, ir.Constant(WORDS, [0] * LANES))
+        scaled = self.build.fmul(products, self.of_group("row_scales", row, group, FLOAT))
+        sums = self.fused(scaled, scale, sums)
+        return self.fused(self.of_group("row_sums", row, group, FLOAT), minimum, sums)
+
+
+class _EightBits(_Block):
+    """sums += row's scale * scale * products"""
+
+    bits = 8
+
+    def weights(self, group: Any) -> Any:
+        return [lifted(self.build, self.kind, vector) for vector in self.vectors(group)], *self.scales(group, 1)
+
+    def added(self, sums: Any, row: int, group: Any, weights: Any) -> Any:
+        values, scale = weights
+        products = self.products(row, group, values, self.of_group("row_sums", row, group, WORD))
+        return self.fused(self.build.fmul(products, self.of_group("row_scales", row, group, FLOAT)), scale, sums)
+
+
+def rounding_of(kind: str, bits: int) -> Callable[..., None]:
+    """Turns a group of a row into whole numbers, as compiled code calls it: all arguments are addresses.
+
+    It stores the numbers, their scale, and what the weights' form asks of their sum: with four bits the sum times the
+    scale in float32, with eight what takes back ``dot.lifted``, a whole number.
+    """
+
+    @intrinsic
+    def rounded(typing: Any, rows: Any, whole: Any, scale: Any, total: Any) -> Any:
+        def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
+            floats = ir.VectorType(FLOAT, GROUP)
+            group = build.load(build.inttoptr(arguments[0], floats.as_pointer()), align=4)
+            sizes = call(build, f"llvm.fabs.v{GROUP}f32", floats, [group])
+            most = call(build, f"llvm.vector.reduce.fmax.v{GROUP}f32", FLOAT, [sizes], ("nnan",))
+            least = ir.Constant(FLOAT, SMALLEST)
+            most = build.select(build.fcmp_ordered("<", most, least), least, most)
+            factor = build.fdiv(ir.Constant(FLOAT, LARGEST), most)
+            scaled = build.fmul(group, repeated(build, factor, GROUP))
+            near = build.fptosi(call(build, f"llvm.rint.v{GROUP}f32", floats, [scaled]), ir.VectorType(WORD, GROUP))
+            added = call(build, f"llvm.vector.reduce.add.v{GROUP}i32", WORD, [near])
+            own = build.fmul(most, ir.Constant(FLOAT, 1 / LARGEST))
+            if bits == 4:
+                sum_ = build.fmul(own, build.sitofp(added, FLOAT))
+            else:
+                sum_ = build.mul(added, ir.Constant(WORD, -offset(kind)))
+            results = (build.trunc(near, ir.VectorType(BYTE, GROUP)), own, sum_)
+            for place, result in zip(arguments[1:], results, strict=True):
+                build.store(result, build.inttoptr(place, result.type.as_pointer()), align=1)
+
+        return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+    return rounded  # type: ignore[no-any-return]

@@ -1,0 +1,73 @@
+"""What linear layers of whole numbers have in common: rows become whole numbers too, and compiled loops multiply.
+
+A row's bits depend on nothing but the row (``compiled.blocks``).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from penstock.models.compiled.blocks import GROUP
+from penstock.models.compiled.dot import LANES, instruction
+from penstock.models.compiled.products import WORK, Weights, product
+from penstock.models.compiled.threads import parallel, team
+from penstock.models.quantization.grouped import GroupedWeight
+from penstock.models.quantization.packed import Packed
+
+LARGEST_GROUP: Final = 256
+"""Groups are powers of two up to it."""
+
+
+class WholeLinear(Packed):
+    """Stands for ``linear`` with ``weights`` made of its own, filled up with zeros to whole groups and blocks."""
+
+    def __init__(self, weights: Weights, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight_bytes = weights.values.nbytes + weights.scales.nbytes
+        self.bias = linear.bias
+        self._weights = weights
+        self._outputs, self._inputs = linear.weight.shape
+        self._computed, self._missing = raised(self._outputs, LANES), raised(self._inputs, GROUP) - self._inputs
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., in] -> [.., out], in the format of ``hidden``"""
+        return self.products(hidden).to(hidden.dtype)
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """[.., in] -> [.., out], float32"""
+        products = self.product(hidden.reshape(-1, hidden.shape[-1]).float())
+        if self.bias is not None:
+            products += self.bias
+        return products.view(*hidden.shape[:-1], -1)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """[N, in] -> [N, out], without the bias, both float32"""
+        if self._missing:
+            rows = nn.functional.pad(rows, (0, self._missing))
+        found = torch.empty(len(rows), self._computed)
+        product(rows.contiguous().numpy(), self._weights, found.numpy(), (team(), parallel(), WORK))
+        return found if self._computed == self._outputs else found[:, : self._outputs].contiguous()
+
+
+def scales_in_blocks(*scales: Tensor) -> Tensor:
+    """Each [O, G] -> float16 in the order that ``compiled.blocks`` describes: blocks, groups, ``scales``, outputs."""
+    outputs, groups = scales[0].shape
+    together = nn.functional.pad(torch.stack(scales).half(), (0, 0, 0, raised(outputs, LANES) - outputs))
+    return together.view(len(scales), -1, LANES, groups).permute(1, 3, 0, 2).contiguous()
+
+
+def shift_of(weight: GroupedWeight) -> int:
+    return (weight.group // GROUP).bit_length() - 1
+
+
+def raised(count: int, unit: int) -> int:
+    """The next multiple."""
+    return -(-count // unit) * unit
+
+
+def works() -> bool:
+    """Whether this processor has the instructions."""
+    return instruction() is not None
