@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers import logging as transformers_logging
 
-from tests.relatives import MIXED, RELATIVES, WINDOW
+from tests.relatives import EXPERTS, LATENT, LATENT_KEYS, MIXED, RELATIVES, ROUTED, SHARED_EXPERTS, WINDOW
 
 VOCAB: Final = 160
 BYTE_VOCAB: Final = 259
@@ -97,35 +97,17 @@ ARCHITECTURES: Final[dict[str, dict[str, Any]]] = {
     },
     "deepseek_v3": {
         "model_type": "deepseek_v3",
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 10,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-        "moe_intermediate_size": 24,
+        **LATENT,
+        **ROUTED,
         "first_k_dense_replace": 2,
     },
 }
 
 
-_ROUTED: Final[dict[str, Any]] = {
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "n_group": 2,
-    "topk_group": 1,
-}
+_LOCAL: Final[dict[str, Any]] = {"num_local_experts": 4, **ROUTED}
 FURTHER: Final[dict[str, dict[str, Any]]] = {
-    "glm4_moe": {"model_type": "glm4_moe", "head_dim": 8, "first_k_dense_replace": 1, **_ROUTED},
-    "minimax_m2": {"model_type": "minimax_m2", "head_dim": 8, "rotary_dim": 4, **_ROUTED},
+    "glm4_moe": {"model_type": "glm4_moe", "head_dim": 8, "first_k_dense_replace": 1, **_LOCAL},
+    "minimax_m2": {"model_type": "minimax_m2", "head_dim": 8, "rotary_dim": 4, **_LOCAL},
     "exaone4": {"model_type": "exaone4", "sliding_window": WINDOW, "layer_types": MIXED},
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 1, 0, 1, 1]},
     "ernie4_5": {"model_type": "ernie4_5", "head_dim": 8},
@@ -222,40 +204,28 @@ _MAMBA: Final[dict[str, Any]] = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
-_EXPERTS: Final[dict[str, Any]] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-}
 
 RECURRENT: Final[dict[str, dict[str, Any]]] = {
-    "qwen3_next": {"model_type": "qwen3_next", "head_dim": 16, **_DELTA, **_EXPERTS},
+    "qwen3_next": {"model_type": "qwen3_next", "head_dim": 16, **_DELTA, **SHARED_EXPERTS},
     "qwen3_5": {"model_type": "qwen3_5_text", "head_dim": 16, **_DELTA},
-    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", "head_dim": 16, **_DELTA, **_EXPERTS},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", "head_dim": 16, **_DELTA, **SHARED_EXPERTS},
     "olmo_hybrid": {"model_type": "olmo_hybrid", **_DELTA, "linear_num_key_heads": 4},
     "kimi_linear": {
         "model_type": "kimi_linear",
-        "num_key_value_heads": 4,
         "layer_types": _LINEAR,
         "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "dense"],
         "linear_num_heads": 2,
         "linear_head_dim": 8,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 10,
-        "num_experts": 4,
+        **LATENT_KEYS,
+        **EXPERTS,
         "num_experts_per_token": 2,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
     },
     "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]},
     "lfm2_moe": {
         "model_type": "lfm2_moe",
         "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
         "num_dense_layers": 2,
-        **_EXPERTS,
+        **SHARED_EXPERTS,
     },
     "bamba": {"model_type": "bamba", "attn_layer_indices": [2, 4], **_MAMBA},
     "granitemoehybrid": {

@@ -62,12 +62,10 @@ def shares(one: Mapping[str, Any]) -> str:
 
 
 def line(key: str, row: Mapping[str, Any]) -> str:
-    cells = [
-        f"T={temperature}: {shares(one)}%, {one['mean_acceptance_length']:.2f}, {one['speedup']:.2f}x"
-        + ("" if one["identical"] else " NOT IDENTICAL")
-        for temperature, one in row["temperatures"].items()
-    ]
-    return f"{key:50} {'; '.join(cells)}"
+    cells = {f"T={temperature}": one for temperature, one in row["temperatures"].items()}
+    return virtual.row_of_cells(
+        key, cells, lambda one: f"{shares(one)}%, {one['mean_acceptance_length']:.2f}, {one['speedup']:.2f}x"
+    )
 
 
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:

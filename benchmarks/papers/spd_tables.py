@@ -142,12 +142,11 @@ def cell(in_theory: StrategyRun, on_preset: StrategyRun) -> dict[str, Any]:
 
 
 def line(key: str, row: Mapping[str, Any]) -> str:
-    cells = [
-        f"{name}: L' {one['length']:.2f}, in theory {one['theoretical']:.2f}x, on the preset {one['preset']:.2f}x"
-        + ("" if one["identical"] else " NOT IDENTICAL")
-        for name, one in row["cells"].items()
-    ]
-    return f"{key:32} {'; '.join(cells)}"
+    return virtual.row_of_cells(key, row["cells"], lambda one: f"{in_theory(one)}, on the preset {one['preset']:.2f}x")
+
+
+def in_theory(one: Mapping[str, Any]) -> str:
+    return f"L' {one['length']:.2f}, in theory {one['theoretical']:.2f}x"
 
 
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:

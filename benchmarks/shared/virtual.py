@@ -119,6 +119,12 @@ def over(run: StrategyRun, base: StrategyRun) -> Ratio:
     return ratio
 
 
+def row_of_cells(key: str, cells: Mapping[str, Mapping[str, Any]], said: Callable[[Mapping[str, Any]], str]) -> str:
+    """A line for a row: what is ``said`` of each cell, marked where its tokens were not those of plain decoding."""
+    shown = [f"{name}: {said(one)}{'' if one['identical'] else ' NOT IDENTICAL'}" for name, one in cells.items()]
+    return f"{key:32} {'; '.join(shown)}"
+
+
 # -------------------------------------------------------------------------------------------------------------- scripts
 
 

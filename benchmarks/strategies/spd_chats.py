@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.papers.spd_tables import METHODS, STAGES, TEMPERATURES, TOP_K, Method, in_lockstep, methods
+from benchmarks.papers.spd_tables import METHODS, STAGES, TEMPERATURES, TOP_K, Method, in_lockstep, in_theory, methods
 from benchmarks.shared import virtual
 from penstock import SamplingParams
 from penstock.bench.grid import Question, conversations_of
@@ -72,12 +72,7 @@ def cell(run: StrategyRun) -> dict[str, Any]:
 
 
 def line(key: str, row: Mapping[str, Any]) -> str:
-    cells = [
-        f"{name}: L' {one['length']:.2f}, in theory {one['theoretical']:.2f}x"
-        + ("" if one["identical"] else " NOT IDENTICAL")
-        for name, one in row["cells"].items()
-    ]
-    return f"{key:32} {'; '.join(cells)}"
+    return virtual.row_of_cells(key, row["cells"], in_theory)
 
 
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:

@@ -102,7 +102,7 @@ def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
     for i, (name, layers, seconds) in enumerate(rows):
         held = held_by(model, layers, cluster.kv_slots, embedding=i == 0, head=i == len(rows) - 1)
         memory = cluster.device(name).memory_gb
-        has = "?" if memory is None else f"{memory:g}"
+        has = "?" if memory is None else f"{round(memory, 2):g}"
         table.add_row(name, str(layers), f"{1e3 * seconds:.1f}", f"{held.total / 1e9:.2f}", has)
     return table
 
