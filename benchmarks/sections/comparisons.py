@@ -185,8 +185,7 @@ def render_restart(figures: Any) -> str:
         "that knows nothing (`PENSTOCK_FORGET=1`), first on one that begins with what was kept, and tenth on the "
         "engine of the nine. Time of the first two over the last, paired, with 95% bounds.",
         markdown(["drafts", "knows nothing", "begins with what was kept", "bytes kept"], rows),
-        "What is left to the tenth request: plain decoding is measured anew, on one token in place of three, and what "
-        "rows cost on a host that is shared is taken in again.",
+        "What is left to the tenth request: plain decoding is measured anew, on one token in place of three.",
     )
 
 

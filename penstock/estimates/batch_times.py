@@ -66,7 +66,7 @@ class BatchTimes:
         """By size, batches within which its time loses half of its lead, where that is not ``FADES``."""
         self._means: dict[int, tuple[float, float]] = {}
         """By size, mean rows and seconds of the batches that count as of this size."""
-        self._last: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
+        self._last: dict[int, tuple[tuple[float, float], tuple[float, float]]] = {}
         """By size, seconds and rows of the two newest batches."""
         self._table: list[float] | None = [0.0] * (ASKED + 1)
         self._growth: list[float] | None = None
@@ -78,16 +78,16 @@ class BatchTimes:
         return dict(self._means)
 
     def begin_with(self, means: dict[int, tuple[float, float]]) -> None:
-        """Nothing has been seen yet: these are taken from another run. Where times fade, what is seen replaces them."""
+        """Nothing has been seen yet: these are taken from another run, as if each size had just been seen."""
         self._means = {size: mean for size, mean in means.items() if size in SIZES and min(mean) > 0}
+        self._last = {size: ((seconds, rows),) * 2 for size, (rows, seconds) in self._means.items()}
         self._seen = dict.fromkeys(self._means, 0)
-        self._batches = FADES if self._fades else 0
         self._table = self._growth = None
 
     def record(self, rows: int, seconds: float) -> bool:
         """Take one batch in. Returns whether that changed the table by more than a hundredth."""
         rows = min(rows, SIZES[-1])
-        size, newest = SIZE_OF[rows], (seconds, rows)
+        size, newest = SIZE_OF[rows], (seconds, float(rows))
         faded = self._count(size, seconds)
         older, newer = self._last.get(size, (newest, newest))
         self._last[size] = newer, newest
@@ -98,7 +98,7 @@ class BatchTimes:
                 return faded
             mean = running_mean(rows_before, of_rows), running_mean(before, typical)
         else:
-            mean = float(of_rows), typical
+            mean = of_rows, typical
         self._means[size] = mean
         if not faded and abs(mean[1] - self._between(mean[0])) <= 0.01 * mean[1]:
             return False

@@ -6,8 +6,10 @@ import math
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.estimates.batch_times import BatchTimes
+from penstock.estimates.batch_times import FADES, SIZES, BatchTimes
 from penstock.estimates.draft_timing import DraftTiming
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.experience import Experience, Verdicts
@@ -61,11 +63,36 @@ def test_what_is_old_counts_less() -> None:
     assert new < old < CANDIDATES[0][1]
 
 
-def test_a_time_is_replaced_as_soon_as_it_is_seen() -> None:
+@given(
+    st.dictionaries(st.sampled_from(SIZES[:9]), st.floats(0.001, 0.1), min_size=1),
+    st.lists(st.tuples(st.sampled_from(SIZES[:9]), st.floats(0.001, 0.1)), max_size=80),
+)
+def test_times_that_were_kept_go_on_as_if_they_had_just_been_seen(
+    known: dict[int, float], later: list[tuple[int, float]]
+) -> None:
+    """They fade, and change with what is seen, as those of the engine that goes on."""
+    went_on, begun = BatchTimes(fade=True), BatchTimes(fade=True)
+    for size, seconds in known.items():
+        went_on.record(size, seconds)
+    begun.begin_with(went_on.means)
+    assert begun.table == pytest.approx(went_on.table, rel=0.02)
+    for size, seconds in later:
+        begun.record(size, seconds)
+    assert all(seconds > 0 for seconds in begun.table)
+    if len(later) < FADES - len(known):  # until then nothing has faded in either
+        for size, seconds in later:
+            went_on.record(size, seconds)
+        assert begun.means == went_on.means
+
+
+def test_a_first_batch_that_is_late_says_nothing_of_a_time_that_was_kept() -> None:
     times = BatchTimes(fade=True)
     times.begin_with({1: (1.0, 0.010), 4: (4.0, 0.040)})
-    times.record(4, 0.013)
-    assert times.seconds(4) == pytest.approx(0.013)
+    times.record(4, 0.4)
+    assert times.seconds(4) == pytest.approx(0.040)
+    for _ in range(20):
+        times.record(4, 0.020)
+    assert times.seconds(4) < 0.025
 
 
 @pytest.mark.parametrize(("speed_up", "at_once"), [(2.0, True), (0.5, False)], ids=["it gained", "it lost"])
