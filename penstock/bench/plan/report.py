@@ -10,6 +10,8 @@ from penstock.bench.plan.choices import Choice, Planning
 from penstock.cluster.memory import held_by
 from penstock.tables import FiguresTable
 
+NAMED: Final = 8
+"""Devices that a line names, at most."""
 HEADINGS: Final = {
     "slowest_stage_ms": "slowest, ms",
     "trip_ms": "trip, ms",
@@ -64,6 +66,13 @@ def layers_by_device(choice: Choice) -> dict[str, int]:
 def left_out(planning: Planning, chosen: Choice) -> list[str]:
     used = {stage.devices[0] for stage in chosen.cluster.stages}
     return [name for name in planning.names if name not in used]
+
+
+def some_of(names: Sequence[str]) -> str:
+    """All of a few names, the first of many and how many there are besides."""
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} others"
 
 
 def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, int, float]]:
@@ -127,8 +136,8 @@ def remarks(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> I
     )
     if (out := left_out(planning, chosen)) or chosen.cluster.drafter is not None:
         drafter = f"The drafter runs on {chosen.cluster.drafter}" if chosen.cluster.drafter else "Nothing drafts"
-        yield f"{drafter}, the engine on {chosen.cluster.engine}" + (f"; left out: {', '.join(out)}." if out else ".")
-    if (more := planning.with_one_more()) is not None:
+        yield f"{drafter}, the engine on {chosen.cluster.engine}" + (f"; left out: {some_of(out)}." if out else ".")
+    if (more := planning.with_one_more()) is not None and 1e3 * more[1] < slowest - 0.1:
         yield f"One more like {more[0].name}: a slowest stage of {1e3 * more[1]:.1f} ms could be had."
     if planning.options.real:
         given = run_with(chosen)

@@ -39,6 +39,12 @@ def test_a_slow_board_is_left_out_where_that_is_faster() -> None:
     assert "One more like nx-1" in shown
 
 
+def test_of_many_devices_that_are_left_out_a_few_are_named() -> None:
+    outcome, shown = plan(cluster="random-1:64")
+    used = len(outcome.chosen.cluster.stages)
+    assert f"and {64 - used - 7} others." in " ".join(shown.split())
+
+
 def test_the_papers_method_keeps_every_device_in_its_place() -> None:
     outcome, _ = plan(method="jupiter")
     assert [sum(stage.layers) for stage in outcome.chosen.cluster.stages] == [3, 9, 9, 11]
