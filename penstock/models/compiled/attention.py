@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,8 +46,9 @@ class CompiledAttention(SlotAttention):
         sinks_H = no_sinks(heads) if scoring.sinks_H is None else scoring.sinks_H.float().numpy()
         arrays = query_HNd.contiguous().numpy(), keys.numpy(), values.numpy()
         numbers = scoring.scaling, scoring.softcap or 0.0, sinks_H, output_NHe.numpy()
+        attend = kernels.attention_of(heads // len(keys), query_HNd.shape[2], values.shape[2])
         for seen in self.seen(span):
-            by_rows(partial(attend_part, seen, arrays, numbers), len(seen.rows))
+            by_rows(partial(attend_part, attend, seen, arrays, numbers), len(seen.rows))
         return output_NHe
 
     def seen(self, span: Span) -> list[SeenSlots]:
@@ -58,8 +60,10 @@ class CompiledAttention(SlotAttention):
         return self._seen[span]
 
 
-def attend_part(seen: SeenSlots, arrays: tuple[Any, ...], numbers: tuple[Any, ...], own: slice) -> None:
-    kernels.attend(*arrays, *seen.part(own), *numbers)
+def attend_part(
+    attend: Callable[..., None], seen: SeenSlots, arrays: tuple[Any, ...], numbers: tuple[Any, ...], own: slice
+) -> None:
+    attend(*arrays, *seen.part(own), *numbers)
 
 
 @functools.cache

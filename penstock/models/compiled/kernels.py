@@ -6,11 +6,14 @@ values side by side, d and e the widths of a head's keys and values. Numbers are
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import njit
 
+from penstock.models.compiled.heads import mixed, scores
 from penstock.models.compiled.numbers import FAST, exp
 
 
@@ -81,54 +84,49 @@ def gate(gate_up_N2F: Any, out_NF: Any) -> None:
             out[column] = value / (np.float32(1) + exp(-value)) * ups[column]
 
 
-@njit(**FAST)
-def attend(
-    query_HNd: Any,
-    keys_KSd: Any,
-    values_KSe: Any,
-    rows: Any,
-    starts: Any,
-    slots: Any,
-    scaling: Any,
-    softcap: Any,
-    sinks_H: Any,
-    out_NHe: Any,
-) -> None:
-    """Attention of ``rows`` [n] over the slots that each sees, those from starts[i] to starts[i + 1], by position.
+@functools.cache
+def attention_of(heads: int, width: int, value_width: int) -> Callable[..., None]:
+    """``attend`` for so many heads that share keys and values, and the widths d and e: constants of its code."""
 
-    ``softcap`` 0: none. ``sinks_H`` is -inf for heads that have none.
-    """
-    scale, cap = np.float32(scaling), np.float32(softcap)
-    groups, width = keys_KSd.shape[0], keys_KSd.shape[2]
-    together, value_width = query_HNd.shape[0] // groups, values_KSe.shape[2]
-    longest = 0
-    for i in range(len(rows)):
-        longest = max(longest, starts[i + 1] - starts[i])
-    scores = np.empty((together, longest), np.float32)
-    for i in range(len(rows)):
-        row, seen = rows[i], slots[starts[i] : starts[i + 1]]
-        count = len(seen)
-        for group in range(groups):
-            first = group * together
-            for at in range(count):
-                key = keys_KSd[group, seen[at]]
-                for g in range(together):
-                    query = query_HNd[first + g, row]
-                    product = np.float32(0)
-                    for c in range(width):
-                        product += query[c] * key[c]
-                    scores[g, at] = product * scale
-            for g in range(together):
-                _softmax(scores[g], count, cap, sinks_H[first + g])
-                out = out_NHe[row, first + g]
-                for c in range(value_width):
-                    out[c] = np.float32(0)
-            for at in range(count):
-                value = values_KSe[group, seen[at]]
-                for g in range(together):
-                    chance, out = scores[g, at], out_NHe[row, first + g]
-                    for c in range(value_width):
-                        out[c] += chance * value[c]
+    @njit(**FAST)
+    def attend(
+        query_HNd: Any,
+        keys_KSd: Any,
+        values_KSe: Any,
+        rows: Any,
+        starts: Any,
+        slots: Any,
+        scaling: Any,
+        softcap: Any,
+        sinks_H: Any,
+        out_NHe: Any,
+    ) -> None:
+        """Attention of ``rows`` [n] over the slots that each sees, from starts[i] to starts[i + 1], by position.
+
+        ``softcap`` 0: none. ``sinks_H`` is -inf for heads that have none.
+        """
+        scale, cap = np.float32(scaling), np.float32(softcap)
+        longest = 0
+        for i in range(len(rows)):
+            longest = max(longest, starts[i + 1] - starts[i])
+        chances = np.empty((heads, longest), np.float32)
+        for i in range(len(rows)):
+            row, count, own = rows[i], starts[i + 1] - starts[i], slots.ctypes.data + starts[i] * 4
+            for group in range(len(keys_KSd)):
+                first = group * heads
+                query = query_HNd.ctypes.data + first * query_HNd.strides[0] + row * query_HNd.strides[1]
+                keys = keys_KSd.ctypes.data + group * keys_KSd.strides[0]
+                values = values_KSe.ctypes.data + group * values_KSe.strides[0]
+                out = out_NHe.ctypes.data + row * out_NHe.strides[0] + first * out_NHe.strides[1]
+                at, step = chances.ctypes.data, chances.strides[0]
+                scores(
+                    query, query_HNd.strides[0], keys, keys_KSd.strides[1], own, count, at, step, scale, heads, width
+                )
+                for head in range(heads):
+                    _softmax(chances[head], count, cap, sinks_H[first + head])
+                mixed(at, step, values, values_KSe.strides[1], own, count, out, out_NHe.strides[1], heads, value_width)
+
+    return attend  # type: ignore[no-any-return]
 
 
 @njit(inline="always")

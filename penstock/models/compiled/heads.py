@@ -1,0 +1,122 @@
+"""The two loops of attention over slots, for query heads that share keys and values: scores, and what is seen by them.
+
+Numbers of heads and widths are constants of the compiled code, so that a key is loaded once for all heads, and what
+they see adds up in registers. Sums go in the order of the slots given.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from penstock.models.compiled.dot import LANES, LONG, WORD, call, repeated
+
+FLOAT: Final = ir.FloatType()
+REGISTERS: Final = 24
+"""Vectors that may be summed up at once; the processor has 16 or 32."""
+
+
+@intrinsic(prefer_literal=True)
+def scores(
+    typing: Any, query: Any, query_stride: Any, keys: Any, key_stride: Any, slots: Any, count: Any, out: Any,
+    out_stride: Any, scale: Any, heads: Any, width: Any,
+) -> Any:  # fmt: skip
+    """``out`` [heads, count] becomes query * key * ``scale`` of every slot. Addresses, strides in bytes, constants."""
+    signature = types.void(
+        query, query_stride, keys, key_stride, slots, count, out, out_stride, types.float32, heads, width
+    )
+
+    def generate(_: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        query, query_stride, keys, key_stride, slots, count, out, out_stride, scale, _, _ = arguments
+        heads, width = (kind.literal_value for kind in signature.args[-2:])
+        pieces = _Pieces(build, width)
+        with cgutils.for_range(build, count) as loop:
+            key = pieces.loaded(_slot(build, keys, key_stride, slots, loop.index))
+            for head in range(heads):
+                asked = pieces.loaded(_further(build, query, query_stride, head))
+                sums = build.fmul(asked[0], key[0])
+                for one, other in zip(asked[1:], key[1:], strict=True):
+                    sums = pieces.fused(one, other, sums)
+                place = build.add(_further(build, out, out_stride, head), build.mul(loop.index, ir.Constant(LONG, 4)))
+                build.store(build.fmul(pieces.added_up(sums), scale), _pointer(build, place, FLOAT))
+
+    return signature, generate
+
+
+@intrinsic(prefer_literal=True)
+def mixed(
+    typing: Any, chances: Any, chance_stride: Any, values: Any, value_stride: Any, slots: Any, count: Any, out: Any,
+    out_stride: Any, heads: Any, width: Any,
+) -> Any:  # fmt: skip
+    """``out`` [heads, width] becomes the sum of the slots' values, times ``chances`` [heads, count]. As ``scores``."""
+    signature = types.void(chances, chance_stride, values, value_stride, slots, count, out, out_stride, heads, width)
+
+    def generate(_: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        chances, chance_stride, values, value_stride, slots, count, out, out_stride, _, _ = arguments
+        heads, width = (kind.literal_value for kind in signature.args[-2:])
+        pieces = _Pieces(build, width)
+        at_once = max(1, REGISTERS // pieces.count)
+        for first in range(0, heads, at_once):
+            own = range(first, min(first + at_once, heads))
+            sums = {head: [cgutils.alloca_once_value(build, pieces.zeros) for _ in range(pieces.count)] for head in own}
+            with cgutils.for_range(build, count) as loop:
+                value = pieces.loaded(_slot(build, values, value_stride, slots, loop.index))
+                for head in own:
+                    place = build.add(
+                        _further(build, chances, chance_stride, head), build.mul(loop.index, ir.Constant(LONG, 4))
+                    )
+                    chance = repeated(build, build.load(_pointer(build, place, FLOAT)), pieces.lanes)
+                    for piece, sum_ in zip(value, sums[head], strict=True):
+                        build.store(pieces.fused(chance, piece, build.load(sum_)), sum_)
+            for head in own:
+                pieces.store([build.load(sum_) for sum_ in sums[head]], _further(build, out, out_stride, head))
+
+    return signature, generate
+
+
+class _Pieces:
+    """A row of so many numbers as vectors."""
+
+    def __init__(self, build: Any, width: int) -> None:
+        self.build = build
+        self.lanes = math.gcd(width, LANES)
+        self.count = width // self.lanes
+        self.kind = ir.VectorType(FLOAT, self.lanes)
+        self.zeros = ir.Constant(self.kind, [0.0] * self.lanes)
+
+    def places(self, address: Any) -> list[Any]:
+        steps = range(0, 4 * self.lanes * self.count, 4 * self.lanes)
+        return [_pointer(self.build, self.build.add(address, ir.Constant(LONG, step)), self.kind) for step in steps]
+
+    def loaded(self, address: Any) -> list[Any]:
+        return [self.build.load(place, align=4) for place in self.places(address)]
+
+    def store(self, pieces: list[Any], address: Any) -> None:
+        for piece, place in zip(pieces, self.places(address), strict=True):
+            self.build.store(piece, place, align=4)
+
+    def fused(self, one: Any, other: Any, more: Any) -> Any:
+        return call(self.build, f"llvm.fma.v{self.lanes}f32", self.kind, [one, other, more])
+
+    def added_up(self, vector: Any) -> Any:
+        start = ir.Constant(FLOAT, -0.0)
+        return call(self.build, f"llvm.vector.reduce.fadd.v{self.lanes}f32", FLOAT, [start, vector], ("reassoc",))
+
+
+def _slot(build: Any, rows: Any, stride: Any, slots: Any, index: Any) -> Any:
+    """The address of the row in the slot that stands at ``index``."""
+    slot = build.load(_pointer(build, build.add(slots, build.mul(index, ir.Constant(LONG, 4))), WORD))
+    return build.add(rows, build.mul(build.zext(slot, LONG), stride))
+
+
+def _further(build: Any, address: Any, stride: Any, steps: int) -> Any:
+    return build.add(address, build.mul(stride, ir.Constant(LONG, steps)))
+
+
+def _pointer(build: Any, address: Any, kind: Any) -> Any:
+    return build.inttoptr(address, kind.as_pointer())
