@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.models.attention import Arenas, Plan, Scoring, SlotAttention, Span, parts_of, precise_kernel
 from penstock.models.compiled import kernels
-from penstock.models.compiled.rows import by_rows
+from penstock.models.compiled.rows import Team, by_rows
 from penstock.stage.visibility import BatchView, RequestView
 
 
@@ -24,8 +24,8 @@ class SeenSlots(NamedTuple):
     starts: np.ndarray
     slots: np.ndarray
 
-    def part(self, own: slice) -> SeenSlots:
-        return SeenSlots(self.rows[own], self.starts[own.start : own.stop + 1], self.slots)
+    def part(self, first: int, last: int) -> SeenSlots:
+        return SeenSlots(self.rows[first:last], self.starts[first : last + 1], self.slots)
 
 
 class CompiledAttention(SlotAttention):
@@ -61,9 +61,15 @@ class CompiledAttention(SlotAttention):
 
 
 def attend_part(
-    attend: Callable[..., None], seen: SeenSlots, arrays: tuple[Any, ...], numbers: tuple[Any, ...], own: slice
+    attend: Callable[..., None],
+    seen: SeenSlots,
+    arrays: tuple[Any, ...],
+    numbers: tuple[Any, ...],
+    first: int,
+    last: int,
+    team: Team,
 ) -> None:
-    attend(*arrays, *seen.part(own), *numbers)
+    attend(*arrays, *seen.part(first, last), *numbers)
 
 
 @functools.cache

@@ -58,25 +58,28 @@ def norm_heads(qkv_NXd: Any, weight_d: Any, least: Any, first: int, last: int) -
 
 
 @njit(**FAST)
-def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XNd: Any) -> None:
-    """Rotary embedding of the first ``rotated`` heads, the others as they are: a cos - b sin, b cos + a sin."""
+def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XMd: Any, place: int) -> None:
+    """Rotary embedding of the first ``rotated`` heads, the others as they are: a cos - b sin, b cos + a sin.
+
+    Rows become those of ``out`` from ``place`` on.
+    """
     half = qkv_NXd.shape[2] // 2
     for row in range(qkv_NXd.shape[0]):
         for head in range(qkv_NXd.shape[1]):
             if head < rotated:
                 for i in range(half):
                     a, b = qkv_NXd[row, head, i], qkv_NXd[row, head, half + i]
-                    out_XNd[head, row, i] = a * cos_Nd[row, i] - b * sin_Nd[row, i]
-                    out_XNd[head, row, half + i] = b * cos_Nd[row, half + i] + a * sin_Nd[row, half + i]
+                    out_XMd[head, place + row, i] = a * cos_Nd[row, i] - b * sin_Nd[row, i]
+                    out_XMd[head, place + row, half + i] = b * cos_Nd[row, half + i] + a * sin_Nd[row, half + i]
             else:
                 for i in range(2 * half):
-                    out_XNd[head, row, i] = qkv_NXd[row, head, i]
+                    out_XMd[head, place + row, i] = qkv_NXd[row, head, i]
 
 
 @njit(**FAST)
 def gate(gate_up_N2F: Any, out_NF: Any) -> None:
-    """silu(gate) * up"""
-    width = out_NF.shape[1]
+    """silu(gate) * up; ``out`` may be wider."""
+    width = gate_up_N2F.shape[1] // 2
     for row in range(out_NF.shape[0]):
         gates, ups, out = gate_up_N2F[row, :width], gate_up_N2F[row, width:], out_NF[row]
         for column in range(width):

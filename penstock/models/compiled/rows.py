@@ -1,4 +1,4 @@
-"""Rows that torch's products and compiled loops both see, and the threads that share many of them."""
+"""The threads that share the work on rows."""
 
 from __future__ import annotations
 
@@ -7,46 +7,37 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import numpy as np
 import torch
+
+from penstock.models.compiled.products import WORK
+from penstock.models.compiled.threads import parallel
 
 WORTH_A_THREAD: Final = 16
 """Rows. Handing some to another thread and waiting for it takes about as long as some rows of a small model."""
 
 
-class Rows:
-    """Room for rows [N, width] of float32."""
-
-    def __init__(self, count: int, width: int) -> None:
-        self.tensor = torch.empty(count, width)
-        self.array: np.ndarray = self.tensor.numpy()
+Team = tuple[int, int, int]
+"""Threads that may share a product, the address of ``threads.parallel``, and ``products.WORK``."""
+ALONE: Final[Team] = (1, 0, 0)
 
 
-class Room:
-    """Rows for what all layers of a stage make one after another, in batches of the latest size."""
+def by_rows(run: Callable[[int, int, Team], object], count: int) -> None:
+    """Run loops over rows [first, last) with a team for their products.
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._rows: dict[int, Rows] = {}
-
-    def __call__(self, count: int, width: int) -> Rows:
-        """Rows of that width. They are the same again for the next one who asks."""
-        if count != self._count:
-            self._count = count
-            self._rows.clear()
-        if width not in self._rows:
-            self._rows[width] = Rows(count, width)
-        return self._rows[width]
-
-
-def by_rows(run: Callable[[slice], object], count: int) -> None:
-    """Run loops over rows 0 .. ``count`` - 1: over parts of them at once, by as many threads as torch has."""
-    threads = min(torch.get_num_threads(), count // WORTH_A_THREAD) if count >= 2 * WORTH_A_THREAD else 1
-    if threads == 1:
-        run(slice(0, count))
+    Few rows are computed at once, their products by all threads. Many are parted among the threads, each of which
+    computes its part alone.
+    """
+    threads = torch.get_num_threads()
+    parts = min(threads, count // WORTH_A_THREAD) if count >= 2 * WORTH_A_THREAD else 1
+    if parts == 1:
+        run(0, count, whole_team())
         return
-    bounds = [count * thread // threads for thread in range(threads + 1)]
-    list(crew().map(run, map(slice, bounds, bounds[1:])))
+    bounds = [count * part // parts for part in range(parts + 1)]
+    list(crew().map(run, bounds, bounds[1:], [ALONE] * parts))
+
+
+def whole_team() -> Team:
+    return (torch.get_num_threads(), parallel(), WORK) if parallel() else ALONE
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import functools
 import os
 from typing import Any, Final
 
-import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -30,11 +29,6 @@ def parallel() -> int:
         return ctypes.cast(library[ENTRY], ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return 0
-
-
-def team() -> int:
-    """How many threads may share a product."""
-    return torch.get_num_threads() if parallel() else 1
 
 
 @intrinsic

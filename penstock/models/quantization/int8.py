@@ -33,7 +33,7 @@ class Int8Linear(WholeLinear):
         block, lane = ids // LANES, ids % LANES
         values = self._blocks[block, :, lane].flatten(-2).float()
         scales = self._scales[block, :, 0, lane].float().repeat_interleave(self._group, -1)
-        return (values * scales)[..., : self._inputs]
+        return (values * scales)[..., : self.inputs]
 
 
 def in_eight_bits(linear: nn.Linear) -> GroupedWeight:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES, instruction
-from penstock.models.compiled.products import WORK, Weights, product
-from penstock.models.compiled.threads import parallel, team
+from penstock.models.compiled.products import Weights, product
+from penstock.models.compiled.rows import whole_team
 from penstock.models.quantization.grouped import GroupedWeight
 from penstock.models.quantization.packed import Packed
 
@@ -28,9 +28,19 @@ class WholeLinear(Packed):
         super().__init__()
         self.weight_bytes = weights.values.nbytes + weights.scales.nbytes
         self.bias = linear.bias
-        self._weights = weights
-        self._outputs, self._inputs = linear.weight.shape
-        self._computed, self._missing = raised(self._outputs, LANES), raised(self._inputs, GROUP) - self._inputs
+        self.weights = weights
+        self.outputs, self.inputs = linear.weight.shape
+        self._computed, self._missing = raised(self.outputs, LANES), raised(self.inputs, GROUP) - self.inputs
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether no output had to be filled up."""
+        return bool(self._computed == self.outputs)
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether no input had to be filled up."""
+        return not self._missing
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., in] -> [.., out], in the format of ``hidden``"""
@@ -48,8 +58,8 @@ class WholeLinear(Packed):
         if self._missing:
             rows = nn.functional.pad(rows, (0, self._missing))
         found = torch.empty(len(rows), self._computed)
-        product(rows.contiguous().numpy(), self._weights, found.numpy(), (team(), parallel(), WORK))
-        return found if self._computed == self._outputs else found[:, : self._outputs].contiguous()
+        product(rows.contiguous().numpy(), self.weights, found.numpy(), whole_team())
+        return found if self._computed == self.outputs else found[:, : self.outputs].contiguous()
 
 
 def scales_in_blocks(*scales: Tensor) -> Tensor:
