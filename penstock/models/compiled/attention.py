@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.models.attention import Arenas, Plan, Scoring, SlotAttention, Span, parts_of, precise_kernel
 from penstock.models.compiled import kernels
-from penstock.models.compiled.rows import Team, by_rows
+from penstock.models.compiled.rows import by_rows
 from penstock.stage.visibility import BatchView, RequestView
 
 
@@ -67,7 +67,6 @@ def attend_part(
     numbers: tuple[Any, ...],
     first: int,
     last: int,
-    team: Team,
 ) -> None:
     attend(*arrays, *seen.part(first, last), *numbers)
 

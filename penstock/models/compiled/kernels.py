@@ -58,22 +58,19 @@ def norm_heads(qkv_NXd: Any, weight_d: Any, least: Any, first: int, last: int) -
 
 
 @njit(**FAST)
-def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XMd: Any, place: int) -> None:
-    """Rotary embedding of the first ``rotated`` heads, the others as they are: a cos - b sin, b cos + a sin.
-
-    Rows become those of ``out`` from ``place`` on.
-    """
+def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XNd: Any) -> None:
+    """Rotary embedding of the first ``rotated`` heads, the others as they are: a cos - b sin, b cos + a sin."""
     half = qkv_NXd.shape[2] // 2
     for row in range(qkv_NXd.shape[0]):
         for head in range(qkv_NXd.shape[1]):
             if head < rotated:
                 for i in range(half):
                     a, b = qkv_NXd[row, head, i], qkv_NXd[row, head, half + i]
-                    out_XMd[head, place + row, i] = a * cos_Nd[row, i] - b * sin_Nd[row, i]
-                    out_XMd[head, place + row, half + i] = b * cos_Nd[row, half + i] + a * sin_Nd[row, half + i]
+                    out_XNd[head, row, i] = a * cos_Nd[row, i] - b * sin_Nd[row, i]
+                    out_XNd[head, row, half + i] = b * cos_Nd[row, half + i] + a * sin_Nd[row, half + i]
             else:
                 for i in range(2 * half):
-                    out_XMd[head, place + row, i] = qkv_NXd[row, head, i]
+                    out_XNd[head, row, i] = qkv_NXd[row, head, i]
 
 
 @njit(**FAST)

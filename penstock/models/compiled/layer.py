@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from penstock.models.attention import attend
 from penstock.models.compiled.passes import Entering, Leaving, Norm, enter, leave
-from penstock.models.compiled.rows import by_rows
+from penstock.models.compiled.products import whole_team
 from penstock.models.fused.base import FusedBase
 from penstock.models.fused.layer import FusedLayer
 from penstock.models.fused.norms import RMSNorm, agree
@@ -67,12 +67,13 @@ class CompiledLayer(nn.Module):
         heads, queries, groups, width = self._sizes
         turned = torch.empty(heads, count, width)
         qkv_XNd = turned.numpy()
-        by_rows(lambda first, last, team: enter(entered, first, last, self._entering, *rotation, qkv_XNd, team), count)
+        team = whole_team()
+        enter(entered, self._entering, *rotation, qkv_XNd, team)
         stored = turned[queries:]
         keys, values = stored[:groups], stored[groups:]
         output_NHe = attend(self, turned[:queries], keys, values, None, joint=stored, **self.scoring)
         seen, left = output_NHe.reshape(count, -1).numpy(), np.empty_like(entered)
-        by_rows(lambda first, last, team: leave(seen, entered, first, last, self._leaving, left, team), count)
+        leave(seen, entered, self._leaving, left, team)
         return torch.from_numpy(left)[None]
 
 

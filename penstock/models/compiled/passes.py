@@ -1,6 +1,6 @@
 """A layer's way from its rows to its attention, and from there to the next layer: two calls of compiled code.
 
-Shapes as in ``compiled.kernels``; A = H * e, the width of what attention gives. Rows [first, last) are computed.
+Shapes as in ``compiled.kernels``; A = H * e, the width of what attention gives.
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ class Leaving(NamedTuple):
 
 
 @njit(**EXACT)
-def enter(hidden_ND: Any, first: int, last: int, layer: Any, cos_Nd: Any, sin_Nd: Any, out_XNd: Any, team: Any) -> None:
+def enter(hidden_ND: Any, layer: Any, cos_Nd: Any, sin_Nd: Any, out_XNd: Any, team: Any) -> None:
     """``out`` becomes the rows' queries, keys and values, rotated."""
-    hidden = hidden_ND[first:last]
-    count, heads, width = len(hidden), out_XNd.shape[0], out_XNd.shape[2]
-    normed, qkv = np.empty_like(hidden), np.empty((count, heads * width), np.float32)
-    norm(hidden, layer.norm.weight, layer.norm.least, normed)
+    count, heads, width = len(hidden_ND), out_XNd.shape[0], out_XNd.shape[2]
+    normed, qkv = np.empty_like(hidden_ND), np.empty((count, heads * width), np.float32)
+    norm(hidden_ND, layer.norm.weight, layer.norm.least, normed)
     product(normed, layer.qkv, qkv, team)
     if len(layer.bias):
         for row in range(count):
@@ -64,20 +63,19 @@ def enter(hidden_ND: Any, first: int, last: int, layer: Any, cos_Nd: Any, sin_Nd
     if len(layer.query_norm.weight):
         norm_heads(qkv_NXd, layer.query_norm.weight, layer.query_norm.least, 0, layer.queries)
         norm_heads(qkv_NXd, layer.key_norm.weight, layer.key_norm.least, layer.queries, layer.rotated)
-    turn(qkv_NXd, cos_Nd[first:last], sin_Nd[first:last], layer.rotated, out_XNd, first)
+    turn(qkv_NXd, cos_Nd, sin_Nd, layer.rotated, out_XNd)
 
 
 @njit(**EXACT)
-def leave(attended_NA: Any, hidden_ND: Any, first: int, last: int, layer: Any, out_ND: Any, team: Any) -> None:
+def leave(attended_NA: Any, hidden_ND: Any, layer: Any, out_ND: Any, team: Any) -> None:
     """``out`` becomes what the layer gives for ``hidden``, whose attention has given ``attended``."""
-    hidden = hidden_ND[first:last]
-    count = len(hidden)
-    change, total, normed = np.empty_like(hidden), np.empty_like(hidden), np.empty_like(hidden)
-    product(attended_NA[first:last], layer.o_proj, change, team)
-    add_and_norm(hidden, change, layer.norm.weight, layer.norm.least, total, normed)
+    count = len(hidden_ND)
+    change, total, normed = np.empty_like(hidden_ND), np.empty_like(hidden_ND), np.empty_like(hidden_ND)
+    product(attended_NA, layer.o_proj, change, team)
+    add_and_norm(hidden_ND, change, layer.norm.weight, layer.norm.least, total, normed)
     gates = np.empty((count, 2 * layer.width), np.float32)
     opened = np.zeros((count, -(-layer.width // GROUP) * GROUP), np.float32)
     product(normed, layer.gate_up, gates, team)
     gate(gates, opened)
     product(opened, layer.down_proj, change, team)
-    add(total, change, out_ND[first:last])
+    add(total, change, out_ND)

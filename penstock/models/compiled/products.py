@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import torch
 from numba import carray, cfunc, njit, types
 
 from penstock.models.compiled.blocks import GROUP, block_of, rounding_of
 from penstock.models.compiled.dot import LANES, PLAIN, VNNI_512, instruction
 from penstock.models.compiled.numbers import EXACT
-from penstock.models.compiled.threads import share, taken
+from penstock.models.compiled.threads import parallel, share, taken
 
 _KIND: Final = instruction() or PLAIN
 _block4, _block8 = block_of(_KIND, 4), block_of(_KIND, 8)
@@ -101,15 +102,20 @@ def _work(pointer: Any) -> None:
         first = taken(pointer, at_once)
 
 
-WORK: Final = _work.address
-"""To be handed over: compiled loops that are kept on disk would hold another process's."""
+Team = tuple[int, int, int]
+"""Threads that may share a product, and the addresses of what has them work and of their work."""
+
+
+def whole_team() -> Team:
+    """As many as torch has for its own products."""
+    return (torch.get_num_threads(), parallel(), _work.address) if parallel() else (1, 0, 0)
 
 
 @njit(**EXACT)
 def product(rows_NI: Any, weights: Any, out_NO: Any, team: Any) -> None:
     """``out`` becomes rows * weights^T.
 
-    ``team`` is how many threads may share the work, the address of ``threads.parallel``, and WORK.
+    Addresses of a ``Team`` are handed over: code that is kept on disk would hold another process's.
     """
     count, inputs = rows_NI.shape
     whole = np.empty((count, inputs), np.int8)
@@ -129,7 +135,7 @@ def product(rows_NI: Any, weights: Any, out_NO: Any, team: Any) -> None:
 @njit(**EXACT)
 def _multiply(whole_NI: Any, row_scales_NG: Any, row_sums_NG: Any, weights: Any, out_NO: Any, team: Any) -> None:
     """Arrays live as long as a call that they are given to: addresses alone would not keep them."""
-    threads, parallel, work = team
+    threads, start, work = team
     blocks = out_NO.shape[1] // LANES
     task = np.empty(TASK, np.int64)
     task[0] = 0
@@ -141,5 +147,5 @@ def _multiply(whole_NI: Any, row_scales_NG: Any, row_sums_NG: Any, weights: Any,
     if threads == 1:
         _blocks(task, 0, blocks)
     else:
-        share(parallel, work, task.ctypes.data, threads)
+        share(start, work, task.ctypes.data, threads)
     task[0] = blocks  # read by the threads until here

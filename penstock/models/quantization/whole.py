@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES, instruction
-from penstock.models.compiled.products import Weights, product
-from penstock.models.compiled.rows import whole_team
+from penstock.models.compiled.products import Weights, product, whole_team
 from penstock.models.quantization.grouped import GroupedWeight
 from penstock.models.quantization.packed import Packed
 
