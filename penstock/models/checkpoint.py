@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from penstock.core import ConfigError, RequestError, SamplingParams
 from penstock.dtypes import DTYPE_BYTES
-from penstock.foreign_files import (
+from penstock.files import (
     CODE_FIELD,
     CONFIG_FILE,
     GENERATION_FILE,

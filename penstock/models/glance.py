@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.core import ConfigError
-from penstock.foreign_files import CONFIG_FILE, check_folder, printable, read_json, shown
+from penstock.files import CONFIG_FILE, check_folder, printable, read_json, shown
 from penstock.models.gguf.header import Header, read_header
 from penstock.models.gguf.purpose import check_purpose
 from penstock.models.places import GGUF, resolve

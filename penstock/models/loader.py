@@ -13,7 +13,7 @@ from transformers import logging as transformers_logging
 
 from penstock.core import ConfigError, PenstockError
 from penstock.dtypes import torch_dtype
-from penstock.foreign_files import CONFIG_FILE, said
+from penstock.files import CONFIG_FILE, said
 from penstock.models.attention import ATTENTION
 from penstock.models.carried.layout import carries, is_outside
 from penstock.models.carried.own_part import keep_own, own_tensors

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core import ConfigError
-from penstock.foreign_files import CONFIG_FILE, read_json
+from penstock.files import CONFIG_FILE, read_json
 from penstock.models.text_part import is_read
 from penstock.models.weight_files import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, shards_of
 

@@ -107,7 +107,7 @@ class StageModel:
         self._base = getattr(module, parts.base)
         self._causal = module
         self._plain = plain
-        self._precise = quantization == "int4"
+        self._precise = quantization != "none"
         self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
         if quantization != "none":
             quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))

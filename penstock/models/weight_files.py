@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core import ConfigError
-from penstock.foreign_files import check_inside, problem_in, read_json, shown
+from penstock.files import check_inside, problem_in, read_json, shown
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"

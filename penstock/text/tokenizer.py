@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.core import ConfigError, PenstockError, RequestError
-from penstock.foreign_files import (
+from penstock.files import (
     CODE_FIELD,
     CONFIG_FILE,
     TOKENIZER_CONFIG_FILE,

@@ -18,7 +18,7 @@ BENCHMARKS = ROOT.parent / "benchmarks"
 LAYERS = [
     "core",
     "dtypes",
-    "foreign_files",
+    "files",
     "typos",
     "config",
     "registry",

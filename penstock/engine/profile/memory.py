@@ -12,8 +12,8 @@ from penstock.core import ConfigError
 from penstock.engine.loop import EngineLoop
 from penstock.engine.profile.store import EngineKey, EngineProfile, ProfileStore
 from penstock.engine.resolve import Resolved
+from penstock.files import cache_folder
 from penstock.hosts.facts import own_facts
-from penstock.hosts.weights.cache import default_cache
 from penstock.hosts.weights.digest import digest_of
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ LEAST: Final = 1 / 16
 
 
 def learned_folder() -> Path:
-    return default_cache().parent / "learned"
+    return cache_folder() / "learned"
 
 
 class Memory:

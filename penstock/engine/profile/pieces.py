@@ -16,8 +16,8 @@ from penstock.core import ConfigError
 from penstock.engine.profile.memory import FORGET
 from penstock.engine.profile.store import Pieces, PiecesKey, PiecesProfile, ProfileStore
 from penstock.engine.resolve import PrefillTimes, Resolved
+from penstock.files import cache_folder
 from penstock.hosts.facts import own_facts
-from penstock.hosts.weights.cache import default_cache
 from penstock.planner.pieces import BLOCK, Ends, PieceTable
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ MOST_RUNS: Final = 1024
 
 
 def pieces_folder() -> Path:
-    return default_cache().parent / "pieces"
+    return cache_folder() / "pieces"
 
 
 class PlannedPieces:

@@ -15,7 +15,7 @@ from penstock.cluster.measured import LayerTimes
 from penstock.cluster.spec import Link
 from penstock.core import ConfigError
 from penstock.estimates.experience import Experience
-from penstock.hosts.weights.cache import default_cache
+from penstock.files import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ Kept = TypeVar("Kept", DeviceProfile, LinkProfile, EngineProfile, PiecesProfile)
 
 
 def profiles_folder() -> Path:
-    return default_cache().parent / "profiles"
+    return cache_folder() / "profiles"
 
 
 class ProfileStore:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core import ConfigError
+from penstock.files import cache_folder
 from penstock.hosts.weights.ranges import FilePart, Range, pieces_of
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,7 @@ DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def default_cache() -> Path:
-    place = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(place) / "penstock" / "weights"
+    return cache_folder() / "weights"
 
 
 class PartialCopy:

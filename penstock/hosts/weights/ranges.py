@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from penstock.core import ConfigError
-from penstock.foreign_files import CONFIG_FILE, read_json
+from penstock.files import CONFIG_FILE, read_json
 from penstock.hosts.weights.digest import COUNTED
 from penstock.models.text_part import MTP, is_wrapper, text_name
 

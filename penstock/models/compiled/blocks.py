@@ -2,7 +2,8 @@
 
 A row is whole numbers of eight bits in groups of 32 neighbours (``GROUP``), each group with a scale of its own, as
 llama.cpp's are. A group's products are added up exactly, and the groups in their order: a row's bits depend on nothing
-but the row.
+but the row. Rows that are multiplied together lie side by side, group by group: the first of each, then the second
+of each.
 
 Weights lie in blocks of 16 outputs (``dot.LANES``), one group after another, ``GROUP * LANES`` of them:
 
@@ -36,24 +37,24 @@ LARGEST: Final = 127.0
 SMALLEST: Final = 2.0**-100
 """A group's largest magnitude is taken for no less, so that one of zeros has a scale."""
 ARGUMENTS: Final = (
-    "weights", "scales", "rows", "row_scales", "row_sums", "out", "inputs", "groups", "outputs", "shift",
+    "weights", "scales", "rows", "row_scales", "row_sums", "out", "groups", "outputs", "shift",
 )  # fmt: skip
 
 
 def block_of(kind: str, bits: int) -> Callable[..., None]:
     """A block's product as compiled code calls it, with an instruction of ``dot`` and weights of so many bits.
 
-    Its arguments are addresses (weights, scales, rows, their scales and sums, results), numbers of inputs, groups and
-    outputs, by what shift the number of a group becomes that of its scales, and how many rows: a constant.
+    Its arguments are addresses (weights, scales, rows, their scales and sums, results), numbers of groups and outputs,
+    by what shift the number of a group becomes that of its scales, and how many rows: a constant.
     """
     writer = {4: _FourBits, 8: _EightBits}[bits]
 
     @intrinsic(prefer_literal=True)
     def block(
-        typing: Any, weights: Any, scales: Any, rows: Any, row_scales: Any, row_sums: Any, out: Any, inputs: Any,
-        groups: Any, outputs: Any, shift: Any, count: Any,
+        typing: Any, weights: Any, scales: Any, rows: Any, row_scales: Any, row_sums: Any, out: Any, groups: Any,
+        outputs: Any, shift: Any, count: Any,
     ) -> Any:  # fmt: skip
-        signature = types.void(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, count)
+        signature = types.void(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, count)
 
         def generate(_: Any, build: Any, signature: Any, arguments: Any) -> Any:
             writer(build, kind, arguments, signature.args[-1].literal_value).write()
@@ -80,7 +81,8 @@ class _Block:
             for row, place in enumerate(sums):
                 build.store(self.added(build.load(place), row, loop.index, weights), place)
         for row, place in enumerate(sums):
-            build.store(build.load(place), self.pointer("out", self.of_row("outputs", row, 4), FLOATS), align=4)
+            at = build.mul(self.given["outputs"], ir.Constant(LONG, 4 * row))
+            build.store(build.load(place), self.pointer("out", at, FLOATS), align=4)
 
     def weights(self, group: Any) -> Any:
         """What all rows need of a group."""
@@ -110,7 +112,7 @@ class _Block:
     def products(self, row: int, group: Any, values: list[Any], first: Any) -> Any:
         """Of a row's group, added to ``first``, as floats."""
         build = self.build
-        at = build.add(self.of_row("inputs", row, 1), build.mul(group, ir.Constant(LONG, GROUP)))
+        at = self.of_group(row, group, GROUP)
         # Few rows would wait for their own last sum.
         chains = [first, ir.Constant(WORDS, [0] * LANES)] if self.count <= 2 else [first]
         for step, weights in enumerate(values):
@@ -119,14 +121,14 @@ class _Block:
             chains[chain] = dot(build, self.kind, chains[chain], weights, repeated(build, numbers))
         return build.sitofp(chains[0] if len(chains) == 1 else build.add(*chains), FLOATS)
 
-    def of_group(self, name: str, row: int, group: Any, kind: Any) -> Any:
-        """A number that a row has for every group, in all lanes."""
-        at = self.build.add(self.of_row("groups", row, 4), self.build.mul(group, ir.Constant(LONG, 4)))
-        return repeated(self.build, self.load(name, at, kind, 4))
+    def number(self, name: str, row: int, group: Any, kind: Any) -> Any:
+        """What a row has for a group, in all lanes."""
+        return repeated(self.build, self.load(name, self.of_group(row, group, 4), kind, 4))
 
-    def of_row(self, name: str, row: int, size: int) -> Any:
-        """Where the numbers of a row begin."""
-        return self.build.mul(self.given[name], ir.Constant(LONG, size * row))
+    def of_group(self, row: int, group: Any, size: int) -> Any:
+        """Where so many bytes of a row's group are: a constant behind those of the group's first row."""
+        build = self.build
+        return build.add(build.mul(group, ir.Constant(LONG, self.count * size)), ir.Constant(LONG, row * size))
 
     def fused(self, one: Any, other: Any, more: Any) -> Any:
         """one * other + more, rounded once"""
@@ -154,9 +156,9 @@ class _FourBits(_Block):
     def added(self, sums: Any, row: int, group: Any, weights: Any) -> Any:
         values, scale, minimum = weights
         products = self.products(row, group, values, ir.Constant(WORDS, [0] * LANES))
-        scaled = self.build.fmul(products, self.of_group("row_scales", row, group, FLOAT))
+        scaled = self.build.fmul(products, self.number("row_scales", row, group, FLOAT))
         sums = self.fused(scaled, scale, sums)
-        return self.fused(self.of_group("row_sums", row, group, FLOAT), minimum, sums)
+        return self.fused(self.number("row_sums", row, group, FLOAT), minimum, sums)
 
 
 class _EightBits(_Block):
@@ -169,8 +171,8 @@ class _EightBits(_Block):
 
     def added(self, sums: Any, row: int, group: Any, weights: Any) -> Any:
         values, scale = weights
-        products = self.products(row, group, values, self.of_group("row_sums", row, group, WORD))
-        return self.fused(self.build.fmul(products, self.of_group("row_scales", row, group, FLOAT)), scale, sums)
+        products = self.products(row, group, values, self.number("row_sums", row, group, WORD))
+        return self.fused(self.build.fmul(products, self.number("row_scales", row, group, FLOAT)), scale, sums)
 
 
 def rounding_of(kind: str, bits: int) -> Callable[..., None]:

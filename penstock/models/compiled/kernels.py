@@ -14,24 +14,25 @@ import numpy as np
 from numba import njit
 
 from penstock.models.compiled.heads import mixed, scores
-from penstock.models.compiled.numbers import FAST, exp
+from penstock.models.compiled.kept import fast
+from penstock.models.compiled.numbers import exp
 
 
-@njit(**FAST)
+@fast
 def norm(hidden_ND: Any, weight_D: Any, least: Any, out_ND: Any) -> None:
     """x * weight / sqrt(sum(x^2) + least^2): an RMS norm, see ``fused.norms.RMSNorm``."""
     for row in range(hidden_ND.shape[0]):
         _norm_row(hidden_ND[row], weight_D, least, out_ND[row])
 
 
-@njit(**FAST)
+@fast
 def add_and_norm(hidden_ND: Any, change_ND: Any, weight_D: Any, least: Any, sum_ND: Any, out_ND: Any) -> None:
     """``sum`` becomes hidden + change, ``out`` its norm."""
     add(hidden_ND, change_ND, sum_ND)
     norm(sum_ND, weight_D, least, out_ND)
 
 
-@njit(**FAST)
+@fast
 def add(hidden_ND: Any, change_ND: Any, sum_ND: Any) -> None:
     for row in range(len(hidden_ND)):
         hidden, change, total = hidden_ND[row], change_ND[row], sum_ND[row]
@@ -49,7 +50,7 @@ def _norm_row(row: Any, weight: Any, least: Any, out: Any) -> None:
         out[column] = row[column] * scale * weight[column]
 
 
-@njit(**FAST)
+@fast
 def norm_heads(qkv_NXd: Any, weight_d: Any, least: Any, first: int, last: int) -> None:
     """Norms of the width of a head, in place, of heads [first, last) of every row."""
     for row in range(qkv_NXd.shape[0]):
@@ -57,7 +58,7 @@ def norm_heads(qkv_NXd: Any, weight_d: Any, least: Any, first: int, last: int) -
             _norm_row(qkv_NXd[row, head], weight_d, least, qkv_NXd[row, head])
 
 
-@njit(**FAST)
+@fast
 def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XNd: Any) -> None:
     """Rotary embedding of the first ``rotated`` heads, the others as they are: a cos - b sin, b cos + a sin."""
     half = qkv_NXd.shape[2] // 2
@@ -73,7 +74,7 @@ def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XNd: Any) -> 
                     out_XNd[head, row, i] = qkv_NXd[row, head, i]
 
 
-@njit(**FAST)
+@fast
 def gate(gate_up_N2F: Any, out_NF: Any) -> None:
     """silu(gate) * up; ``out`` may be wider."""
     width = gate_up_N2F.shape[1] // 2
@@ -88,7 +89,7 @@ def gate(gate_up_N2F: Any, out_NF: Any) -> None:
 def attention_of(heads: int, width: int, value_width: int) -> Callable[..., None]:
     """``attend`` for so many heads that share keys and values, and the widths d and e: constants of its code."""
 
-    @njit(**FAST)
+    @fast
     def attend(
         query_HNd: Any,
         keys_KSd: Any,

@@ -1,4 +1,4 @@
-"""How compiled loops round, and an exponential made of sums."""
+"""An exponential made of sums."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 from numba import njit
-
-EXACT: Final = {"nogil": True, "cache": True, "error_model": "numpy"}
-"""For loops whose every operation rounds as it is written."""
-FAST: Final = EXACT | {"fastmath": {"contract", "reassoc", "nsz", "arcp"}}
-"""For loops whose sums the compiler may reorder into vectors; the same order for every row of one length."""
 
 LOG2_E: Final = np.float32(1.4426950408889634)
 LEAST_EXPONENT: Final = np.float32(-126)

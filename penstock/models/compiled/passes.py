@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from penstock.models.compiled.blocks import GROUP
+from penstock.models.compiled.kept import exact
 from penstock.models.compiled.kernels import add, add_and_norm, gate, norm, norm_heads, turn
-from penstock.models.compiled.numbers import EXACT
 from penstock.models.compiled.products import Weights, product
 
 
@@ -49,7 +48,7 @@ class Leaving(NamedTuple):
     """F."""
 
 
-@njit(**EXACT)
+@exact
 def enter(hidden_ND: Any, layer: Any, cos_Nd: Any, sin_Nd: Any, out_XNd: Any, team: Any) -> None:
     """``out`` becomes the rows' queries, keys and values, rotated."""
     count, heads, width = len(hidden_ND), out_XNd.shape[0], out_XNd.shape[2]
@@ -66,7 +65,7 @@ def enter(hidden_ND: Any, layer: Any, cos_Nd: Any, sin_Nd: Any, out_XNd: Any, te
     turn(qkv_NXd, cos_Nd, sin_Nd, layer.rotated, out_XNd)
 
 
-@njit(**EXACT)
+@exact
 def leave(attended_NA: Any, hidden_ND: Any, layer: Any, out_ND: Any, team: Any) -> None:
     """``out`` becomes what the layer gives for ``hidden``, whose attention has given ``attended``."""
     count = len(hidden_ND)

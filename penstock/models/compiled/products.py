@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, cfunc, njit, types
+from numba import carray, types
 
 from penstock.models.compiled.blocks import GROUP, block_of, rounding_of
 from penstock.models.compiled.dot import LANES, PLAIN, VNNI_512, instruction
-from penstock.models.compiled.numbers import EXACT
+from penstock.models.compiled.kept import called_by_address, exact
 from penstock.models.compiled.threads import parallel, share, taken
 
 _KIND: Final = instruction() or PLAIN
@@ -39,37 +39,43 @@ class Weights(NamedTuple):
     """By it the number of a group becomes that of its scales."""
 
 
-@njit(**EXACT)
+@exact
+def _together(left: int) -> int:
+    """How many rows are multiplied at once where so many are left."""
+    return TOGETHER if left >= TOGETHER else 4 if left >= 4 else 2 if left >= 2 else 1
+
+
+@exact
 def _rows4(
     weights: int, scales: int, rows: int, row_scales: int, row_sums: int, out: int,
-    inputs: int, groups: int, outputs: int, shift: int, count: int,
+    groups: int, outputs: int, shift: int, count: int,
 ) -> None:  # fmt: skip
     if count == 8:
-        _block4(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, 8)
+        _block4(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 8)
     elif count == 4:
-        _block4(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, 4)
+        _block4(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 4)
     elif count == 2:
-        _block4(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, 2)
+        _block4(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 2)
     else:
-        _block4(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, 1)
+        _block4(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 1)
 
 
-@njit(**EXACT)
+@exact
 def _rows8(
     weights: int, scales: int, rows: int, row_scales: int, row_sums: int, out: int,
-    inputs: int, groups: int, outputs: int, shift: int, count: int,
+    groups: int, outputs: int, shift: int, count: int,
 ) -> None:  # fmt: skip
     if count == 8:
-        _block8(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, 8)
+        _block8(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 8)
     elif count == 4:
-        _block8(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, 4)
+        _block8(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 4)
     elif count == 2:
-        _block8(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, 2)
+        _block8(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 2)
     else:
-        _block8(weights, scales, rows, row_scales, row_sums, out, inputs, groups, outputs, shift, 1)
+        _block8(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 1)
 
 
-@njit(**EXACT)
+@exact
 def _blocks(task: Any, first: int, last: int) -> None:
     """Blocks of outputs [first, last) of a ``task``: addresses and sizes, as ``_multiply`` lists them."""
     weights, scales, rows, row_scales, row_sums, out = task[1], task[2], task[3], task[4], task[5], task[6]
@@ -80,18 +86,17 @@ def _blocks(task: Any, first: int, last: int) -> None:
     for block in range(first, last):
         own, own_scales, row = weights + block * size, scales + block * scales_size, 0
         while row < count:
-            left = count - row
-            together = TOGETHER if left >= TOGETHER else 4 if left >= 4 else 2 if left >= 2 else 1
+            together = _together(count - row)
             x, y = rows + row * inputs, out + (row * outputs + block * LANES) * 4
             x_scales, x_sums = row_scales + row * groups * 4, row_sums + row * groups * 4
             if bits == 4:
-                _rows4(own, own_scales, x, x_scales, x_sums, y, inputs, groups, outputs, shift, together)
+                _rows4(own, own_scales, x, x_scales, x_sums, y, groups, outputs, shift, together)
             else:
-                _rows8(own, own_scales, x, x_scales, x_sums, y, inputs, groups, outputs, shift, together)
+                _rows8(own, own_scales, x, x_scales, x_sums, y, groups, outputs, shift, together)
             row += together
 
 
-@cfunc(types.void(types.CPointer(types.int64)), cache=True)
+@called_by_address(types.void(types.CPointer(types.int64)))
 def _work(pointer: Any) -> None:
     """A thread's part of a product: blocks that no other one has taken yet."""
     task = carray(pointer, TASK)
@@ -111,7 +116,7 @@ def whole_team() -> Team:
     return (torch.get_num_threads(), parallel(), _work.address) if parallel() else (1, 0, 0)
 
 
-@njit(**EXACT)
+@exact
 def product(rows_NI: Any, weights: Any, out_NO: Any, team: Any) -> None:
     """``out`` becomes rows * weights^T.
 
@@ -121,18 +126,31 @@ def product(rows_NI: Any, weights: Any, out_NO: Any, team: Any) -> None:
     whole = np.empty((count, inputs), np.int8)
     row_scales = np.empty((count, inputs // GROUP), np.float32)
     row_sums = np.empty_like(row_scales)
-    first, first_whole = rows_NI.ctypes.data, whole.ctypes.data
-    first_scale, first_sum = row_scales.ctypes.data, row_sums.ctypes.data
-    for group in range(row_scales.size):
-        row, own_whole = first + 4 * GROUP * group, first_whole + GROUP * group
-        if weights.bits == 4:
-            _round4(row, own_whole, first_scale + 4 * group, first_sum + 4 * group)
-        else:
-            _round8(row, own_whole, first_scale + 4 * group, first_sum + 4 * group)
+    row = 0
+    while row < count:
+        together = _together(count - row)
+        _round_rows(rows_NI[row : row + together], row * (inputs // GROUP), whole, row_scales, row_sums, weights.bits)
+        row += together
     _multiply(whole, row_scales, row_sums, weights, out_NO, team)
 
 
-@njit(**EXACT)
+@exact
+def _round_rows(rows_nI: Any, first: int, whole_NI: Any, scales_NG: Any, sums_NG: Any, bits: int) -> None:
+    """Rows that are multiplied together: group by group, from the group ``first`` of all rows on."""
+    count, groups = len(rows_nI), scales_NG.shape[1]
+    for row in range(count):
+        for group in range(groups):
+            number = first + group * count + row
+            own = rows_nI.ctypes.data + 4 * GROUP * (row * groups + group)
+            whole, scale = whole_NI.ctypes.data + GROUP * number, scales_NG.ctypes.data + 4 * number
+            sum_ = sums_NG.ctypes.data + 4 * number
+            if bits == 4:
+                _round4(own, whole, scale, sum_)
+            else:
+                _round8(own, whole, scale, sum_)
+
+
+@exact
 def _multiply(whole_NI: Any, row_scales_NG: Any, row_sums_NG: Any, weights: Any, out_NO: Any, team: Any) -> None:
     """Arrays live as long as a call that they are given to: addresses alone would not keep them."""
     threads, start, work = team

@@ -7,7 +7,7 @@ from typing import Any, Final
 from transformers.integrations import GGUF_CONFIG_MAPPING
 
 from penstock.core import ConfigError
-from penstock.foreign_files import problem_in, shown
+from penstock.files import problem_in, shown
 from penstock.models.gguf.header import Header
 from penstock.models.gguf.purpose import check_purpose
 

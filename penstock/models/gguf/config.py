@@ -15,7 +15,7 @@ from typing import Any, Final
 from transformers import AutoConfig
 
 from penstock.core import ConfigError
-from penstock.foreign_files import problem_in, said, shown
+from penstock.files import problem_in, said, shown
 from penstock.models.gguf.accepted import contradiction, number
 from penstock.models.gguf.blocks import FLOATS, floats
 from penstock.models.gguf.header import MAGIC, UINT32, VERSIONS, Header

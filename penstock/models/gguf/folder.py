@@ -18,7 +18,7 @@ import transformers
 from huggingface_hub import cached_assets_path
 
 from penstock.core import ConfigError
-from penstock.foreign_files import CONFIG_FILE, GENERATION_FILE, problem_in, shown
+from penstock.files import CONFIG_FILE, GENERATION_FILE, problem_in, shown
 from penstock.models.gguf.accepted import check_accepted
 from penstock.models.gguf.blocks import mapped
 from penstock.models.gguf.config import ROPE_TENSORS, config_table, entries_alone

@@ -19,7 +19,7 @@ from typing import Any, Final
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from penstock.core import ConfigError
-from penstock.foreign_files import problem_in, shown
+from penstock.files import problem_in, shown
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)

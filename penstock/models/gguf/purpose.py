@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.core import ConfigError
-from penstock.foreign_files import printable, problem_in, shown
+from penstock.files import printable, problem_in, shown
 from penstock.models.gguf.header import Header
 
 SUPPORTED: Final = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from penstock.core import ConfigError
-from penstock.foreign_files import problem_in, said
+from penstock.files import problem_in, said
 from penstock.models.gate import model_class
 from penstock.models.gguf.blocks import FLOATS, OF_FOUR_BITS, READABLE, floats, grouped
 from penstock.models.gguf.config import ROPE_TENSORS

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.core import ConfigError
-from penstock.foreign_files import problem_in, shown
+from penstock.files import problem_in, shown
 from penstock.models.prequantized.awq import AWQ
 from penstock.models.prequantized.bitsandbytes import BITSANDBYTES
 from penstock.models.prequantized.compressed_tensors import COMPRESSED

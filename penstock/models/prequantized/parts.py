@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.core import ConfigError
-from penstock.foreign_files import problem_in
+from penstock.files import problem_in
 from penstock.models.quantization.grouped import GroupedWeight
 from penstock.models.shards import open_shard
 

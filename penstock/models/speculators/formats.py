@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.foreign_files import check_folder, read_json
+from penstock.files import check_folder, read_json
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.places import GGUF, resolve
 from penstock.models.speculators.base import Kind, SpeculatorCheckpoint, refusal

@@ -10,7 +10,7 @@ from typing import Final
 from torch import Tensor
 
 from penstock.core import ConfigError
-from penstock.foreign_files import CONFIG_FILE, read_json
+from penstock.files import CONFIG_FILE, read_json
 from penstock.models.shards import open_shard
 from penstock.models.text_part import is_read
 from penstock.models.weight_files import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, shards_of

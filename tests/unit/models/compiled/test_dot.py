@@ -32,17 +32,18 @@ def product_of(kind: str, bits: int) -> Callable[..., None]:
 
     @njit
     def product(rows: Any, weights: Any, scales: Any, whole: Any, row_scales: Any, row_sums: Any, out: Any) -> None:
-        for group in range(row_scales.size):
-            round_(
-                rows.ctypes.data + 4 * GROUP * group,
-                whole.ctypes.data + GROUP * group,
-                row_scales.ctypes.data + 4 * group,
-                row_sums.ctypes.data + 4 * group,
-            )
-        inputs = rows.shape[1]
+        for row in range(2):
+            for group in range(GROUPS):
+                number = 2 * group + row
+                round_(
+                    rows.ctypes.data + 4 * GROUP * (GROUPS * row + group),
+                    whole.ctypes.data + GROUP * number,
+                    row_scales.ctypes.data + 4 * number,
+                    row_sums.ctypes.data + 4 * number,
+                )
         block(
             weights.ctypes.data, scales.ctypes.data, whole.ctypes.data, row_scales.ctypes.data, row_sums.ctypes.data,
-            out.ctypes.data, inputs, inputs // GROUP, LANES, 0, 2,
+            out.ctypes.data, GROUPS, LANES, 0, 2,
         )  # fmt: skip
 
     return product  # type: ignore[no-any-return]
@@ -67,12 +68,13 @@ def test_products_are_those_of_the_numbers(kind: str, bits: int) -> None:
         scales = rng.uniform(0.5, 2, (1 if bits == 8 else 2, LANES, GROUPS)).astype(np.float16)
         fours = values.reshape(LANES, -1, 4).transpose(1, 0, 2)
         packed = fours if bits == 8 else fours[::2] | fours[1::2] << 4
-        whole, row_scales = np.empty(rows.shape, np.int8), np.empty((2, GROUPS), np.float32)
+        whole, row_scales = np.empty((GROUPS, 2, GROUP), np.int8), np.empty((GROUPS, 2), np.float32)
         out = np.empty((2, LANES), np.float32)
         product(
             rows, np.ascontiguousarray(packed).astype(np.uint8), scales.transpose(2, 0, 1).copy().view(np.uint16),
             whole, row_scales, np.empty_like(row_scales), out,
         )  # fmt: skip
+        whole, row_scales = whole.transpose(1, 0, 2).reshape(rows.shape), row_scales.T
         factor = np.float32(LARGEST) / np.abs(rows.reshape(2, GROUPS, GROUP)).max(-1)
         assert (whole == np.rint(rows * np.repeat(factor, GROUP, axis=1))).all()
         wide = [np.repeat(part.astype(np.float64), GROUP, axis=1) for part in scales]

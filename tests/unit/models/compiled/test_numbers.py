@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from penstock.models.compiled.numbers import FAST, exp
+from penstock.models.compiled.kept import fast
+from penstock.models.compiled.numbers import exp
 
 
-@njit(**FAST)
+@fast
 def powers(rows: Any, out: Any) -> None:
     for row in range(rows.shape[0]):
         for column in range(rows.shape[1]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core import ConfigError
-from penstock.foreign_files import check_folder, eos_token_ids, generation_eos, read_json
+from penstock.files import check_folder, eos_token_ids, generation_eos, read_json
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, read as what they are: a stranger's.
+"""The files of a checkpoint, read as what they are: a stranger's. And where Penstock keeps what it can make again.
 
 No code of a checkpoint ever runs, and nobody is asked whether it may. Its files lie in its folder, or where the hub's
 cache keeps them. Whatever else a file holds than what is expected is a ConfigError that names file and field.
@@ -7,6 +7,7 @@ cache keeps them. Whatever else a file holds than what is expected is a ConfigEr
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -159,3 +160,9 @@ def said(error: BaseException, most: int = 400) -> str:
 def printable(text: str) -> str:
     """A file's text in an error: what would steer a terminal, or cannot be encoded, is escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def cache_folder() -> Path:
+    """``penstock`` in the user's folder for such things. Raises RuntimeError where there is no such user."""
+    place = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(place) / "penstock"
