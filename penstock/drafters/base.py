@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.drafts import DraftQuality
 from penstock.requests.request import Request
 from penstock.tree import Node
 
@@ -57,6 +58,11 @@ class Drafter(Protocol):
     @property
     def timing(self) -> DraftTiming:
         """What the last asks have cost so far; nothing where the answers are there at once."""
+        ...
+
+    def calibrate_by(self, quality: DraftQuality) -> None:
+        """What the engine learns of drafts from now on. A drafter that calibrates its candidates itself does so by it,
+        and says so in it (``DraftQuality.by_drafter``)."""
         ...
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.drafters.base import Draft
 from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.drafts import DraftQuality
 from penstock.requests.request import Request
 
 
@@ -28,6 +29,9 @@ class InstantDrafter:
     @property
     def timing(self) -> DraftTiming:
         return DraftTiming()
+
+    def calibrate_by(self, quality: DraftQuality) -> None:
+        """Nothing: the engine calibrates what the drafter says."""
 
     def poll(self) -> list[Draft]:
         answers, self._answers = self._answers, []

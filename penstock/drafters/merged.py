@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.drafters.base import Draft, Drafter, DraftRequest
 from penstock.drafters.rated_lookup import RatedLookup
-from penstock.estimates.calibration import Calibration
 from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.drafts import DraftQuality
 from penstock.estimates.fading_share import FadingShare
 from penstock.requests.request import Request
 from penstock.tree import Node
@@ -40,9 +40,10 @@ class Asked:
     node: Node
     count: int
     found: Candidates
-    drafted: Candidates = ()
+    answers: list[Candidates] = field(default_factory=list)
+    """The drafter's, the first one first; all others are corrections."""
     own: Candidates = ()
-    """``drafted`` with the chances that its calibration gave them."""
+    """The first one with the chances that its calibration gave it."""
 
 
 class MergedDrafter:
@@ -51,6 +52,9 @@ class MergedDrafter:
     Where the text has gone on in the same way again and again, what was looked up is all but sure, and is the answer at
     once. The drafter is left alone then: a copied passage is drafted as fast as by lookup alone. Everywhere else the
     drafter answers, in its own time, and what was looked up joins its candidates with the share in which it was right.
+
+    The mixture's chances are taken as they are: calibrated once more, they would be corrected twice for what the first
+    verdicts said.
 
     The two are mixed: a token's chance is (1 - w) p + w q, its chance by the drafter and by lookup. The weight w is the
     share of tokens that lookup explains better (deleted interpolation, Jelinek and Mercer, 1980; with a text's own past
@@ -61,7 +65,7 @@ class MergedDrafter:
     def __init__(self, drafter: Drafter, lookup: RatedLookup) -> None:
         self.inner = drafter
         self._lookup = lookup
-        self._calibration = Calibration()
+        self._quality = DraftQuality()
         """Of the drafter's own candidates."""
         self._weights: defaultdict[Context, FadingShare] = defaultdict(lambda: FadingShare(MEMORY))
         """Lookup's."""
@@ -86,6 +90,10 @@ class MergedDrafter:
     @property
     def timing(self) -> DraftTiming:
         return self.inner.timing
+
+    def calibrate_by(self, quality: DraftQuality) -> None:
+        self._quality = quality
+        quality.by_drafter = True
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         """Begin a round. Rows are the drafter's alone; a look-up takes none."""
@@ -138,8 +146,8 @@ class MergedDrafter:
             return
         for i in range(max(0, known - 1), len(committed) - 1):
             asked = self._asked.get(committed[i].id)
-            if asked is not None and asked.drafted:
-                self._calibration.record(asked.drafted, committed[i + 1].token)
+            if asked is not None and asked.answers:
+                self._quality.record_answers(asked.answers, committed[i + 1].token)
                 self._weigh(asked, committed[i + 1].token)
         self._learned[request.number] = len(committed)
         self._asked = {
@@ -163,10 +171,12 @@ class MergedDrafter:
         asked = self._asked.get(draft.node.id)
         if draft.candidates is None or asked is None:
             return draft
-        chances = self._calibration.chances(draft.candidates)
+        calibration = self._quality.corrections if asked.answers else self._quality.first_answers
+        chances = calibration.chances(draft.candidates)
         own = [(token, chance) for (token, _), chance in zip(draft.candidates, chances, strict=True)]
-        if not asked.drafted:
-            asked.drafted, asked.own = draft.candidates, own
+        if not asked.answers:
+            asked.own = own
+        asked.answers.append(draft.candidates)
         return Draft(draft.node, mixed(own, asked.found, self._weight(asked), asked.count))
 
 

@@ -9,6 +9,7 @@ from penstock.config import FieldError
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.options import DrafterOptions, DrafterParts, Weights
 from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.drafts import DraftQuality
 from penstock.messages import Batch, Candidates, Span
 from penstock.pipeline.base import Pipeline
 from penstock.requests.batch_builder import BatchBuilder
@@ -101,6 +102,9 @@ class SmallModelDrafter:
     @property
     def due(self) -> float | None:
         return 0.0 if self._drafts else self.pipeline.due
+
+    def calibrate_by(self, quality: DraftQuality) -> None:
+        """Nothing: the engine calibrates what the drafter says."""
 
     def prepare_grammar(self, request: Request) -> None:
         self.pipeline.prepare_grammar(request.number, request.sampling.grammar)

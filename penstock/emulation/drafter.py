@@ -9,6 +9,7 @@ from penstock.cluster.timing import Attended, LinkTiming, StageTiming
 from penstock.drafters.base import Draft, Drafter, DraftRequest
 from penstock.emulation.turns import DeviceTurns
 from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.drafts import DraftQuality
 from penstock.messages import DeviceReserved
 from penstock.pipeline.base import Clock
 from penstock.requests.request import Request
@@ -106,6 +107,9 @@ class EmulatedDrafter:
             return None
         due = self.inner.due if self.inner.busy else self._until
         return due if due != math.inf else None
+
+    def calibrate_by(self, quality: DraftQuality) -> None:
+        self.inner.calibrate_by(quality)
 
     def prepare_grammar(self, request: Request) -> None:
         self.inner.prepare_grammar(request)

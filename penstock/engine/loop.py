@@ -93,6 +93,7 @@ class EngineLoop:
         self.builder = BatchBuilder()
         self.inflight = InFlight()
         self.estimates = Estimates(contended, apart, pipeline.stages)
+        self._share_quality()
         self.draft_due = math.inf
         """When the drafter is expected to answer; infinite while it has not been asked."""
         self.requests: dict[int, Request] = {}
@@ -255,7 +256,12 @@ class EngineLoop:
         if self.busy or self._under_way:
             raise PenstockError("an engine changes its estimates only while idle: run its requests and drain it first")
         self.estimates = estimates
+        self._share_quality()
         self.pace = Pace(estimates, self.pipeline.stages)
+
+    def _share_quality(self) -> None:
+        if self.drafter is not None:
+            self.drafter.calibrate_by(self.estimates.drafts)
 
     def _context(self) -> Context:
         """What strategies are told in a new round of questions."""
@@ -576,6 +582,7 @@ class EngineLoop:
     def resume(self, pipeline: Pipeline, drafter: Drafter | None, apart: frozenset[int]) -> None:
         """Go on with these stages, which know nothing yet."""
         self.pipeline, self.drafter = pipeline, drafter
+        self._share_quality()
         self.estimates.forget_pipeline(apart)
         self.builder = BatchBuilder(self.builder.next_stream)
         self.pace = Pace(self.estimates, pipeline.stages)
@@ -584,6 +591,7 @@ class EngineLoop:
     def draft_with(self, drafter: Drafter | None) -> None:
         """Go on with another drafter, which knows nothing yet. What was asked of the one before is left undrafted."""
         self.drafter = drafter
+        self._share_quality()
         self.draft_due, self._asked_rows, self._asked = math.inf, 0, {}
         for request in self.running:
             for node in () if request.prefilling else request.tree.nodes():

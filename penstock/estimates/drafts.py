@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.estimates.calibration import Calibration
 from penstock.estimates.running_mean import SLOW, running_mean
@@ -20,6 +20,9 @@ class DraftQuality:
         self.corrections = Calibration()
         self.miss_rate = 0.5
         """Share of the target's tokens that no child of the root carried; a running mean."""
+        self.by_drafter = False
+        """Whether the drafter calibrates its candidates itself, in ``first_answers`` and ``corrections``: then their
+        chances are taken as they are, and it records what became of them."""
         self.correction_gain = 0.0
         """Share of tokens at which corrections made the drafter's best candidate right, less the share at which they
         made it wrong; a running mean."""
@@ -31,18 +34,27 @@ class DraftQuality:
     def chances(self, node: Node) -> Iterator[float]:
         """Log chances of the candidates that the drafter has given for ``node``, as of now, best first."""
         assert node.candidates
+        if self.by_drafter:
+            return (chance for _, chance in node.candidates)
         return (self.corrections if node.earlier else self.first_answers).chances(node.candidates)
 
     def record_pick(self, node: Node) -> None:
         """The target has picked what follows ``node``: a verdict on every answer of the drafter for it."""
         assert node.candidates
         assert node.picked is not None
-        first, *corrections = (*node.earlier, node.candidates)
-        self.first_answers.record(first, node.picked)
-        for candidates in corrections:
-            self.corrections.record(candidates, node.picked)
+        answers = (*node.earlier, node.candidates)
+        if not self.by_drafter:
+            self.record_answers(answers, node.picked)
+        first = answers[0]
         gain = (node.candidates[0][0] == node.picked) - (first[0][0] == node.picked)
         self.correction_gain = running_mean(self.correction_gain, gain, SLOW)
+
+    def record_answers(self, answers: Sequence[Sequence[tuple[int, float]]], picked: int) -> None:
+        """The target has picked this token where the drafter had these candidates, and then corrected itself."""
+        first, *corrections = answers
+        self.first_answers.record(first, picked)
+        for candidates in corrections:
+            self.corrections.record(candidates, picked)
 
     def record_hits(self, hits: int, tokens: int) -> None:
         """So many tokens have been committed, the first ``hits`` of which had been drafted."""

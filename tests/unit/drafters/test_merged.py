@@ -14,6 +14,7 @@ from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
 from penstock.drafters.merged import UNLIKELY, MergedDrafter, mixed
 from penstock.drafters.rated_lookup import RatedLookup
+from penstock.estimates.drafts import DraftQuality
 from penstock.requests.request import Request
 from penstock.tree import Node
 from tests.unit.drafters.test_drafters import make_request
@@ -118,6 +119,51 @@ def test_the_drafter_is_calibrated_by_itself() -> None:
     ((token, chance),) = drafts[request.tree.root].candidates or ()
     assert token == NEW
     assert math.exp(chance) == pytest.approx(1 / 6, abs=0.07)
+
+
+def test_chances_are_calibrated_once() -> None:
+    """The engine's estimates hold what the drafter's verdicts were, and take the mixture's chances as they are."""
+    inner, quality = Told(((NEW, math.log(0.9)),)), DraftQuality()
+    drafter, request = MergedDrafter(inner, RatedLookup(4, 1)), make_request([1])
+    drafter.calibrate_by(quality)
+    for i in range(120):
+        root = request.tree.root
+        _, drafts = answer(drafter, request, root)
+        root.candidates, root.picked = drafts[root].candidates, 2 * NEW + i
+        quality.record_pick(root)
+        produce(request, [2 * NEW + i])
+    _, drafts = answer(drafter, request, request.tree.root)
+    assert quality.first_answers.decisions == 120
+    ((_, chance),) = request.tree.root.candidates = drafts[request.tree.root].candidates or ()
+    assert next(quality.first_answers.chances(inner.candidates or ())) == pytest.approx(chance)
+    assert [*quality.chances(request.tree.root)] == [chance]
+    assert math.exp(chance) < 0.1
+
+
+def test_what_one_engine_has_learned_of_the_drafter_the_next_one_begins_with() -> None:
+    before, after = DraftQuality(), DraftQuality()
+    for _ in range(100):
+        before.first_answers.record(((NEW, math.log(0.9)),), 0)
+    after.first_answers.begin_with(before.first_answers.verdicts, 1.0)
+    drafter, request = MergedDrafter(Told(((NEW, math.log(0.9)),)), RatedLookup(4, 1)), make_request([1])
+    drafter.calibrate_by(after)
+    _, drafts = answer(drafter, request, request.tree.root)
+    ((_, chance),) = drafts[request.tree.root].candidates or ()
+    assert math.exp(chance) < 0.1
+
+
+def test_corrections_are_calibrated_apart() -> None:
+    inner, quality = Told(((NEW, math.log(0.9)),)), DraftQuality()
+    drafter, request = MergedDrafter(inner, RatedLookup(4, 1)), make_request([1])
+    drafter.calibrate_by(quality)
+    answer(drafter, request, request.tree.root)
+    inner._answers.append(Draft(request.tree.root, ((NEW + 1, math.log(0.5)),)))
+    drafter.poll()
+    produce(request, [NEW + 1])
+    answer(drafter, request, request.tree.root)
+    counts = quality.first_answers.decisions, quality.corrections.decisions
+    rights = sum(quality.first_answers.verdicts.right), sum(quality.corrections.verdicts.right)
+    assert (counts, rights) == ((1, 1), (0, 1))
 
 
 def test_a_drafter_that_cannot_say_yet_may_be_asked_again() -> None:

@@ -74,6 +74,15 @@ def test_what_corrections_turn_right_is_told_from_what_they_turn_wrong(best: int
     assert quality.correction_gain == pytest.approx(gain, abs=0.01)
 
 
+def test_a_drafter_that_calibrates_itself_is_taken_at_its_word() -> None:
+    quality = DraftQuality()
+    quality.by_drafter = True
+    for _ in range(100):
+        quality.record_pick(answered(9, candidates([0.6]), candidates([0.6])))
+    assert quality.first_answers.decisions == quality.corrections.decisions == 0
+    assert [*quality.chances(answered(9, candidates([0.6])))] == [pytest.approx(math.log(0.6))]
+
+
 confidences = st.lists(st.floats(-17.0, 0.0), min_size=1, max_size=4)
 answers = confidences.map(lambda chances: list(enumerate(sorted(chances, reverse=True))))
 
