@@ -237,7 +237,10 @@ class EngineLoop:
 
     @property
     def _batches(self) -> int:
-        return self.pace.target_in_flight(len(self.scheduler.running))
+        running = self.scheduler.running
+        speculates = self.estimates.trials.speculates(len(running))
+        drafted = any(one.strategy.rate_limited and (speculates or not one.strategy.on_trial) for one in running)
+        return self.pace.target_in_flight(len(running), drafted)
 
     def drain(self) -> None:
         """Step until nothing is in flight any more, neither in the stages nor in the drafter."""

@@ -25,17 +25,19 @@ class Pace:
 
     def __init__(self, estimates: Estimates, stages: int) -> None:
         self.until = 0.0
-        self._most = self._stages = stages
+        self._most = self._steps = self._stages = stages
+        """``_steps``: how many of the last batch's steps its trip takes, rounded."""
         self._estimates = estimates
 
     def should_wait(self, now: float, in_flight: int) -> bool:
         return now < self.until or in_flight >= self._most
 
-    def target_in_flight(self, requests: int) -> int:
+    def target_in_flight(self, requests: int, drafted: bool = False) -> int:
         """How many batches had better be in flight where so many requests run; what is ready then waits outside.
 
         Each brings a token for its share of the requests, once in as many steps or once a trip, whichever is longer.
-        Where rows cost next to nothing, fewer and larger batches than a trip has steps are best. While nothing is
+        Where rows cost next to nothing, fewer and larger batches than a trip has steps are best: but not where they are
+        ``drafted``, since a request then has several in flight, each of which may bring a token. While nothing is
         known, one for each stage.
         """
         if not self._estimates.pipeline.step_s(1):
@@ -43,7 +45,8 @@ class Pace:
         most = max(1, self._most - SPARE)
         rates = {batches: self._rate(batches, requests) for batches in range(most, max(0, most - 3), -1)}
         enough = ALIKE * max(rates.values())
-        return next(batches for batches, rate in rates.items() if rate >= enough)
+        target = next(batches for batches, rate in rates.items() if rate >= enough)
+        return max(target, self._steps) if drafted else target
 
     def _rate(self, batches: int, requests: int) -> float:
         """Tokens per second with so many batches in flight."""
@@ -60,4 +63,5 @@ class Pace:
         step = self._estimates.pipeline.step_s(rows)
         self.until = (self.until if now - self.until < WAKING * step else now) + step
         if step:
-            self._most = math.ceil(self._estimates.round_trips.round_trip_s(rows) / step) + SPARE
+            steps = self._estimates.round_trips.round_trip_s(rows) / step
+            self._most, self._steps = math.ceil(steps) + SPARE, round(steps)

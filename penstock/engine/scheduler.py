@@ -139,9 +139,10 @@ class Scheduler:
         ready = [request for request in self.running if batch.is_ready(request)]
         ready.sort(key=lambda request: not request.prefilling and request.tree.root.entered)
         chosen = ready[: -(-len(self.running) // batches)]
-        for request in chosen:
-            if not request.prefilling and (not batch.entries or batch.is_ready(request)):
-                batch.enter(request)
+        decoding = [request for request in chosen if not request.prefilling]
+        for following, request in zip(reversed(range(len(decoding))), decoding, strict=True):
+            if not batch.entries or batch.is_ready(request):
+                batch.enter(request, following)
         prefilling = [request for request in chosen if request.prefilling]
         batch.entries += self._schedule_prefill(prefilling, batch.context)
         served = {request.number: request for request, _ in batch.entries}
@@ -231,8 +232,10 @@ class Composition:
             self.wake_at = min(self.wake_at, at)
         return at == NOW
 
-    def enter(self, request: Request) -> None:
-        nodes = request.strategy.enter(request.tree, self.context)
+    def enter(self, request: Request, following: int = 0) -> None:
+        """Let rows of a request in, with those of so many others to follow."""
+        load = self.context.load._replace(following=following)
+        nodes = request.strategy.enter(request.tree, replace(self.context, load=load))
         self.entries.append((request, nodes))
         self.context = replace(self.context, load=self.context.load.with_rows(request.tree, nodes))
 

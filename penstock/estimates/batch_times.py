@@ -137,6 +137,10 @@ class BatchTimes:
         table = self.table
         return table[rows] if rows < len(table) else table[-1]
 
+    def has_seen(self, rows: int) -> bool:
+        """Whether a batch of so many rows, or of more, is among what is known."""
+        return max(self._means, default=0) >= SIZE_OF[min(rows, SIZES[-1])]
+
     def growth(self, rows: int) -> float:
         """Log of the share by which a further row makes a batch of so many slower; minus infinity for none."""
         if self._growth is None:

@@ -27,7 +27,7 @@ class Estimates:
         """Of the drafter's rounds, by the rows that they take."""
         self.pipeline = PipelineTimes(contended, apart)
         self.round_trips = RoundTrips(self.pipeline)
-        self.trials = Trials(contended, stages)
+        self.trials = Trials(contended, stages, self._has_room)
 
     def anew(self) -> Estimates:
         """Of the same engine, with nothing learned."""
@@ -60,6 +60,10 @@ class Estimates:
         self.pipeline = PipelineTimes(self.trials.contended, apart)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials.interrupt()
+
+    def _has_room(self, requests: int) -> bool:
+        """Whether batches have room for drafts while so many requests decode, one batch for each stage."""
+        return self._stages is not None and self.pipeline.has_room(-(-requests // self._stages))
 
     @property
     def plain_s(self) -> float:

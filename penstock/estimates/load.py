@@ -18,6 +18,8 @@ class Load(NamedTuple):
     """In the batch already."""
     expected_tokens: float = 0.0
     """Tokens that these rows are expected to give: the sum of their chances."""
+    following: int = 0
+    """Requests whose rows join the batch after those of the one asked about."""
     asked: int = 0
     """Nodes that the drafter is to be asked about already."""
     prefilling: int = 0

@@ -6,11 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Final
 
 from penstock.estimates.batch_times import BatchTimes
 from penstock.estimates.link_times import LinkTimes
 from penstock.estimates.running_mean import running_mean
 from penstock.messages import Span
+
+HARDLY: Final = 1.1
+"""Times that differ by no more than this factor are hardly different."""
 
 
 class PipelineTimes:
@@ -92,6 +96,12 @@ class PipelineTimes:
     def latency_s(self, rows: int) -> float:
         """Seconds through all stages and the links between them; 0 while nothing is known."""
         return self.step_and_latency_s(rows)[1]
+
+    def has_room(self, rows: int) -> bool:
+        """Whether batches of so many rows would hardly be slower with as many more, every stage having seen that."""
+        times = self._stages.values()
+        known = bool(times) and all(one.has_seen(2 * rows) for one in times)
+        return known and self.latency_s(2 * rows) <= HARDLY * self.latency_s(rows)
 
     def step_and_latency_s(self, rows: int) -> tuple[float, float]:
         return self._known.get(rows) or self._look_up(rows)

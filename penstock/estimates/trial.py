@@ -8,12 +8,12 @@ from penstock.estimates.decoding_rate import DecodingRate
 
 PLAIN_TOKENS: Final = 3
 """How many plain tokens tell how fast plain decoding is: each takes a trip, and trips are alike."""
-STAKE: Final = 1.5
+STAKE: Final = 3.0
 """Plain tokens that speculation may lose before any time has been set aside for it."""
-CAUTIOUS_STAKE: Final = 0.5
+CAUTIOUS_STAKE: Final = 1.0
 """Plain tokens of a stake that are left to cautious speculation, which follows at once where bold speculation has
 ended; and what has to be set aside for it later."""
-MOST: Final = 4.0
+MOST: Final = 8.0
 """Plain tokens that speculation may lose, once it has gained as many, before it ends."""
 BOLD: Final = 8.0
 """Plain tokens that cautious speculation gains, beyond what the stake can hold, before it is cautious no more. Twice as

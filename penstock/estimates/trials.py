@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from penstock.estimates.trial import STAKE, Trial
 
@@ -19,10 +20,17 @@ class Trials:
     Times are those between tokens: from one that came while all that runs was decoding to the next.
     """
 
-    def __init__(self, contended: bool = False, stages: int | None = None) -> None:
+    def __init__(
+        self,
+        contended: bool = False,
+        stages: int | None = None,
+        has_room: Callable[[int], bool] = lambda requests: False,
+    ) -> None:
         self.contended = contended
         self._stages = stages
         """None where only contended stages are tried."""
+        self._has_room = has_room
+        """Whether the batches of so many requests would hardly be slower with drafts."""
         self._by_load: dict[int, Trial] = {}
         self._found: dict[int, bool] = {}
         """By load, whether speculation gained in an earlier run."""
@@ -67,13 +75,13 @@ class Trials:
     def of(self, requests: int) -> Trial:
         """The trial under the load of so many requests.
 
-        Its stake is given to it only where stages have time to spare, and where no other trial has lost, nor this one
-        in an earlier run: elsewhere a trial waits until plain decoding has set enough aside.
+        Its stake is given to it only where stages have time to spare or their batches room, and where no other trial
+        has lost, nor this one in an earlier run: elsewhere a trial waits until plain decoding has set enough aside.
         """
         load = load_of(requests)
         if load not in self._by_load:
             lost = not self._found.get(load, True) or any(trial.failures for trial in self._by_load.values())
-            spare = self._stages is None or requests <= self._stages
+            spare = self._stages is None or requests <= self._stages or self._has_room(requests)
             self._by_load[load] = Trial(2**load, STAKE if spare and not lost else 0.0, self._found.get(load, False))
         return self._by_load[load]
 

@@ -171,24 +171,28 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
     leads through the batch, which it does with the chance ``mass`` at most. Nothing overtakes it: what other requests
     get within a step, right behind it, counts as well.
 
+    Requests whose rows follow in the same batch are taken to want as many as this one, and as good ones: the first must
+    not leave them only what costs time.
+
     On a single stage nothing overlaps, and what counts is tokens per second: a row enters if it brings more tokens for
     the time that it adds than the batch brings without it.
     """
     if score == -math.inf:
         return False
     times, load = context.estimates.pipeline, context.load
-    rows += load.rows
+    others = load.expected_tokens + load.following * max(1.0, mass)
+    rows += load.rows + load.following * (rows + 1)
     step, latency = times.step_and_latency_s(rows)
     if not latency:  # nothing is known of what rows cost
         return False
     next_step, next_latency = times.step_and_latency_s(rows + 1)
     longer, slower = next_step - step, next_latency - latency
     if latency <= step:
-        return math.exp(score) * step >= max(load.requests, load.expected_tokens + mass) * longer
-    cost = (1 / PATIENCE + load.expected_tokens) * longer
+        return math.exp(score) * step >= max(load.requests, others + mass) * longer
+    cost = (1 / PATIENCE + others) * longer
     delayed = min(1.0, mass + (load.requests - 1) * step / latency)
     # a longer step delays every batch, a longer latency one result in every trip
-    cost += (delayed / PATIENCE + load.expected_tokens) * slower * step / latency
+    cost += (delayed / PATIENCE + others) * slower * step / latency
     return math.exp(score) * step >= cost
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.engine.pace import SPARE, WAKING, Pace
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Span
+from tests.unit.estimates.ways import record_all_sizes
 
 STEP = 0.010
 STAGES = 4
@@ -82,6 +85,37 @@ def test_a_trip_that_is_a_little_longer_than_the_stages_is_no_reason_for_smaller
     assert pace.should_wait(2.0, STAGES + 1 + SPARE)
     assert not pace.should_wait(2.0, STAGES + SPARE)
     assert pace.target_in_flight(20) == STAGES
+
+
+def test_drafted_rows_keep_every_stage_busy_though_plain_ones_would_rather_share_batches() -> None:
+    """Of five requests three batches bring as many tokens a trip as four, if nothing but the roots is sent."""
+    estimates = Estimates()
+    seconds = [STEP, STEP, STEP, 0.8 * STEP]
+    starts = [sum(seconds[:i]) for i in range(STAGES)]
+    for rows in (1, 2, 4):
+        estimates.pipeline.record_spans(
+            [
+                Span(i, at, at, at + taken, 0.0, 0.0, rows)
+                for i, (at, taken) in enumerate(zip(starts, seconds, strict=True))
+            ]
+        )
+    pace = Pace(estimates, STAGES)
+    pace.entered(1.0, 2)
+    assert pace.target_in_flight(8) == STAGES - 1
+    assert pace.target_in_flight(8, drafted=True) == STAGES
+
+
+@given(st.lists(st.floats(0.1, 1.0), min_size=1, max_size=8), st.floats(0.0, 0.5), st.integers(1, 64))
+def test_no_more_are_in_flight_for_drafted_rows_than_pace_allows(
+    seconds: list[float], link: float, requests: int
+) -> None:
+    estimates = Estimates()
+    record_all_sizes(estimates.pipeline, seconds, link)
+    pace = Pace(estimates, len(seconds))
+    pace.entered(1.0, 1)
+    plain, drafted = (pace.target_in_flight(requests, drafted) for drafted in (False, True))
+    assert plain <= drafted
+    assert not pace.should_wait(pace.until, drafted - 1)
 
 
 def test_while_nothing_is_known_many_requests_have_a_batch_for_each_stage() -> None:

@@ -148,6 +148,26 @@ def test_where_many_run_a_batch_takes_as_many_as_keep_every_stage_busy() -> None
     assert served(scheduler, held=True, batches=4) == [4, 5]
 
 
+class Told(Willing):
+    """Notes how many requests' rows are to follow."""
+
+    def __init__(self, told: list[int]) -> None:
+        super().__init__(rate_limited=False)
+        self.told = told
+
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
+        self.told.append(context.load.following)
+        return super().enter(tree, context)
+
+
+def test_those_that_enter_are_told_how_many_follow_in_the_same_batch() -> None:
+    told: list[int] = []
+    scheduler = running(*[Told(told) for _ in range(4)])
+    assert served(scheduler, batches=1) == [0, 1, 2, 3]
+    assert served(scheduler, batches=2) == [0, 1]
+    assert told == [3, 2, 1, 0, 1, 0]
+
+
 def test_certain_tokens_go_before_drafted_ones() -> None:
     scheduler = running(*[Willing(rate_limited=False)] * 3)
     scheduler.running[2].tree.root.entered = False

@@ -35,6 +35,16 @@ def test_a_stage_that_gives_its_device_to_a_drafter_takes_its_pass_longer() -> N
     assert times.latency_s(1) == pytest.approx(0.07)
 
 
+@pytest.mark.parametrize(("knee", "rows", "room"), [(8, 4, True), (8, 5, False), (8, 8, False), (64, 16, True)])
+def test_batches_have_room_where_twice_the_rows_take_hardly_longer(knee: int, rows: int, room: bool) -> None:
+    times = PipelineTimes()
+    assert not times.has_room(rows), "nothing is known"
+    for size in (1, 2, 4, 8, 12, 16, 32):
+        times.record_spans(spans(0.0, [0.01 * max(1.0, size / knee)] * 2, 0.0, size))
+    assert times.has_room(rows) is room
+    assert not times.has_room(20), "no batch of so many was seen"
+
+
 def test_a_batch_without_surviving_rows_says_nothing_of_the_stages_time() -> None:
     times = PipelineTimes()
     record_all_sizes(times, [0.01, 0.03], link=0.0)

@@ -9,6 +9,7 @@ import pytest
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.trial import PLAIN_TOKENS
 from penstock.estimates.trials import Trials, load_of
+from tests.unit.estimates.ways import spans
 
 TRIP = 0.05
 
@@ -163,6 +164,19 @@ def test_a_stake_is_given_where_stages_have_time_to_spare_and_nothing_has_lost()
     other.of(1).failures = 1
     trials = other
     assert not given(2)
+
+
+def test_more_requests_than_stages_have_a_stake_where_batches_have_room() -> None:
+    """The batches of eight requests over four stages hold two rows; those of prompts were no slower."""
+    for seconds, given in ((TRIP, True), (4 * TRIP, False)):
+        estimates = Estimates(stages=4)
+        for rows, took in ((1, TRIP), (2, TRIP), (4, seconds), (16, 4 * seconds)):
+            for _ in range(3):
+                estimates.pipeline.record_spans(spans(0.0, [took] * 4, 0.0, rows))
+        trial = estimates.trials.of(8)
+        for _ in range(PLAIN_TOKENS * trial.requests):
+            trial.record(1, TRIP, settled=True)
+        assert trial.speculates is given
 
 
 def test_what_may_be_lost_is_without_bound_where_nothing_is_tried() -> None:

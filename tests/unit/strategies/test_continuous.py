@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -44,10 +45,12 @@ class Asker:
         self.now = 0.0
         self.draft_due = math.inf
         self.requests = 1
+        self.following = 0
 
     @property
     def context(self) -> Context:
-        return context(self.estimates, self.now, self.draft_due, self.requests)
+        told = context(self.estimates, self.now, self.draft_due, self.requests)
+        return replace(told, load=told.load._replace(following=self.following))
 
     def ask(self, tree: TokenTree) -> list[Node]:
         return self.strategy.ask(tree, self.context)
@@ -208,6 +211,24 @@ def test_auto_does_not_have_the_only_stage_draft_for_itself(stages: int, shared:
         estimates.pipeline.record_drafter_turn(stages - 1, STEP)
     tree = make_tree()
     assert bool(auto(estimates, width=4, children=4).ask(tree)) is asks
+
+
+@given(
+    following=st.integers(0, 15),
+    chances=st.lists(st.floats(0.01, 0.2), min_size=1, max_size=16).map(lambda some: sorted(some, reverse=True)),
+)
+def test_the_first_of_several_leaves_those_that_follow_their_part_of_what_costs_nothing(
+    following: int, chances: list[float]
+) -> None:
+    """Sixteen rows cost no more than one: each of the requests in the batch may have as many of them."""
+    asker = continuous(experienced(roofline), width=64, children=16)
+    asker.requests, asker.following = following + 1, following
+    tree = make_tree()
+    answer(asker.ask(tree), [chance / len(chances) for chance in chances])
+    rows = asker.enter(tree)
+    assert rows[0] is tree.root
+    assert len(rows) <= max(1, 16 // (following + 1))
+    assert len(rows) == min(1 + len(chances), max(1, 16 // (following + 1)))
 
 
 def always_wrong(estimates: Estimates) -> Estimates:
