@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from penstock.estimates.estimates import Estimates
+from penstock.estimates.pipeline_times import HARDLY
 
 WAKING: Final = 0.1
 """Of a step: a batch no later than this entered as soon as it might, give or take a process's waking up."""
@@ -14,6 +15,9 @@ SPARE: Final = 1
 
 ALIKE: Final = 0.999
 """Of the best rate: what reaches it is as good, and more batches are rather better."""
+
+WANTED: Final = 16
+"""Rows that the drafts of a few requests may well want of a batch."""
 
 
 class Pace:
@@ -36,9 +40,10 @@ class Pace:
         """How many batches had better be in flight where so many requests run; what is ready then waits outside.
 
         Each brings a token for its share of the requests, once in as many steps or once a trip, whichever is longer.
-        Where rows cost next to nothing, fewer and larger batches than a trip has steps are best: but not where they are
-        ``drafted``, since a request then has several in flight, each of which may bring a token. While nothing is
-        known, one for each stage.
+        Where rows cost next to nothing, fewer and larger batches than a trip has steps are best. Where ``drafted`` rows
+        go along that do not all fit into batches that cost no more than a row, each step is wanted: a request then has
+        several batches in flight, each of which may bring a token. Not so where every batch costs a stage's device a pass
+        of the drafter, too. While nothing is known, one for each stage.
         """
         if not self._estimates.pipeline.step_s(1):
             return self._stages
@@ -46,7 +51,9 @@ class Pace:
         rates = {batches: self._rate(batches, requests) for batches in range(most, max(0, most - 3), -1)}
         enough = ALIKE * max(rates.values())
         target = next(batches for batches, rate in rates.items() if rate >= enough)
-        return max(target, self._steps) if drafted else target
+        times = self._estimates.pipeline
+        dear = times.step_s(WANTED) > HARDLY * times.step_s(1)
+        return max(target, self._steps) if drafted and dear and not times.shared else target
 
     def _rate(self, batches: int, requests: int) -> float:
         """Tokens per second with so many batches in flight."""
