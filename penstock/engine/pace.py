@@ -42,8 +42,8 @@ class Pace:
         Each brings a token for its share of the requests, once in as many steps or once a trip, whichever is longer.
         Where rows cost next to nothing, fewer and larger batches than a trip has steps are best. Where ``drafted`` rows
         go along that do not all fit into batches that cost no more than a row, each step is wanted: a request then has
-        several batches in flight, each of which may bring a token. Not so where every batch costs a stage's device a pass
-        of the drafter, too. While nothing is known, one for each stage.
+        several batches in flight, each of which may bring a token. Not so where every batch costs a stage's device a
+        pass of the drafter, too. While nothing is known, one for each stage.
         """
         if not self._estimates.pipeline.step_s(1):
             return self._stages
