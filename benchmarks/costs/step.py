@@ -30,6 +30,7 @@ from penstock.hosts.cores import usable_cores
 from penstock.messages import Result, Sampling
 from penstock.models.attention import SlotAttention
 from penstock.models.checkpoint import open_checkpoint
+from penstock.models.quantization.whole import WholeLinear
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -72,20 +73,35 @@ class Stopwatch:
 
 @contextmanager
 def watched(stage: StageModel) -> Iterator[Stopwatch]:
-    """Linear layers and attention of ``stage`` report to the stopwatch."""
+    """Linear layers and attention of ``stage`` report to the stopwatch; what is compiled into one cannot."""
     watch, attend = Stopwatch(), SlotAttention.__call__
-    named = [module for name, module in stage._base.named_modules() if name.rpartition(".")[2] in LINEARS]
-    # Compiled loops lie between the products themselves.
-    linears = [(module, "product" if hasattr(module, "product") else "forward") for module in named]
-    for module, method in linears:
-        setattr(module, method, watch.timed("linear layers", getattr(module, method)))
+    linears = [module for module in linears_of(stage) if not isinstance(module, WholeLinear)]
+    for module in linears:
+        module.forward = watch.timed("linear layers", module.forward)
     SlotAttention.__call__ = watch.timed("attention", attend)  # type: ignore[method-assign]
     try:
         yield watch
     finally:
         SlotAttention.__call__ = attend  # type: ignore[method-assign]
-        for module, method in linears:
-            delattr(module, method)
+        for module in linears:
+            del module.forward
+
+
+def linears_of(stage: StageModel) -> list[Any]:
+    return [module for name, module in stage._base.named_modules() if name.rpartition(".")[2] in LINEARS]
+
+
+def alone(stage: StageModel, rows: int) -> float:
+    """Seconds of the products of whole numbers, called one after another without what lies between."""
+    linears = [module for module in linears_of(stage) if isinstance(module, WholeLinear)]
+    given = {module.inputs: torch.randn(rows, module.inputs) for module in linears}
+
+    def products() -> None:
+        for module in linears:
+            module.product(given[module.inputs])
+
+    products()
+    return median(seconds_of(products) for _ in range(REPEATS)) if linears else 0.0
 
 
 def chain_view(rows: int) -> BatchView:
@@ -115,7 +131,7 @@ def whole_step(stage: StageModel, rows: int) -> float:
 
 def parts(stage: StageModel, rows: int) -> dict[str, float]:
     """Milliseconds by part, of the step that takes the median time."""
-    view, wanted, taken = chain_view(rows), list(range(rows)), []
+    view, wanted, taken, compiled = chain_view(rows), list(range(rows)), [], alone(stage, rows)
     for _ in range(REPEATS):
         with watched(stage) as watch:
             start = time.perf_counter()
@@ -124,6 +140,7 @@ def parts(stage: StageModel, rows: int) -> dict[str, float]:
             logits = seconds_of(lambda hidden=hidden: stage.logits(hidden, wanted))
             picked = seconds_of(lambda hidden=hidden: stage.pick(view, hidden, wanted, [Sampling()] * rows))
         inside = dict(watch.seconds)
+        inside["linear layers"] = inside.get("linear layers", compiled)
         rest = computed - start - sum(inside.values())
         taken.append(inside | {"the rest": rest, "head": logits, "pick": picked - logits})
     middle = sorted(taken, key=lambda one: sum(one.values()))[len(taken) // 2]

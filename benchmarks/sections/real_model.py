@@ -76,11 +76,9 @@ def render_step(figures: Mapping[str, Any]) -> str:
         "Then engines that decode plainly: tokens per second, milliseconds from result to result, and how many of them "
         "all stages together computed for it. What the latter leave of one request's step is engine and messages.",
         markdown(["weights", "stages", "requests", "tokens/s", "step, ms", "computed, ms"], engines),
-        "Between the products of `int8` and `int4` are compiled loops (docs/background/architecture.md). The kernel "
-        "of torch for `int4`, called in a loop for all linear layers of a token, takes 4.0 ms with one row, 5.7 with "
-        "four and 10.8 with eight: with one it waits for memory, with eight it makes 79 thousand million multiply-adds "
-        "a second, about what the core has in float32. So eight rows take it 2.7 times as long as one, whatever lies "
-        "between the products, and the less that is, the nearer a whole step comes to that.",
+        "The layers of `int8` and `int4` are compiled, products included (docs/background/architecture.md); these are "
+        "also timed by themselves, one after another, which is the column of linear layers. Torch's own kernel for "
+        "four bits took 4.0 ms with one row, 5.7 with four and 10.8 with eight for the same layers.",
         "`torch.compile` is not offered. Its compiled functions take 16 microseconds a call before they compute "
         "anything: a residual sum with its norm 17 microseconds where torch's own operations take 8, the "
         "feed-forward's activation 16 where they take 3 (one row, one thread).",

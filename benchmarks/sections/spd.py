@@ -172,9 +172,9 @@ def render_recipes(figures: Any) -> str:
         "of 1,024. So did `eagle3-small-steps`; `eagle3` is the shipped one, which has seen 3.1M in steps of 4,096:",
         markdown(["", "n", "L_s", *CELLS], [[str(value) for value in row] for row in rows]),
         "A module for one n was better over four stages, not over eight. `paper-8` has the learning rate and the draft "
-        "vocabulary of the shipped module, 0.0015 and 3,072 tokens; those of the other two were not kept. EAGLE-3 drafts "
-        "n - 1 levels before each trip; more tokens have taught it more than smaller steps did, so that the tables of "
-        "all methods keep the shipped one. "
+        "vocabulary of the shipped module, 0.0015 and 3,072 tokens; those of the other two were not kept. EAGLE-3 "
+        "drafts n - 1 levels before each trip; more tokens have taught it more than smaller steps did, so that the "
+        "tables of all methods keep the shipped one. "
         f"{'All outputs identical' if same else 'NOT all outputs identical'} to plain decoding.",
     )
 

@@ -65,7 +65,7 @@ def written_by_target(setup: Setup) -> list[Document]:
 def writing_engine(options: TrainOptions) -> dict[str, Any]:
     """Many sequences at a time, since a batch of them costs little more than one; room for shorter ones than may be."""
     return {
-        "dtype": options.dtype,
+        "dtype": "auto",  # which of them is written in matters little, and quantised weights are soonest in float32
         "device": options.device,
         "max_model_len": options.max_length,
         "max_num_seqs": SEQUENCES,
