@@ -167,7 +167,7 @@ def shapes(answers: list[Any]) -> str:
 
 
 def limits(answers: list[Any]) -> str:
-    """What the outline takes of an answer of Table V's shape, and where `auto` is not the best."""
+    """What the outline takes of an answer of Table V's shape, and what `auto` and the chain make of the most points."""
     (one,) = (other for other in of(answers, model="7B") if is_table_5(other))
     share, both = (one["outline_s"][way] / one["seconds"][way] for way in ("outlines", "both"))
     most = max(of(answers, model="7B"), key=lambda other: (other["points"], other["tokens"]))
@@ -176,7 +176,7 @@ def limits(answers: list[Any]) -> str:
         "What limits them is the outline, whose tokens come one after another: in Table V's shape it takes "
         f"{100 * share:.0f}% of the time, with the chain {100 * both:.0f}%. Fewer than four points leave boards idle; "
         "more share batches, which costs these boards nothing up to 11 rows. A pipeline that points keep busy leaves "
-        f"speculation less to win: with {most['points']} points `auto` ({auto}) is behind the chain ({chain})."
+        f"speculation less to win: with {most['points']} points `auto` reaches {auto} and the chain {chain}."
     )
 
 
