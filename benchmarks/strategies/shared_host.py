@@ -2,8 +2,9 @@
 
     python -m benchmarks.strategies.shared_host MODEL PROMPTS [--only CASE ...] [--per-set N] [--tokens N]
 
-MODEL is a chat model's folder, PROMPTS one of question files. Every prompt is decoded greedily and plainly, with `auto`
-and, as it is told, with `continuous`, in turn; each learns from its own runs. A case is a drafter, alone on the host or
+MODEL is a chat model's folder, or a GGUF file of four bits for all cases but ``random``, PROMPTS a folder of question
+files. Every prompt is decoded greedily and plainly, with `auto` and, as it is told, with `continuous`, in turn; each
+learns from its own runs. A case is a drafter, alone on the host or
 beside a process that burns one core:
 
 - ``ngram``: prompt lookup;
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from penstock.bench.prompts import read_prompt_sets
 
 NAME, HOW = "shared_host", "Measured: two stage processes of one thread each on two cores, nothing emulated"
 COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --per-set {} --tokens {}"
+IN_INT4 = ", int4"
+"""What a case is called further where MODEL is a GGUF file of four bits."""
 ENTRIES = ("autoregressive", "auto", "continuous")
 RIGHT = [0.88, 0.94]
 """The synthetic drafter's: the target's token is its best candidate in 88% of the steps, one of its best two in 94%."""
@@ -88,6 +91,11 @@ def one_core_busy(busy: bool) -> Iterator[None]:
             process.terminate()
 
 
+def drafted_by(case: str, model: Path) -> AbstractContextManager[str]:
+    """The draft model of a case that has one."""
+    return random_draft_model(model) if case.startswith("random") else nullcontext("")
+
+
 @contextmanager
 def random_draft_model(model: Path) -> Iterator[str]:
     """A folder with a draft model that knows nothing: the target's kind and vocabulary, small, weights at random."""
@@ -107,7 +115,7 @@ def random_draft_model(model: Path) -> Iterator[str]:
 def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
     """By set, seconds of every prompt by entry; and whether all entries gave the same tokens."""
     drafter = dict({**DRAFTERS, **PARTLY_RIGHT}[case.removesuffix(BUSY)])
-    with random_draft_model(options.model) as draft, one_core_busy(case.endswith(BUSY)):
+    with drafted_by(case, options.model) as draft, one_core_busy(case.endswith(BUSY)):
         if drafter["method"] == "draft_model":
             drafter["model"] = draft
         named = parse_entries(ENTRIES, drafter)
@@ -153,10 +161,11 @@ def main() -> None:
     for case in options.only:
         figures = kept_figures(NAME)
         sizes = options.per_set, options.tokens
-        if case not in figures or (figures[case]["per_set"], figures[case]["tokens"]) != sizes:
-            figures[case] = measured(options, case)
+        key = case + (IN_INT4 if options.model.suffix == ".gguf" else "")
+        if key not in figures or (figures[key]["per_set"], figures[key]["tokens"]) != sizes:
+            figures[key] = measured(options, case)
             store(NAME, HOW, ([COMMAND.format(*sizes)], figures))
-        print("\n".join(lines(case, figures[case])), flush=True)
+        print("\n".join(lines(key, figures[key])), flush=True)
 
 
 if __name__ == "__main__":
