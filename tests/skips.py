@@ -11,6 +11,8 @@ import pytest
 LISTED: Final = {
     "needs a CUDA device": "The samplers' arithmetic on a GPU is compared where there is one; CI has none.",
     "oneDNN computes no packed bfloat16": "Older processors have no bfloat16 kernels; there the product packs nothing.",
+    "this processor has no": "The same products are tested with each instruction that it has, and with none of them.",
+    "this processor lacks what compiled products need": "There whole numbers are refused, which is tested everywhere.",
     "Linux's scheduling policies": "Other systems have none to ask for, and the product asks for none there.",
     "another C library than glibc": "Only glibc keeps what is freed, and only there the product asks it not to.",
     "this system allows too few open files": "A hard limit that only root raises; more than 1024 files are one test's.",

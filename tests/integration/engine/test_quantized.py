@@ -15,7 +15,9 @@ from tests.engines import InProcessEngine
 from tests.exactness import PROMPTS, SAMPLED, TOKENS, strategies, tokens_of
 
 FORMATS = [
-    pytest.param(name, marks=pytest.mark.skipif(not usable(name), reason=f"nothing computes {name} on this processor"))
+    pytest.param(
+        name, marks=pytest.mark.skipif(not usable(name), reason="this processor lacks what compiled products need")
+    )
     for name in ("int8", "int4")
 ]
 

@@ -19,7 +19,9 @@ from tests.staged import Staged, chain_rows
 COMPILED = {"llama", "llama_tied", "llama3_rope", "mistral", "mistral_window", "qwen2", "qwen3"}
 TOKENS = [17, 3, 99, 42, 8, 64, 120]
 FORMATS = [
-    pytest.param(name, marks=pytest.mark.skipif(not usable(name), reason=f"nothing computes {name} on this processor"))
+    pytest.param(
+        name, marks=pytest.mark.skipif(not usable(name), reason="this processor lacks what compiled products need")
+    )
     for name in ("int8", "int4")
 ]
 

@@ -51,7 +51,7 @@ def test_half_precision_is_as_close_to_float32_as_transformers_is(
     assert (found - full).norm() < 2 * (half.float() - full).norm()
 
 
-@pytest.mark.skipif(not usable("int4"), reason="nothing computes int4 on this processor")
+@pytest.mark.skipif(not usable("int4"), reason="this processor lacks what compiled products need")
 def test_quantized_rows_do_not_depend_on_the_size_of_the_batch(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "qwen3_5", initializer_range=0.1, hidden_size=64, intermediate_size=64)
     at_once, one_by_one = (Staged(path, 2, quantization="int4") for _ in range(2))
