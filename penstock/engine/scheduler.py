@@ -234,8 +234,10 @@ class Composition:
 
     def enter(self, request: Request, following: int = 0) -> None:
         """Let rows of a request in, with those of so many others to follow."""
-        load = self.context.load._replace(following=following)
-        nodes = request.strategy.enter(request.tree, replace(self.context, load=load))
+        context = self.context
+        if following:
+            context = replace(context, load=context.load._replace(following=following))
+        nodes = request.strategy.enter(request.tree, context)
         self.entries.append((request, nodes))
         self.context = replace(self.context, load=self.context.load.with_rows(request.tree, nodes))
 

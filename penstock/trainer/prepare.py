@@ -21,7 +21,7 @@ from penstock.trainer.data.regenerate import Writing, regenerate
 from penstock.trainer.data.regenerate import key_of as answers_key
 from penstock.trainer.data.vocabulary import Vocabulary, choose
 from penstock.trainer.kinds.base import Drafter, Start
-from penstock.trainer.options import BELONGS, TrainOptions
+from penstock.trainer.options import BELONGS
 from penstock.trainer.progress import progress, say
 from penstock.trainer.setup import FRESH, Setup
 
@@ -50,7 +50,7 @@ def written_by_target(setup: Setup) -> list[Document]:
     """Conversations of the data, or of the target's own questions, with the target's own answers."""
     options = setup.options
     found = [] if options.self_generate is not None else read_documents(options.data)
-    with LLM(str(setup.target.source), **writing_engine(options)) as llm, progress(setup.console) as bar:
+    with LLM(str(setup.target.source), **writing_engine(setup)) as llm, progress(setup.console) as bar:
         if options.self_generate is not None:
             found = conversations(self_asked(setup, options.self_generate, llm, bar))
         writing = Writing(options.max_length, options.seed, options.temperatures)
@@ -62,10 +62,11 @@ def written_by_target(setup: Setup) -> list[Document]:
     return written
 
 
-def writing_engine(options: TrainOptions) -> dict[str, Any]:
+def writing_engine(setup: Setup) -> dict[str, Any]:
     """Many sequences at a time, since a batch of them costs little more than one; room for shorter ones than may be."""
+    options, quantized = setup.options, setup.target.weights.bits is not None
     return {
-        "dtype": "auto",  # which of them is written in matters little, and quantised weights are soonest in float32
+        "dtype": "auto" if quantized else options.dtype,  # beside quantised weights that is the fastest
         "device": options.device,
         "max_model_len": options.max_length,
         "max_num_seqs": SEQUENCES,

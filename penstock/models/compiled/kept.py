@@ -16,6 +16,7 @@ from numba import cfunc, config, njit
 
 from penstock.files import cache_folder
 
+OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
 REORDERED: Final = {"contract", "reassoc", "nsz", "arcp"}
 
 
@@ -27,6 +28,11 @@ def exact(function: Callable[..., Any]) -> Any:
 def fast(function: Callable[..., Any]) -> Any:
     """For loops whose sums the compiler may reorder into vectors; the same order for every row of one length."""
     return _njit(function, fastmath=REORDERED)
+
+
+def part(function: Callable[..., Any]) -> Any:
+    """For what is compiled into loops that are kept, and not kept by itself."""
+    return njit(**OPTIONS)(function)
 
 
 def called_by_address(signature: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -41,7 +47,7 @@ def called_by_address(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 def _njit(function: Callable[..., Any], **options: Any) -> Any:
     with _keeping() as kept:
-        return njit(nogil=True, error_model="numpy", cache=kept, **options)(function)
+        return njit(cache=kept, **OPTIONS, **options)(function)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Shapes: N rows, I inputs, O outputs, G groups of a row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,11 +14,10 @@ from numba import carray, types
 
 from penstock.models.compiled.blocks import GROUP, block_of, rounding_of
 from penstock.models.compiled.dot import LANES, PLAIN, VNNI_512, instruction
-from penstock.models.compiled.kept import called_by_address, exact
+from penstock.models.compiled.kept import called_by_address, exact, part
 from penstock.models.compiled.threads import parallel, share, taken
 
 _KIND: Final = instruction() or PLAIN
-_block4, _block8 = block_of(_KIND, 4), block_of(_KIND, 8)
 _round4, _round8 = rounding_of(_KIND, 4), rounding_of(_KIND, 8)
 TOGETHER: Final = 8 if _KIND == VNNI_512 else 4
 """Rows whose sums fit the processor's registers."""
@@ -45,34 +45,27 @@ def _together(left: int) -> int:
     return TOGETHER if left >= TOGETHER else 4 if left >= 4 else 2 if left >= 2 else 1
 
 
-@exact
-def _rows4(
-    weights: int, scales: int, rows: int, row_scales: int, row_sums: int, out: int,
-    groups: int, outputs: int, shift: int, count: int,
-) -> None:  # fmt: skip
-    if count == 8:
-        _block4(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 8)
-    elif count == 4:
-        _block4(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 4)
-    elif count == 2:
-        _block4(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 2)
-    else:
-        _block4(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 1)
+def rows_of(block: Callable[..., None]) -> Callable[..., None]:
+    """``block`` with a number of rows that is not known before: one of those for which it has code."""
+
+    @part
+    def rows(
+        weights: int, scales: int, rows: int, row_scales: int, row_sums: int, out: int,
+        groups: int, outputs: int, shift: int, count: int,
+    ) -> None:  # fmt: skip
+        if count == 8:
+            block(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 8)
+        elif count == 4:
+            block(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 4)
+        elif count == 2:
+            block(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 2)
+        else:
+            block(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 1)
+
+    return rows  # type: ignore[no-any-return]
 
 
-@exact
-def _rows8(
-    weights: int, scales: int, rows: int, row_scales: int, row_sums: int, out: int,
-    groups: int, outputs: int, shift: int, count: int,
-) -> None:  # fmt: skip
-    if count == 8:
-        _block8(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 8)
-    elif count == 4:
-        _block8(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 4)
-    elif count == 2:
-        _block8(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 2)
-    else:
-        _block8(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 1)
+_rows4, _rows8 = rows_of(block_of(_KIND, 4)), rows_of(block_of(_KIND, 8))
 
 
 @exact

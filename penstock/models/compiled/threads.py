@@ -36,8 +36,8 @@ def share(typing: Any, parallel: Any, work: Any, data: Any, threads: Any) -> Any
     """Have so many threads call ``work`` with ``data``. Returns when all have returned. All are addresses."""
 
     def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
-        address, text, number = ir.IntType(8).as_pointer(), ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [address, text, number, number])
+        address, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address, address, number, number])
         function = build.inttoptr(arguments[0], kind.as_pointer())
         places = [build.inttoptr(argument, address) for argument in arguments[1:3]]
         build.call(function, [*places, build.trunc(arguments[3], number), ir.Constant(number, 0)])

@@ -54,6 +54,6 @@ def weights_format(quantization: str, device: str, checkpoint: Checkpoint) -> st
 
 
 def kept(bits: int | None) -> str:
-    """The format that loses least of weights with so many bits, as far as this processor computes with it."""
-    formats = {None: (), 4: ("int4", "int8"), 8: ("int8",)}[bits]
-    return next((name for name in formats if usable(name)), "none")
+    """The format of weights with so many bits, where this processor computes with it."""
+    name = {None: "none", 4: "int4", 8: "int8"}[bits]
+    return name if usable(name) else "none"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES
 from penstock.models.compiled.products import Weights
-from penstock.models.quantization.grouped import GroupedWeight, in_groups, stacked
-from penstock.models.quantization.stored import stored_rows
+from penstock.models.quantization.grouped import GroupedWeight, in_groups
+from penstock.models.quantization.stored import in_whole_numbers
 from penstock.models.quantization.whole import LARGEST_GROUP, WholeLinear, scales_in_blocks, shift_of
 
 BITS: Final = 4
@@ -38,13 +38,7 @@ def in_blocks(values: Tensor) -> Tensor:
 
 def in_four_bits(linear: nn.Linear) -> GroupedWeight:
     """A layer's weight as values from 0 to 15 with scales and minimums, as its file has it where that is possible."""
-    parts = []
-    stored = stored_rows(linear)
-    floats = linear.weight.detach().split([rows.outputs for rows in stored])
-    for rows, weight in zip(stored, floats, strict=True):
-        kept = None if rows.read is None else from_zero(rows.read())
-        parts.append(in_groups(weight, BITS, GROUP) if kept is None else kept)
-    return stacked(parts)
+    return in_whole_numbers(linear, from_zero, lambda weight: in_groups(weight, BITS, GROUP))
 
 
 def from_zero(weight: GroupedWeight) -> GroupedWeight | None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES
 from penstock.models.compiled.products import Weights
-from penstock.models.quantization.grouped import GroupedWeight, in_signed_groups, stacked
-from penstock.models.quantization.stored import stored_rows
+from penstock.models.quantization.grouped import GroupedWeight, in_signed_groups
+from penstock.models.quantization.stored import in_whole_numbers
 from penstock.models.quantization.whole import LARGEST_GROUP, WholeLinear, raised, scales_in_blocks, shift_of
 
 BITS: Final = 8
@@ -38,13 +38,7 @@ class Int8Linear(WholeLinear):
 
 def in_eight_bits(linear: nn.Linear) -> GroupedWeight:
     """A layer's weight as values from -127 to 127 with scales, as its file has it where that is possible."""
-    parts = []
-    stored = stored_rows(linear)
-    floats = linear.weight.detach().split([rows.outputs for rows in stored])
-    for rows, weight in zip(stored, floats, strict=True):
-        kept = None if rows.read is None else signed(rows.read())
-        parts.append(rounded(weight) if kept is None else kept)
-    return stacked(parts)
+    return in_whole_numbers(linear, signed, rounded)
 
 
 def signed(weight: GroupedWeight) -> GroupedWeight | None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
-from penstock.models.quantization.grouped import GroupedWeight
+from penstock.models.quantization.grouped import GroupedWeight, stacked
 
 
 class StoredRows(NamedTuple):
@@ -37,6 +37,21 @@ def stored_rows(linear: nn.Linear) -> list[StoredRows]:
     """The outputs of a layer, in order."""
     found: list[StoredRows] = getattr(linear, "stored", [StoredRows(linear.weight.shape[0], None)])
     return found
+
+
+def in_whole_numbers(
+    linear: nn.Linear,
+    kept: Callable[[GroupedWeight], GroupedWeight | None],
+    rounded: Callable[[Tensor], GroupedWeight],
+) -> GroupedWeight:
+    """A layer's weight: of each part what its file has, where ``kept`` finds a form for it, else floats ``rounded``."""
+    parts = []
+    stored = stored_rows(linear)
+    floats = linear.weight.detach().split([rows.outputs for rows in stored])
+    for rows, weight in zip(stored, floats, strict=True):
+        own = None if rows.read is None else kept(rows.read())
+        parts.append(rounded(weight) if own is None else own)
+    return stacked(parts)
 
 
 def join(whole: nn.Linear, linears: Iterable[nn.Linear]) -> None:

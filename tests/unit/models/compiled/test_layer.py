@@ -10,6 +10,7 @@ import torch
 from penstock.messages import CommittedSlots, Rows
 from penstock.models import stage_model
 from penstock.models.compiled.layer import CompiledBase, is_silu
+from penstock.models.compiled.rows import WORTH_A_THREAD
 from penstock.models.fused.base import FusedBase
 from penstock.models.quantization.pack import usable
 from penstock.models.stage_model import load_stage
@@ -17,6 +18,7 @@ from tests.checkpoints import LAYERS, make_checkpoint
 from tests.staged import Staged, chain_rows
 
 COMPILED = {"llama", "llama_tied", "llama3_rope", "mistral", "mistral_window", "qwen2", "qwen3"}
+COUNT = 3 * WORTH_A_THREAD + 5
 TOKENS = [17, 3, 99, 42, 8, 64, 120]
 FORMATS = [
     pytest.param(
@@ -89,13 +91,14 @@ def test_activations() -> None:
 
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_threads_share_a_prompt(tmp_path: Path, quantization: str) -> None:
+    """Products, and attention of so many rows that it is parted."""
     path = make_checkpoint(tmp_path, "qwen3")
-    rows = chain_rows(0, [(7 * i + 3) % 150 for i in range(80)], range(80))
+    rows = chain_rows(0, [(7 * i + 3) % 150 for i in range(COUNT)], range(COUNT))
     threads, found = torch.get_num_threads(), []
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            found.append(Staged(path, 1, quantization=quantization).run(rows, range(80), opened=[0]))
+            found.append(Staged(path, 1, capacity=COUNT, quantization=quantization).run(rows, range(COUNT), opened=[0]))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(*found)
