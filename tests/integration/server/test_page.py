@@ -339,11 +339,11 @@ HTML = """\
 
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content }}\n{% endfor %}assistant: "
-GROWING = "() => [...document.querySelectorAll('.points p')].filter((cell) => cell.textContent.trim()).length > 1"
+GROWING = "() => [...document.querySelectorAll('.point')].filter((cell) => cell.textContent.trim()).length > 1"
 """Two points have text."""
 
 
-def test_points_grow_side_by_side_and_end_as_one_text(visit: Visit, tmp_path: Path) -> None:
+def test_points_grow_side_by_side_and_end_below_each_other(visit: Visit, tmp_path: Path) -> None:
     """A model of random weights: the grammar alone makes its outline one."""
     folder = make_checkpoint(tmp_path / "model", tokenizer=True, max_position_embeddings=4096)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
@@ -364,11 +364,15 @@ def test_points_grow_side_by_side_and_end_as_one_text(visit: Visit, tmp_path: Pa
         assert second is not None
         assert first["y"] == second["y"]
         assert first["x"] + first["width"] < second["x"]
+        assert page.locator(".points.told h4").all_text_contents() == titles
+        tops = [box["y"] for box in map(Locator.bounding_box, page.locator(".points.told section").all()) if box]
+        assert len(set(tops)) == len(titles)
+        decision = page.locator(".message").nth(1).locator(".decision")
+        expect(decision).to_contain_text('not the plain answer. Why: outline_decoding is "on"')
+        decision.get_by_role("button", name="Answer plainly instead").click()
+        visitor.wait_for_end()
+        expect(page.locator(".message")).to_have_count(2)
         expect(page.locator(".points")).to_have_count(0)
-        told = page.locator(".message").nth(1).locator(".text").inner_text()
-        places = [told.index(title) for title in titles]
-        assert len(places) > 1
-        assert places == sorted(places)
 
 
 def test_markdown_is_rendered_and_is_never_the_pages_markup(visit: Visit) -> None:

@@ -98,17 +98,26 @@ function submit() {
   showTalk();
 }
 
-async function ask(text) {
+/** `outline` says whether the answer comes in points, as the request's fields. */
+async function ask(text, outline = settings.outline) {
   const here = talk();
+  for (const old of here.querySelectorAll(".again")) old.remove();
   const question = here.appendChild(new Message("You", text).element);
   const answer = new Message(await model().catch(() => "Model"));
   here.append(answer.element);
   const system = settings.system;
   const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns, { role: "user", content: text }];
   const mine = turns; // of this chat, should another one have begun meanwhile
-  const sent = await generate("v1/chat/completions", { messages, ...settings.outline }, answer);
-  if (sent) mine.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
-  else takeBack(text, question, answer.element);
+  const sent = await generate("v1/chat/completions", { messages, ...outline }, answer);
+  if (!sent) return takeBack(text, question, answer.element);
+  mine.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
+  answer.offerOther((other) => {
+    if (running || mine !== turns) return;
+    mine.splice(-2);
+    question.remove();
+    answer.element.remove();
+    ask(text, { outline_decoding: other });
+  });
 }
 
 async function complete(text) {
@@ -142,7 +151,7 @@ async function generate(path, body, message) {
       meter.take(chunk);
       ended = chunk.choices[0]?.finish_reason ?? ended;
       const piece = chunk.choices[0]?.delta?.content ?? chunk.choices[0]?.text;
-      if (chunk.outline?.used) keepAtEnd(() => message.openPoints(chunk.outline.titles));
+      if (chunk.outline) keepAtEnd(() => message.tellOutline(chunk.outline));
       for (const { point, text } of chunk.outline_points ?? []) keepAtEnd(() => message.addToPoint(point, text));
       if (piece) add(message, piece, meter);
     }

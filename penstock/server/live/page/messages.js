@@ -7,6 +7,10 @@ const MARKDOWN = /^ {0,3}(?:```|~~~)|^#{2,6} \S|^(?:[-*+]|\d+[.)]) \S|(?<![\w*(,
 /** A chat message with such a line and no Markdown is code. */
 const INDENTED = /^(?: {2,}|\t)\S/m;
 
+const IN_POINTS = "Answered in points, which do not see each other: not the plain answer.";
+const PLAIN = "Answered plainly.";
+const [AS_ONE, AS_POINTS] = ["Answer plainly instead", "Answer in points instead"];
+
 export class Message {
   /** `before` is text that is shown ahead of what is appended: a completion's prompt. */
   constructor(author, text = "", before = "") {
@@ -22,7 +26,7 @@ export class Message {
     if (before) this._body.appendChild(made("span", "before", before));
     this._text = this._body.appendChild(made("div", "text"));
     this._markdown = null;
-    this._points = this._cells = null;
+    this._points = this._cells = this._decision = this._inPoints = null;
     this._note = this.element.appendChild(made("p", "note"));
     if (text) this.append(text);
   }
@@ -36,13 +40,27 @@ export class Message {
     else this._text.append(shown);
   }
 
+  /** How an answer came about that was asked for in points, and the points themselves where there are any. */
+  tellOutline({ used, reason, titles }) {
+    this._inPoints = used;
+    this._decision = made("p", "decision", `${used ? IN_POINTS : PLAIN} Why: ${reason}.`);
+    this._body.before(this._decision);
+    if (used) this._openPoints(titles);
+  }
+
+  /** A button behind that decision: `act` hears the other value of outline_decoding. */
+  offerOther(act) {
+    const button = this._decision?.appendChild(made("button", "quiet again", this._inPoints ? AS_ONE : AS_POINTS));
+    button?.addEventListener("click", () => act(this._inPoints ? "off" : "on"));
+  }
+
   /** The points of an answer grow side by side, in place of the text that is made of them. */
-  openPoints(titles) {
+  _openPoints(titles) {
     this._points = this._body.appendChild(made("div", "points"));
-    this._cells = titles.map((title) => {
+    this._cells = titles.map((title, number) => {
       const cell = this._points.appendChild(made("section"));
-      cell.appendChild(made("h4", "", title));
-      return cell.appendChild(made("p"));
+      cell.appendChild(made("h4", "", `${number + 1}. ${title}`));
+      return cell.appendChild(made("div", "point"));
     });
     this._text.hidden = true;
   }
@@ -52,10 +70,10 @@ export class Message {
     cell?.append(cell.textContent ? text : text.trimStart());
   }
 
-  /** What has come of them stands in order from now on. */
+  /** They stand below each other from now on, each as Markdown of its own: a list within one counts from 1. */
   closePoints() {
-    this._points?.remove();
-    this._text.hidden = false;
+    this._points?.classList.add("told");
+    for (const cell of this._cells ?? []) if (MARKDOWN.test(cell.textContent)) showMarkdown(cell);
   }
 
   note(words) {
@@ -67,6 +85,12 @@ export class Message {
     button.type = "button";
     button.addEventListener("click", () => act(button));
   }
+}
+
+function showMarkdown(element) {
+  const text = element.textContent;
+  element.replaceChildren();
+  new Markdown(element).show(text);
 }
 
 /** An error, said at once by a screen reader. */
