@@ -8,7 +8,7 @@ e the widths of keys and values (they differ under MLA). An arena holds one laye
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,6 +52,12 @@ def attend(module: Any, *arguments: Any, **options: Any) -> Tensor:
     return _attend.get()(module, *arguments, **options)
 
 
+def chosen(modules: Sequence[Any], sliding_window: int | None) -> Any:
+    """What answers for these layers, of one window, which ask it nothing: they compute their attention themselves."""
+    answering: Any = _attend.get()
+    return answering.chosen(modules, sliding_window)
+
+
 AttentionInterface.register(ATTENTION, _dispatch)
 
 
@@ -89,14 +95,18 @@ class Arenas:
 
         ``joint_XNd`` are keys and values as one tensor, where the layer has them so: it is then stored at once.
         """
-        if layer not in self._layers:
-            self._make(layer, key_KNd, value_KNe)
-        keys, values = self._layers[layer]
+        keys, values = self.of(layer, key_KNd, value_KNe)
         stored = [(keys, key_KNd), (values, value_KNe)] if joint_XNd is None else [(self._joint[layer], joint_XNd)]
         for arena, rows in stored:
             # float16 overflows; a masked NaN still poisons a sum, so it must not get where a neighbour reads it.
             arena.index_copy_(1, slots_N, rows.nan_to_num() if rows.dtype == torch.float16 else rows)
         return keys, values
+
+    def of(self, layer: int, key_KNd: Tensor, value_KNe: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's arenas [K, capacity, d] and [.., e], made for such keys and values if there are none."""
+        if layer not in self._layers:
+            self._make(layer, key_KNd, value_KNe)
+        return self._layers[layer]
 
     @torch.inference_mode()  # some have been made in it
     def grow(self, capacity: int) -> None:
@@ -281,6 +291,10 @@ class SlotAttention:
         if growth is not None:
             query_HNd = query_HNd * growth.of(self.plan.positions_N)[:, None].to(query_HNd.dtype)
         return self.attended(query_HNd, keys, values, scoring, Span(sliding_window, getattr(module, "chunk", None)))
+
+    def chosen(self, modules: Sequence[Any], sliding_window: int | None) -> SlotAttention:
+        """See ``attention.chosen``."""
+        return self
 
     def attended(self, query_HNd: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, span: Span) -> Tensor:
         """What the rows see of a layer's arenas: [N, H, e]."""

@@ -39,6 +39,12 @@ class ProbedAttention:
         self.calls.append(_Call(module.layer_idx, options.get("sliding_window"), problem_of(mask, causal)))
         return self.attention(module, query, key, value, mask, **options)
 
+    def chosen(self, modules: Sequence[Any], sliding_window: int | None) -> Any:
+        """See ``attention.chosen``."""
+        self.calls += [_Call(module.layer_idx, sliding_window, "") for module in modules]
+        answering: Any = self.attention
+        return answering.chosen(modules, sliding_window)
+
 
 def problem_of(mask: Any, options: dict[str, Any]) -> str:
     """What of an attention call we cannot answer; nothing if we can."""

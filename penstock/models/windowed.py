@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from torch import Tensor
@@ -25,6 +26,12 @@ class WindowedAttention:
         spans = [span for span in (sliding_window, getattr(module, "chunk", None)) if span is not None]
         attend = self._near if spans and min(spans) <= self._reach else self._far
         return attend(module, *rows, sliding_window=sliding_window, **options)
+
+    def chosen(self, modules: Sequence[Any], sliding_window: int | None) -> Any:
+        """See ``attention.chosen``."""
+        near = sliding_window is not None and sliding_window <= self._reach
+        answering: Any = self._near if near else self._far
+        return answering.chosen(modules, sliding_window)
 
 
 def reach_of(config: Any) -> int | None:

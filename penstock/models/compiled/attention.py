@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba import carray, types
 from torch import Tensor
 
 from penstock.models.attention import Arenas, Plan, Scoring, SlotAttention, Span, parts_of, precise_kernel
-from penstock.models.compiled import kernels
-from penstock.models.compiled.rows import by_rows
+from penstock.models.compiled.kept import called_by_address, exact
+from penstock.models.compiled.kernels import attention_of
+from penstock.models.compiled.products import whole_team
+from penstock.models.compiled.records import ATTENTION, ATTENTION_TYPE, address_of
+from penstock.models.compiled.threads import COUNTERS, at_once, call_units, share, taken
 from penstock.stage.visibility import BatchView, RequestView
 
 
@@ -24,8 +26,10 @@ class SeenSlots(NamedTuple):
     starts: np.ndarray
     slots: np.ndarray
 
-    def part(self, first: int, last: int) -> SeenSlots:
-        return SeenSlots(self.rows[first:last], self.starts[first : last + 1], self.slots)
+    def fill(self, tasks: np.ndarray) -> None:
+        """Say so in ``ATTENTION`` records, whose groups are known."""
+        tasks["rows"], tasks["starts"], tasks["slots"] = map(address_of, self)
+        tasks["units"] = len(self.rows) * tasks["groups"]
 
 
 class CompiledAttention(SlotAttention):
@@ -37,43 +41,66 @@ class CompiledAttention(SlotAttention):
     def __init__(self, arenas: Arenas, view: BatchView, device: torch.device) -> None:
         # The kernel is for those who see an arena in another way than as keys and values.
         super().__init__(arenas, Plan(view, device, in_place=True), precise_kernel)
-        self._seen: dict[Span, list[SeenSlots]] = {}
+        self._seen: dict[Span, SeenSlots] = {}
 
     def attended(self, query_HNd: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, span: Span) -> Tensor:
         """What the rows see of a layer's arenas: [N, H, e]."""
-        heads, count, _ = query_HNd.shape
+        heads, count, width = query_HNd.shape
+        query_HNd = query_HNd.contiguous()
         output_NHe = torch.empty(count, heads, values.shape[2])
-        sinks_H = no_sinks(heads) if scoring.sinks_H is None else scoring.sinks_H.float().numpy()
-        arrays = query_HNd.contiguous().numpy(), keys.numpy(), values.numpy()
-        numbers = scoring.scaling, scoring.softcap or 0.0, sinks_H, output_NHe.numpy()
-        attend = kernels.attention_of(heads // len(keys), query_HNd.shape[2], values.shape[2])
-        for seen in self.seen(span):
-            by_rows(partial(attend_part, attend, seen, arrays, numbers), len(seen.rows))
+        sinks_H = no_sinks(heads) if scoring.sinks_H is None else scoring.sinks_H.float().contiguous()
+        task = np.zeros(1, ATTENTION)
+        task["groups"] = len(keys)
+        task["query"], task["query_head"], task["query_row"] = query_HNd.data_ptr(), 4 * count * width, 4 * width
+        fill_arenas(task, keys, values)
+        self.seen(span).fill(task)
+        out_row, out_head = (4 * stride for stride in output_NHe.stride()[:2])
+        task["out"], task["out_row"], task["out_head"] = output_NHe.data_ptr(), out_row, out_head
+        task["scaling"], task["softcap"] = scoring.scaling, scoring.softcap or 0.0
+        task["sinks"] = sinks_H.data_ptr()
+        task["attend"] = attention_of(heads // len(keys), width, values.shape[2])
+        _attend_together(task, _work.address, *whole_team())
         return output_NHe
 
-    def seen(self, span: Span) -> list[SeenSlots]:
+    def seen(self, span: Span) -> SeenSlots:
+        """Of the rows of all requests."""
         if span not in self._seen:
             view = self.plan.view
-            self._seen[span] = [
-                seen_slots(view, request, part, span) for request in view.views for part in parts_of(request)
-            ]
+            found = [seen_slots(view, request, part, span) for request in view.views for part in parts_of(request)]
+            self._seen[span] = found[0] if len(found) == 1 else in_one(found)
         return self._seen[span]
 
 
-def attend_part(
-    attend: Callable[..., None],
-    seen: SeenSlots,
-    arrays: tuple[Any, ...],
-    numbers: tuple[Any, ...],
-    first: int,
-    last: int,
-) -> None:
-    attend(*arrays, *seen.part(first, last), *numbers)
+def fill_arenas(task: np.ndarray, keys: Tensor, values: Tensor) -> None:
+    """Say in ``ATTENTION`` records where a layer's arenas are."""
+    task["keys"], task["values"] = keys.data_ptr(), values.data_ptr()
+    task["key_group"], task["key_slot"] = (4 * stride for stride in keys.stride()[:2])
+    task["value_group"], task["value_slot"] = (4 * stride for stride in values.stride()[:2])
+
+
+@exact
+def _attend_together(task: Any, work: int, threads: int, parallel: int) -> None:
+    counters = np.zeros(COUNTERS, np.int64)
+    task[0].counters, task[0].threads = counters.ctypes.data, threads
+    share(parallel, work, task.ctypes.data, threads)
+    counters[0] = 0  # read by the threads until here
+
+
+@called_by_address(types.void(types.CPointer(ATTENTION_TYPE)))
+def _work(pointer: Any) -> None:
+    """A thread's part: units that no other one has taken yet."""
+    task = carray(pointer, 1)
+    attention = task[0]
+    several = at_once(attention.units, attention.threads)
+    first = taken(attention.counters, several)
+    while first < attention.units:
+        call_units(attention.attend, task.ctypes.data, first, min(first + several, attention.units))
+        first = taken(attention.counters, several)
 
 
 @functools.cache
-def no_sinks(heads: int) -> np.ndarray:
-    return np.full(heads, -np.inf, np.float32)
+def no_sinks(heads: int) -> Tensor:
+    return torch.full((heads,), -torch.inf)
 
 
 def seen_slots(view: BatchView, request: RequestView, part: slice, span: Span) -> SeenSlots:
@@ -86,4 +113,16 @@ def seen_slots(view: BatchView, request: RequestView, part: slice, span: Span) -
         slots = request.slots
     starts = np.zeros(len(mask) + 1, np.int64)
     np.cumsum(mask.sum(axis=1), out=starts[1:])
-    return SeenSlots(request.rows[part], starts, np.broadcast_to(slots, mask.shape)[mask].astype(np.int32))
+    rows = np.ascontiguousarray(request.rows[part], np.int64)
+    return SeenSlots(rows, starts, np.broadcast_to(slots, mask.shape)[mask].astype(np.int32))
+
+
+def in_one(parts: list[SeenSlots]) -> SeenSlots:
+    """Rows behind one another."""
+    ends = np.cumsum([0, *(len(part.slots) for part in parts)])
+    starts = [part.starts[:-1] + end for part, end in zip(parts, ends[:-1], strict=True)]
+    return SeenSlots(
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([*starts, ends[-1:]]),
+        np.concatenate([part.slots for part in parts]),
+    )

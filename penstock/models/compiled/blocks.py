@@ -30,6 +30,10 @@ GROUP: Final = 32
 """Inputs."""
 VECTOR: Final = 4 * LANES
 """Bytes."""
+LINE: Final = 64
+"""Bytes that a processor reads at once."""
+AHEAD: Final = 8192
+"""Bytes."""
 FLOAT: Final = ir.FloatType()
 FLOATS: Final = ir.VectorType(FLOAT, LANES)
 HALVES: Final = ir.VectorType(ir.HalfType(), LANES)
@@ -77,12 +81,21 @@ class _Block:
         build = self.build
         sums = [cgutils.alloca_once_value(build, ir.Constant(FLOATS, [0.0] * LANES)) for _ in range(self.count)]
         with cgutils.for_range(build, self.given["groups"]) as loop:
+            self.fetch(loop.index)
             weights = self.weights(loop.index)
             for row, place in enumerate(sums):
                 build.store(self.added(build.load(place), row, loop.index, weights), place)
         for row, place in enumerate(sums):
             at = build.mul(self.given["outputs"], ir.Constant(LONG, 4 * row))
             build.store(build.load(place), self.pointer("out", at, FLOATS), align=4)
+
+    def fetch(self, group: Any) -> None:
+        """Ask for the weights that are ``AHEAD``: what the processor guesses by itself comes late from main memory."""
+        build, size = self.build, GROUP * LANES * self.bits // 8
+        options = [ir.Constant(WORD, number) for number in (0, 3, 1)]  # to be read, kept close, as data
+        for at in range(0, size, LINE):
+            place = build.add(build.mul(group, ir.Constant(LONG, size)), ir.Constant(LONG, at + AHEAD))
+            call(build, "llvm.prefetch.p0i8", ir.VoidType(), [self.pointer("weights", place, BYTE), *options])
 
     def weights(self, group: Any) -> Any:
         """What all rows need of a group."""

@@ -35,12 +35,12 @@ def part(function: Callable[..., Any]) -> Any:
     return njit(**OPTIONS)(function)
 
 
-def called_by_address(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+def called_by_address(signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """For functions that other machine code calls."""
 
     def compile_(function: Callable[..., Any]) -> Any:
         with _keeping() as kept:
-            return cfunc(signature, cache=kept)(function)
+            return cfunc(signature, cache=kept, **OPTIONS, **options)(function)
 
     return compile_
 

@@ -7,127 +7,97 @@ values side by side, d and e the widths of a head's keys and values. Numbers are
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import carray, njit, types
 
 from penstock.models.compiled.heads import mixed, scores
-from penstock.models.compiled.kept import fast
+from penstock.models.compiled.kept import REORDERED, called_by_address, fast
 from penstock.models.compiled.numbers import exp
+from penstock.models.compiled.records import ATTENTION_TYPE, floats, numbers
 
 
 @fast
-def norm(hidden_ND: Any, weight_D: Any, least: Any, out_ND: Any) -> None:
-    """x * weight / sqrt(sum(x^2) + least^2): an RMS norm, see ``fused.norms.RMSNorm``."""
-    for row in range(hidden_ND.shape[0]):
-        _norm_row(hidden_ND[row], weight_D, least, out_ND[row])
-
-
-@fast
-def add_and_norm(hidden_ND: Any, change_ND: Any, weight_D: Any, least: Any, sum_ND: Any, out_ND: Any) -> None:
-    """``sum`` becomes hidden + change, ``out`` its norm."""
-    add(hidden_ND, change_ND, sum_ND)
-    norm(sum_ND, weight_D, least, out_ND)
-
-
-@fast
-def add(hidden_ND: Any, change_ND: Any, sum_ND: Any) -> None:
-    for row in range(len(hidden_ND)):
-        hidden, change, total = hidden_ND[row], change_ND[row], sum_ND[row]
-        for column in range(len(hidden)):
-            total[column] = hidden[column] + change[column]
-
-
-@njit(inline="always")
-def _norm_row(row: Any, weight: Any, least: Any, out: Any) -> None:
-    squares = least * least
-    for column in range(len(weight)):
-        squares += row[column] * row[column]
+def norm(row: int, norm: Any, out: int) -> None:
+    """x * weight / sqrt(sum(x^2) + least^2): an RMS norm, see ``fused.norms.RMSNorm``. ``norm`` is its record."""
+    row_D, weight_D = carray(floats(row), norm.width), carray(floats(norm.weight), norm.width)
+    out_D = carray(floats(out), norm.width)
+    squares = norm.least * norm.least
+    for column in range(norm.width):
+        squares += row_D[column] * row_D[column]
     scale = np.float32(1) / np.sqrt(squares)
-    for column in range(len(weight)):
-        out[column] = row[column] * scale * weight[column]
+    for column in range(norm.width):
+        out_D[column] = row_D[column] * scale * weight_D[column]
 
 
 @fast
-def norm_heads(qkv_NXd: Any, weight_d: Any, least: Any, first: int, last: int) -> None:
-    """Norms of the width of a head, in place, of heads [first, last) of every row."""
-    for row in range(qkv_NXd.shape[0]):
-        for head in range(first, last):
-            _norm_row(qkv_NXd[row, head], weight_d, least, qkv_NXd[row, head])
+def add(one: int, other: int, out: int, width: int) -> None:
+    one_D, other_D, out_D = carray(floats(one), width), carray(floats(other), width), carray(floats(out), width)
+    for column in range(width):
+        out_D[column] = one_D[column] + other_D[column]
 
 
 @fast
-def turn(qkv_NXd: Any, cos_Nd: Any, sin_Nd: Any, rotated: int, out_XNd: Any) -> None:
-    """Rotary embedding of the first ``rotated`` heads, the others as they are: a cos - b sin, b cos + a sin."""
-    half = qkv_NXd.shape[2] // 2
-    for row in range(qkv_NXd.shape[0]):
-        for head in range(qkv_NXd.shape[1]):
-            if head < rotated:
-                for i in range(half):
-                    a, b = qkv_NXd[row, head, i], qkv_NXd[row, head, half + i]
-                    out_XNd[head, row, i] = a * cos_Nd[row, i] - b * sin_Nd[row, i]
-                    out_XNd[head, row, half + i] = b * cos_Nd[row, half + i] + a * sin_Nd[row, half + i]
-            else:
-                for i in range(2 * half):
-                    out_XNd[head, row, i] = qkv_NXd[row, head, i]
+def turn(head: int, cos: int, sin: int, width: int, out: int) -> None:
+    """A head's rotary embedding: a cos - b sin, b cos + a sin."""
+    half = width // 2
+    head_d, out_d = carray(floats(head), width), carray(floats(out), width)
+    cos_d, sin_d = carray(floats(cos), width), carray(floats(sin), width)
+    for i in range(half):
+        a, b = head_d[i], head_d[half + i]
+        out_d[i] = a * cos_d[i] - b * sin_d[i]
+        out_d[half + i] = b * cos_d[half + i] + a * sin_d[half + i]
 
 
 @fast
-def gate(gate_up_N2F: Any, out_NF: Any) -> None:
-    """silu(gate) * up; ``out`` may be wider."""
-    width = gate_up_N2F.shape[1] // 2
-    for row in range(out_NF.shape[0]):
-        gates, ups, out = gate_up_N2F[row, :width], gate_up_N2F[row, width:], out_NF[row]
-        for column in range(width):
-            value = gates[column]
-            out[column] = value / (np.float32(1) + exp(-value)) * ups[column]
+def copy(row: int, out: int, width: int) -> None:
+    row_D, out_D = carray(floats(row), width), carray(floats(out), width)
+    for column in range(width):
+        out_D[column] = row_D[column]
+
+
+@fast
+def gate(gate_up: int, width: int, out: int) -> None:
+    """silu(gate) * up of a row."""
+    gate_up_2F, out_F = carray(floats(gate_up), 2 * width), carray(floats(out), width)
+    for column in range(width):
+        value = gate_up_2F[column]
+        out_F[column] = value / (np.float32(1) + exp(-value)) * gate_up_2F[width + column]
 
 
 @functools.cache
-def attention_of(heads: int, width: int, value_width: int) -> Callable[..., None]:
-    """``attend`` for so many heads that share keys and values, and the widths d and e: constants of its code."""
+def attention_of(heads: int, width: int, value_width: int) -> int:
+    """The address of the code that attends: ``heads`` share keys and values, of the widths d and e: its constants.
 
-    @fast
-    def attend(
-        query_HNd: Any,
-        keys_KSd: Any,
-        values_KSe: Any,
-        rows: Any,
-        starts: Any,
-        slots: Any,
-        scaling: Any,
-        softcap: Any,
-        sinks_H: Any,
-        out_NHe: Any,
-    ) -> None:
-        """Attention of ``rows`` [n] over the slots that each sees, from starts[i] to starts[i + 1], by position.
+    It does the units [first, last) of an ``ATTENTION``: each row's heads of one group, over the slots that the row
+    sees, from starts[i] to starts[i + 1], by position. ``softcap`` 0: none. ``sinks`` is -inf for heads without.
+    """
 
-        ``softcap`` 0: none. ``sinks_H`` is -inf for heads that have none.
-        """
-        scale, cap = np.float32(scaling), np.float32(softcap)
+    @called_by_address(types.void(types.CPointer(ATTENTION_TYPE), types.int64, types.int64), fastmath=REORDERED)
+    def attend(pointer: Any, first: int, last: int) -> None:
+        task = carray(pointer, 1)[0]
+        rows, starts = carray(numbers(task.rows), task.units), carray(numbers(task.starts), task.units + 1)
+        sinks = carray(floats(task.sinks), task.groups * heads)
         longest = 0
-        for i in range(len(rows)):
+        for unit in range(first, last):
+            i = unit // task.groups
             longest = max(longest, starts[i + 1] - starts[i])
         chances = np.empty((heads, longest), np.float32)
-        for i in range(len(rows)):
-            row, count, own = rows[i], starts[i + 1] - starts[i], slots.ctypes.data + starts[i] * 4
-            for group in range(len(keys_KSd)):
-                first = group * heads
-                query = query_HNd.ctypes.data + first * query_HNd.strides[0] + row * query_HNd.strides[1]
-                keys = keys_KSd.ctypes.data + group * keys_KSd.strides[0]
-                values = values_KSe.ctypes.data + group * values_KSe.strides[0]
-                out = out_NHe.ctypes.data + row * out_NHe.strides[0] + first * out_NHe.strides[1]
-                at, step = chances.ctypes.data, chances.strides[0]
-                scores(
-                    query, query_HNd.strides[0], keys, keys_KSd.strides[1], own, count, at, step, scale, heads, width
-                )
-                for head in range(heads):
-                    _softmax(chances[head], count, cap, sinks_H[first + head])
-                mixed(at, step, values, values_KSe.strides[1], own, count, out, out_NHe.strides[1], heads, value_width)
+        at, step = chances.ctypes.data, chances.strides[0]
+        for unit in range(first, last):
+            i, group = unit // task.groups, unit % task.groups
+            row, count, slots = rows[i], starts[i + 1] - starts[i], task.slots + starts[i] * 4
+            query = task.query + group * heads * task.query_head + row * task.query_row
+            keys, values = task.keys + group * task.key_group, task.values + group * task.value_group
+            out = task.out + row * task.out_row + group * heads * task.out_head
+            scores(query, task.query_head, keys, task.key_slot, slots, count, at, step, task.scaling, heads, width)
+            for head in range(heads):
+                _softmax(chances[head], count, task.softcap, sinks[group * heads + head])
+            mixed(at, step, values, task.value_slot, slots, count, out, task.out_head, heads, value_width)
+        chances[0, :1] = 0  # read by its address until here
 
-    return attend  # type: ignore[no-any-return]
+    return int(attend.address)
 
 
 @njit(inline="always")

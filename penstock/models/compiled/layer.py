@@ -1,28 +1,28 @@
-"""A fused layer of quantised products, compiled but for its attention: two calls in place of some thirty."""
+"""Fused layers of quantised products, compiled: one call for all that lie between two layers that somebody watches."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.models.attention import attend
-from penstock.models.compiled.passes import Entering, Leaving, Norm, enter, leave
+from penstock.models.attention import Arenas, Span, chosen
+from penstock.models.compiled.attention import CompiledAttention, fill_arenas, no_sinks
+from penstock.models.compiled.blocks import GROUP
+from penstock.models.compiled.kernels import attention_of
 from penstock.models.compiled.products import whole_team
+from penstock.models.compiled.records import ATTENTION, LAYER, STACK, address_of
+from penstock.models.compiled.stack import KINDS, go
+from penstock.models.compiled.threads import COUNTERS, share
 from penstock.models.fused.base import FusedBase
 from penstock.models.fused.layer import FusedLayer
 from penstock.models.fused.norms import RMSNorm, agree
 from penstock.models.quantization.whole import WholeLinear
 
 SAMPLES: Final = 33
-
-
-def norm_of(norm: RMSNorm | None) -> Norm:
-    if norm is None:
-        return Norm(np.empty(0, np.float32), np.float32(0))
-    return Norm(norm.scaled.numpy(), np.float32(norm.least))
 
 
 class Turn(NamedTuple):
@@ -33,55 +33,155 @@ class Turn(NamedTuple):
 
 
 class CompiledLayer(nn.Module):
-    """Computes what the ``FusedLayer`` does that it is made of, in float32 on a CPU; takes over its parts."""
-
-    growth: Final = None
-    chunk: Final = None
-    """See ``models.chunked``. To find that a module lacks something takes longer than many of its loops."""
+    """Stands for the ``FusedLayer`` that it is made of, in float32 on a CPU; takes over its parts."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer_idx = layer.layer_idx
-        self.heads = heads = layer.heads
+        self.heads = layer.heads
         self.scoring = layer.scoring
         self.qkv, self.o_proj = layer.qkv, layer.o_proj
         self.gate_up, self.down_proj = layer.gate_up, layer.down_proj
-        bias = layer.qkv.bias
-        self._entering = Entering(
-            norm_of(layer.input_norm),
-            layer.qkv.weights,
-            np.empty(0, np.float32) if bias is None else bias.detach().float().numpy(),
-            norm_of(layer.query_norm),
-            norm_of(layer.key_norm),
-            heads.queries,
-            heads.rotated,
-        )
-        weights = layer.o_proj.weights, norm_of(layer.mlp_norm), layer.gate_up.weights, layer.down_proj.weights
-        self._leaving = Leaving(*weights, layer.down_proj.inputs)
-        self._sizes = heads.rotated + heads.groups, heads.queries, heads.groups, heads.width
+        self.norms = [layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm]
+        self.bias = None if layer.qkv.bias is None else layer.qkv.bias.detach().float().contiguous()
+        self.form = layer.scoring.get("sliding_window"), vars(layer.heads), layer.o_proj.outputs, layer.down_proj.inputs
+        """Layers of one form share their buffers, and what their rows see."""
+        self.alone = Stack([self])
+
+    def fill(self, record: np.ndarray) -> None:
+        """What compiled code knows of the layer: a ``LAYER``."""
+        for name in ("qkv", "o_proj", "gate_up", "down_proj"):
+            record[name] = getattr(self, name).weights.record
+        for name, norm in zip(("input_norm", "mlp_norm", "query_norm", "key_norm"), self.norms, strict=True):
+            if norm is not None:
+                record[name] = norm.scaled.data_ptr(), len(norm.scaled), float(norm.least)
+        record["bias"] = 0 if self.bias is None else self.bias.data_ptr()
 
     def forward(self, hidden: Tensor, rotation: Turn) -> Tensor:
         """[1, N, D] -> [1, N, D]"""
-        entered = hidden[0].contiguous().numpy()
-        count = len(entered)
-        heads, queries, groups, width = self._sizes
-        turned = torch.empty(heads, count, width)
-        qkv_XNd = turned.numpy()
-        team = whole_team()
-        enter(entered, self._entering, *rotation, qkv_XNd, team)
-        stored = turned[queries:]
-        keys, values = stored[:groups], stored[groups:]
-        output_NHe = attend(self, turned[:queries], keys, values, None, joint=stored, **self.scoring)
-        seen, left = output_NHe.reshape(count, -1).numpy(), np.empty_like(entered)
-        leave(seen, entered, self._leaving, left, team)
-        return torch.from_numpy(left)[None]
+        return self.alone(hidden, rotation)
+
+
+class Stack:
+    """Compiled layers of one form, from the first one's rows to what the last one gives.
+
+    What it keeps between two calls are addresses, and buffers of as many rows as the last batch had.
+    """
+
+    def __init__(self, layers: Sequence[CompiledLayer]) -> None:
+        self._layers = list(layers)
+        first = self._layers[0]
+        self._heads, self._window = first.heads, first.scoring.get("sliding_window")
+        self._width, self._inner = first.o_proj.outputs, first.down_proj.inputs
+        self._records, self._attentions = np.zeros(len(layers), LAYER), np.zeros(len(layers), ATTENTION)
+        self._counters = np.zeros(len(layers) * KINDS * COUNTERS, np.int64)
+        self._sinks = [layer.scoring.get("s_aux") for layer in layers]
+        for index, layer in enumerate(layers):
+            layer.fill(self._records[index : index + 1])
+            self._fill_scoring(self._attentions[index : index + 1], index)
+        self._stack = np.zeros(1, STACK)
+        for name, number in (
+            ("layers", address_of(self._records)), ("attentions", address_of(self._attentions)),
+            ("counters", address_of(self._counters)), ("count", len(layers)), ("queries", self._heads.queries),
+            ("groups", self._heads.groups), ("width", self._heads.width), ("inner", self._inner),
+        ):  # fmt: skip
+            self._stack[name] = number
+        self._buffers: list[np.ndarray] = []
+        self._count = 0
+        self._arenas: tuple[Arenas, int] | None = None
+
+    def _fill_scoring(self, attention: np.ndarray, index: int) -> None:
+        heads, scoring = self._heads, self._layers[index].scoring
+        sinks = self._sinks[index]
+        self._sinks[index] = no_sinks(heads.queries) if sinks is None else sinks.float().contiguous()
+        attention["groups"] = heads.groups
+        attention["scaling"], attention["softcap"] = scoring["scaling"], scoring.get("softcap") or 0.0
+        attention["sinks"] = self._sinks[index].data_ptr()
+        attention["attend"] = attention_of(heads.queries // heads.groups, heads.width, heads.width)
+
+    def __call__(self, hidden: Tensor, rotation: Turn) -> Tensor:
+        """[1, N, D] -> [1, N, D]"""
+        attention: CompiledAttention = chosen(self._layers, self._window)
+        left_ND = hidden[0].clone(memory_format=torch.contiguous_format)
+        if self._count != len(left_ND):
+            self._make_buffers(len(left_ND))
+        self._follow(attention.arenas)
+        attention.seen(Span(self._window)).fill(self._attentions)
+        stack, slots_N = self._stack, attention.plan.slots_N
+        stack["hidden"], stack["slots"] = left_ND.data_ptr(), slots_N.data_ptr()
+        stack["cos"], stack["sin"] = map(address_of, rotation)
+        threads, parallel = whole_team()
+        stack["threads"] = threads
+        self._counters.fill(0)
+        share(parallel, go.address, address_of(stack), threads)
+        return left_ND[None]
+
+    def _make_buffers(self, count: int) -> None:
+        """For so many rows."""
+        heads, padded = self._heads, self._layers[0].down_proj.weights.inputs
+        queries = heads.queries * heads.width
+        most = max(self._width, queries, padded)
+        widths = {
+            "normed": self._width, "qkv": queries + 2 * heads.groups * heads.width, "query": queries,
+            "attended": queries, "change": self._width, "gates": 2 * self._inner, "opened": padded,
+        }  # fmt: skip
+        buffers = {name: np.zeros((count, width), np.float32) for name, width in widths.items()}
+        whole = [np.empty((count, most), np.int8), *(np.empty((count, most // GROUP), np.float32) for _ in range(2))]
+        self._count, self._buffers = count, [*buffers.values(), *whole]
+        for name, buffer in buffers.items():
+            self._stack[name] = address_of(buffer)
+        self._stack["rows"] = (*map(address_of, whole), count)
+        size, task = 4 * heads.width, self._attentions
+        for name in ("query", "out"):
+            task[f"{name}_head"], task[f"{name}_row"] = size, size * heads.queries
+        task["query"], task["out"] = self._stack["query"], self._stack["attended"]
+
+    def _follow(self, arenas: Arenas) -> None:
+        """Know where the layers' arenas are; a layer makes its own when it first stores."""
+        if self._arenas == (arenas, arenas.capacity):
+            return
+        like_KNd = torch.empty(self._heads.groups, 0, self._heads.width)
+        for index, layer in enumerate(self._layers):
+            fill_arenas(self._attentions[index : index + 1], *arenas.of(layer.layer_idx, like_KNd, like_KNd))
+        self._arenas = arenas, arenas.capacity
 
 
 class CompiledBase(FusedBase):
     """A stage's compiled layers."""
 
+    def __init__(self, embed: nn.Module, rotary: nn.Module, layers: nn.ModuleList, own: Sequence[Any]) -> None:
+        super().__init__(embed, rotary, layers, own)
+        self._stacks: dict[tuple[int, int], Stack] = {}
+
     def rotation(self, cos_1Nd: Tensor, sin_1Nd: Tensor) -> Turn:
         return Turn(cos_1Nd[0].contiguous().numpy(), sin_1Nd[0].contiguous().numpy())
+
+    def through(self, hidden: Tensor, rotation: Turn) -> Tensor:
+        for first, last in self._parts():
+            if is_watched(self.own[first]):
+                hidden = self.own[first](hidden, rotation)
+            else:
+                hidden = self._stack(first, last)(hidden, rotation)
+        return hidden
+
+    def _stack(self, first: int, last: int) -> Stack:
+        if (first, last) not in self._stacks:
+            self._stacks[first, last] = Stack(self.own[first:last])
+        return self._stacks[first, last]
+
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        """Layers that can be computed together: neighbours of one form, and each that is watched alone."""
+        first = 0
+        for index, layer in enumerate(self.own):
+            if index > first and (is_watched(layer) or is_watched(self.own[first]) or layer.form != self.own[first].form):
+                yield first, index
+                first = index
+        yield first, len(self.own)
+
+
+def is_watched(layer: nn.Module) -> bool:
+    """Whether hooks wait for what it is given or gives."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def compiled(base: FusedBase) -> FusedBase:

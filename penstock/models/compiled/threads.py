@@ -2,6 +2,9 @@
 
 Torch's products run on the threads of an OpenMP runtime. Compiled loops ask the same runtime, so that no second team
 competes with the first one for the cores.
+
+A team goes through phases whose units nobody hands out: each thread takes what is next. A phase is over once all of its
+units are done, whoever did them, so that a thread without a core holds up nobody but for the units that it has taken.
 """
 
 from __future__ import annotations
@@ -9,15 +12,28 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
+
+from penstock.models.compiled.kept import exact
 
 LIBRARY: Final = "libgomp.so.1"
 ENTRY: Final = "GOMP_parallel"
 """void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags), as compilers call it."""
+LINE: Final = 8
+"""Numbers between two that different threads write: those of a line of a processor's cache."""
+COUNTERS: Final = 2 * LINE
+"""Numbers of a phase: the first one counts the units taken, the one a line behind those done."""
+PARTS: Final = 4
+"""Of a phase, for every thread: one that is late then leaves more to the others."""
+PATIENCE: Final = 1 << 10
+"""Looks at a counter before a thread lets others have its core."""
+ADDRESS, NUMBER, LONG = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 
 
 @functools.cache
@@ -32,24 +48,120 @@ def parallel() -> int:
 
 
 @intrinsic
-def share(typing: Any, parallel: Any, work: Any, data: Any, threads: Any) -> Any:
+def _share(typing: Any, parallel: Any, work: Any, data: Any, threads: Any) -> Any:
     """Have so many threads call ``work`` with ``data``. Returns when all have returned. All are addresses."""
 
     def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
-        address, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [address, address, number, number])
+        kind = ir.FunctionType(ir.VoidType(), [ADDRESS, ADDRESS, NUMBER, NUMBER])
         function = build.inttoptr(arguments[0], kind.as_pointer())
-        places = [build.inttoptr(argument, address) for argument in arguments[1:3]]
-        build.call(function, [*places, build.trunc(arguments[3], number), ir.Constant(number, 0)])
+        places = [build.inttoptr(argument, ADDRESS) for argument in arguments[1:3]]
+        build.call(function, [*places, build.trunc(arguments[3], NUMBER), ir.Constant(NUMBER, 0)])
 
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
 
 
 @intrinsic
-def taken(typing: Any, pointer: Any, count: Any) -> Any:
-    """The number at ``pointer`` before ``count`` is added to it: what no other thread gets."""
+def _call(typing: Any, function: Any, data: Any) -> Any:
+    """Call the function at an address with the address ``data``."""
 
     def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
-        return build.atomic_rmw("add", arguments[0], arguments[1], "monotonic")
+        function = build.inttoptr(arguments[0], ir.FunctionType(ir.VoidType(), [ADDRESS]).as_pointer())
+        build.call(function, [build.inttoptr(arguments[1], ADDRESS)])
 
-    return types.int64(types.CPointer(types.int64), types.int64), generate
+    return types.void(types.int64, types.int64), generate
+
+
+@exact
+def share(parallel: int, work: int, data: int, threads: int) -> None:
+    """Have so many threads call ``work`` with ``data``. Returns when all have returned. All are addresses."""
+    if threads == 1:
+        _call(work, data)
+    else:
+        _share(parallel, work, data, threads)
+
+
+@intrinsic
+def call_units(typing: Any, function: Any, data: Any, first: Any, last: Any) -> Any:
+    """Have the function at an address do the units [first, last) of what lies at the address ``data``."""
+
+    def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ADDRESS, LONG, LONG])
+        function = build.inttoptr(arguments[0], kind.as_pointer())
+        build.call(function, [build.inttoptr(arguments[1], ADDRESS), *arguments[2:]])
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def taken(typing: Any, address: Any, count: Any) -> Any:
+    """The number at an address before ``count`` is added to it: what no other thread gets."""
+    return types.int64(types.int64, types.int64), _added("monotonic")
+
+
+@intrinsic
+def finished(typing: Any, address: Any, count: Any) -> Any:
+    """Add to the number at an address. Whoever has read it there sees what this thread has written before."""
+    return types.int64(types.int64, types.int64), _added("release")
+
+
+def _added(ordering: str) -> Any:
+    def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
+        place = build.inttoptr(arguments[0], LONG.as_pointer())
+        return build.atomic_rmw("add", place, arguments[1], ordering)
+
+    return generate
+
+
+@intrinsic
+def _seen(typing: Any, address: Any) -> Any:
+    """The number at an address."""
+
+    def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
+        return build.load_atomic(build.inttoptr(arguments[0], LONG.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def _breathe(typing: Any) -> Any:
+    """Leave a core's other thread more of it for a moment."""
+
+    def generate(_: Any, build: Any, __: Any, ___: Any) -> Any:
+        if platform.machine() in ("aarch64", "arm64"):
+            kind = ir.FunctionType(ir.VoidType(), [NUMBER])
+            hint = cgutils.get_or_insert_function(build.module, kind, "llvm.aarch64.hint")
+            build.call(hint, [ir.Constant(NUMBER, 1)])
+        else:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            build.call(cgutils.get_or_insert_function(build.module, kind, "llvm.x86.sse2.pause"), [])
+
+    return types.void(), generate
+
+
+@intrinsic
+def _give_way(typing: Any) -> Any:
+    """Let another thread have the core."""
+
+    def generate(_: Any, build: Any, __: Any, ___: Any) -> Any:
+        kind = ir.FunctionType(NUMBER, [])
+        build.call(cgutils.get_or_insert_function(build.module, kind, "sched_yield"), [])
+
+    return types.void(), generate
+
+
+@exact
+def await_units(address: int, count: int) -> None:
+    """Return when the number at an address has reached ``count``."""
+    looks = 0
+    while _seen(address) < count:
+        looks += 1
+        if looks % PATIENCE:
+            _breathe()
+        else:
+            _give_way()
+
+
+@exact
+def at_once(units: int, threads: int) -> int:
+    """How many units a thread takes at a time."""
+    return max(1, units // (threads * PARTS)) if threads > 1 else max(1, units)

@@ -34,9 +34,13 @@ class FusedBase(nn.Module):
     ) -> BaseModelOutput:
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         rotation = self.rotation(*self.rotary_emb(hidden, position_ids))
+        return BaseModelOutput(last_hidden_state=self.through(hidden, rotation))
+
+    def through(self, hidden: Tensor, rotation: Any) -> Tensor:
+        """What the last of its layers gives: [1, N, D] -> [1, N, D]"""
         for layer in self.own:
             hidden = layer(hidden, rotation)
-        return BaseModelOutput(last_hidden_state=hidden)
+        return hidden
 
     def rotation(self, cos_1Nd: Tensor, sin_1Nd: Tensor) -> Any:
         """What the layers need of a batch's rotary embedding."""

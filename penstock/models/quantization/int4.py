@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES
-from penstock.models.compiled.products import Weights
 from penstock.models.quantization.grouped import GroupedWeight, in_groups
 from penstock.models.quantization.stored import in_whole_numbers
 from penstock.models.quantization.whole import LARGEST_GROUP, WholeLinear, scales_in_blocks, shift_of
@@ -25,8 +24,7 @@ class Int4Linear(WholeLinear):
         weight = in_four_bits(linear)
         assert weight.minimums is not None
         scales = scales_in_blocks(weight.scales, weight.minimums)
-        packed = Weights(in_blocks(weight.values).numpy(), scales.view(torch.uint16).numpy(), BITS, shift_of(weight))
-        super().__init__(packed, linear)
+        super().__init__(in_blocks(weight.values), scales, BITS, shift_of(weight), linear)
 
 
 def in_blocks(values: Tensor) -> Tensor:

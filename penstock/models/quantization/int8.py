@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES
-from penstock.models.compiled.products import Weights
 from penstock.models.quantization.grouped import GroupedWeight, in_signed_groups
 from penstock.models.quantization.stored import in_whole_numbers
 from penstock.models.quantization.whole import LARGEST_GROUP, WholeLinear, raised, scales_in_blocks, shift_of
@@ -24,8 +23,7 @@ class Int8Linear(WholeLinear):
     def __init__(self, linear: nn.Linear, weight: GroupedWeight | None = None) -> None:
         weight = in_eight_bits(linear) if weight is None else weight
         blocks, scales = in_blocks(weight.values), scales_in_blocks(weight.scales)
-        packed = Weights(blocks.numpy(), scales.view(torch.uint16).numpy(), BITS, shift_of(weight))
-        super().__init__(packed, linear)
+        super().__init__(blocks, scales, BITS, shift_of(weight), linear)
         self._group, self._blocks, self._scales = weight.group, blocks, scales
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES, instruction
-from penstock.models.compiled.products import Weights, product, whole_team
+from penstock.models.compiled.products import Weights, product
 from penstock.models.quantization.grouped import GroupedWeight
 from penstock.models.quantization.packed import Packed
 
@@ -23,13 +23,14 @@ LARGEST_GROUP: Final = 256
 class WholeLinear(Packed):
     """Stands for ``linear`` with ``weights`` made of its own, filled up with zeros to whole groups and blocks."""
 
-    def __init__(self, weights: Weights, linear: nn.Linear) -> None:
+    def __init__(self, values: Tensor, scales: Tensor, bits: int, shift: int, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight_bytes = weights.values.nbytes + weights.scales.nbytes
-        self.bias = linear.bias
-        self.weights = weights
         self.outputs, self.inputs = linear.weight.shape
         self._computed, self._missing = raised(self.outputs, LANES), raised(self.inputs, GROUP) - self.inputs
+        arrays = values.numpy(), scales.view(torch.uint16).numpy()
+        self.weights = Weights(*arrays, bits, shift, self.inputs + self._missing, self._computed)
+        self.weight_bytes = sum(array.nbytes for array in arrays)
+        self.bias = linear.bias
 
     @property
     def in_blocks(self) -> bool:
@@ -57,7 +58,7 @@ class WholeLinear(Packed):
         if self._missing:
             rows = nn.functional.pad(rows, (0, self._missing))
         found = torch.empty(len(rows), self._computed)
-        product(rows.contiguous().numpy(), self.weights, found.numpy(), whole_team())
+        product(rows.contiguous().numpy(), self.weights, found.numpy())
         return found if self._computed == self.outputs else found[:, : self.outputs].contiguous()
 
 

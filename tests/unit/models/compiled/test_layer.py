@@ -10,7 +10,6 @@ import torch
 from penstock.messages import CommittedSlots, Rows
 from penstock.models import stage_model
 from penstock.models.compiled.layer import CompiledBase, is_silu
-from penstock.models.compiled.rows import WORTH_A_THREAD
 from penstock.models.fused.base import FusedBase
 from penstock.models.quantization.pack import usable
 from penstock.models.stage_model import load_stage
@@ -18,7 +17,7 @@ from tests.checkpoints import LAYERS, make_checkpoint
 from tests.staged import Staged, chain_rows
 
 COMPILED = {"llama", "llama_tied", "llama3_rope", "mistral", "mistral_window", "qwen2", "qwen3"}
-COUNT = 3 * WORTH_A_THREAD + 5
+COUNT = 197
 TOKENS = [17, 3, 99, 42, 8, 64, 120]
 FORMATS = [
     pytest.param(

@@ -1,0 +1,78 @@
+"""What compiled functions are handed by address: records of numbers and of other addresses.
+
+Shapes as in ``compiled.kernels``. An address of 0 says that something is not there. Whoever fills in an address keeps
+what lies there alive for as long as it may be read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numba import from_dtype, types
+from numba.extending import intrinsic
+
+ADDRESS: Final = np.int64
+NUMBER: Final = np.int64
+
+
+def record(*fields: tuple[str, Any]) -> np.dtype[Any]:
+    return np.dtype(list(fields), align=True)
+
+
+NORM: Final = record(("weight", ADDRESS), ("width", NUMBER), ("least", np.float32))
+"""Of an ``RMSNorm``."""
+WEIGHTS: Final = record(
+    ("values", ADDRESS), ("scales", ADDRESS), ("bits", NUMBER), ("shift", NUMBER), ("inputs", NUMBER),
+    ("outputs", NUMBER),
+)  # fmt: skip
+"""Of a linear layer, as ``products.Weights`` has them; inputs and outputs are filled up to whole groups and blocks."""
+WHOLE: Final = record(("numbers", ADDRESS), ("scales", ADDRESS), ("sums", ADDRESS), ("count", NUMBER))
+"""Rows as whole numbers, see ``compiled.blocks``."""
+PRODUCT: Final = record(
+    ("weights", WEIGHTS), ("rows", WHOLE), ("out", ADDRESS), ("counters", ADDRESS), ("threads", NUMBER)
+)
+ATTENTION: Final = record(
+    ("query", ADDRESS), ("query_head", NUMBER), ("query_row", NUMBER), ("keys", ADDRESS), ("key_group", NUMBER),
+    ("key_slot", NUMBER), ("values", ADDRESS), ("value_group", NUMBER), ("value_slot", NUMBER), ("rows", ADDRESS),
+    ("starts", ADDRESS), ("slots", ADDRESS), ("units", NUMBER), ("groups", NUMBER), ("out", ADDRESS),
+    ("out_row", NUMBER), ("out_head", NUMBER), ("scaling", np.float32), ("softcap", np.float32), ("sinks", ADDRESS),
+    ("counters", ADDRESS), ("threads", NUMBER), ("attend", ADDRESS),
+)  # fmt: skip
+"""``query_head`` and its like are bytes from one to the next. A unit is a row's query heads of one group."""
+LAYER: Final = record(
+    ("input_norm", NORM), ("qkv", WEIGHTS), ("bias", ADDRESS), ("query_norm", NORM), ("key_norm", NORM),
+    ("o_proj", WEIGHTS), ("mlp_norm", NORM), ("gate_up", WEIGHTS), ("down_proj", WEIGHTS),
+)  # fmt: skip
+STACK: Final = record(
+    ("layers", ADDRESS), ("attentions", ADDRESS), ("count", NUMBER), ("queries", NUMBER), ("groups", NUMBER),
+    ("width", NUMBER), ("inner", NUMBER), ("hidden", ADDRESS), ("normed", ADDRESS), ("qkv", ADDRESS),
+    ("query", ADDRESS), ("cos", ADDRESS), ("sin", ADDRESS), ("slots", ADDRESS), ("attended", ADDRESS),
+    ("change", ADDRESS), ("gates", ADDRESS), ("opened", ADDRESS), ("rows", WHOLE), ("counters", ADDRESS),
+    ("threads", NUMBER),
+)  # fmt: skip
+"""Layers and the buffers that they share; ``inner`` is F, ``count`` the number of layers."""
+
+
+def pointer_to(kind: Any) -> Any:
+    """What turns an address into a pointer that ``carray`` takes."""
+
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+            return build.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return pointer
+
+
+floats, numbers = pointer_to(types.float32), pointer_to(types.int64)
+PRODUCT_TYPE, ATTENTION_TYPE = from_dtype(PRODUCT), from_dtype(ATTENTION)
+LAYER_TYPE, STACK_TYPE = from_dtype(LAYER), from_dtype(STACK)
+layers_at, attentions_at = pointer_to(LAYER_TYPE), pointer_to(ATTENTION_TYPE)
+products_at = pointer_to(PRODUCT_TYPE)
+
+
+def address_of(array: np.ndarray) -> int:
+    return int(array.ctypes.data)

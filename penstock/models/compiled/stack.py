@@ -1,0 +1,132 @@
+"""Layers one behind the other as phases that a team of threads goes through: one call of compiled code for all of them.
+
+A layer has as many phases as it has steps that need all of what the one before has made, see ``KINDS``. Shapes as in
+``compiled.kernels``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from numba import carray, types
+
+from penstock.models.compiled.dot import LANES
+from penstock.models.compiled.kept import called_by_address, exact, part
+from penstock.models.compiled.kernels import add, copy, gate, norm, turn
+from penstock.models.compiled.products import multiply, round_row
+from penstock.models.compiled.records import STACK_TYPE, attentions_at, layers_at, numbers
+from penstock.models.compiled.threads import COUNTERS, LINE, at_once, await_units, call_units, finished, taken
+
+ENTER, QKV, TURN, ATTEND, ROUND, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE = range(11)
+KINDS: Final = 11
+"""Of phases. Units of products are blocks of outputs, those of ``ATTEND`` the attention's own, all others are rows."""
+
+
+@exact
+def _units(kind: int, stack: Any, layer: Any, attention: Any) -> int:
+    units: int = stack.rows.count
+    if kind == QKV:
+        units = layer.qkv.outputs // LANES
+    elif kind == ATTEND:
+        units = attention.units
+    elif kind in (OUT, DOWN):
+        units = layer.o_proj.outputs // LANES
+    elif kind == GATE_UP:
+        units = layer.gate_up.outputs // LANES
+    return units
+
+
+@part
+def _multiply(kind: int, stack: Any, layer: Any, first: int, last: int) -> None:
+    if kind == QKV:
+        weights, out = layer.qkv, stack.qkv
+    elif kind == OUT:
+        weights, out = layer.o_proj, stack.change
+    elif kind == GATE_UP:
+        weights, out = layer.gate_up, stack.gates
+    else:
+        weights, out = layer.down_proj, stack.change
+    multiply(weights, stack.rows, out, first, last)
+
+
+@exact
+def _turn_row(row: int, stack: Any, layer: Any, attention: Any) -> None:
+    """Queries become what the attention reads, keys and values go to their slot."""
+    width, heads = stack.width, stack.queries + 2 * stack.groups
+    size = 4 * width
+    own = stack.qkv + size * heads * row
+    if layer.bias:
+        add(own, layer.bias, own, heads * width)
+    cos, sin, slot = stack.cos + size * row, stack.sin + size * row, carray(numbers(stack.slots), row + 1)[row]
+    for head in range(stack.queries):
+        if layer.query_norm.weight:
+            norm(own + size * head, layer.query_norm, own + size * head)
+        turn(own + size * head, cos, sin, width, stack.query + size * (row * stack.queries + head))
+    own += size * stack.queries
+    for group in range(stack.groups):
+        key, value = own + size * group, own + size * (stack.groups + group)
+        if layer.key_norm.weight:
+            norm(key, layer.key_norm, key)
+        turn(key, cos, sin, width, attention.keys + group * attention.key_group + slot * attention.key_slot)
+        copy(value, attention.values + group * attention.value_group + slot * attention.value_slot, width)
+
+
+@exact
+def _do_row(kind: int, row: int, stack: Any, layer: Any) -> None:
+    width = layer.input_norm.width
+    before = 4 * width * row
+    hidden, normed, change = stack.hidden + before, stack.normed + before, stack.change + before
+    if kind == ENTER:
+        norm(hidden, layer.input_norm, normed)
+        round_row(row, normed, stack.rows, layer.qkv.inputs, layer.qkv.bits)
+    elif kind == ROUND:
+        weights = layer.o_proj
+        round_row(row, stack.attended + 4 * weights.inputs * row, stack.rows, weights.inputs, weights.bits)
+    elif kind == MIDDLE:
+        add(hidden, change, hidden, width)
+        norm(hidden, layer.mlp_norm, normed)
+        round_row(row, normed, stack.rows, layer.gate_up.inputs, layer.gate_up.bits)
+    elif kind == GATE:
+        weights, opened = layer.down_proj, stack.opened + 4 * layer.down_proj.inputs * row
+        gate(stack.gates + 8 * stack.inner * row, stack.inner, opened)
+        round_row(row, opened, stack.rows, weights.inputs, weights.bits)
+    else:
+        add(hidden, change, hidden, width)
+
+
+@exact
+def _do(kind: int, stack: Any, index: int, first: int, last: int) -> None:
+    """The units [first, last) of a layer's phase."""
+    layer = carray(layers_at(stack.layers), stack.count)[index]
+    attentions = carray(attentions_at(stack.attentions), stack.count)
+    if kind == ATTEND:
+        call_units(attentions[index].attend, attentions[index:].ctypes.data, first, last)
+    elif kind == TURN:
+        for row in range(first, last):
+            _turn_row(row, stack, layer, attentions[index])
+    elif kind in (QKV, OUT, GATE_UP, DOWN):
+        _multiply(kind, stack, layer, first, last)
+    else:
+        for row in range(first, last):
+            _do_row(kind, row, stack, layer)
+
+
+@called_by_address(types.void(types.CPointer(STACK_TYPE)))
+def go(pointer: Any) -> None:
+    """A thread's part of all layers."""
+    stack = carray(pointer, 1)[0]
+    layers = carray(layers_at(stack.layers), stack.count)
+    attentions = carray(attentions_at(stack.attentions), stack.count)
+    for index in range(stack.count):
+        for kind in range(KINDS):
+            counter = stack.counters + 8 * COUNTERS * (KINDS * index + kind)
+            done = counter + 8 * LINE
+            units = _units(kind, stack, layers[index], attentions[index])
+            several = at_once(units, stack.threads)
+            first = taken(counter, several)
+            while first < units:
+                last = min(first + several, units)
+                _do(kind, stack, index, first, last)
+                finished(done, last - first)
+                first = taken(counter, several)
+            await_units(done, units)
