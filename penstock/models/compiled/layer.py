@@ -172,11 +172,15 @@ class CompiledBase(FusedBase):
     def _parts(self) -> Iterator[tuple[int, int]]:
         """Layers that can be computed together: neighbours of one form, and each that is watched alone."""
         first = 0
-        for index, layer in enumerate(self.own):
-            if index > first and (is_watched(layer) or is_watched(self.own[first]) or layer.form != self.own[first].form):
+        for index in range(1, len(self.own)):
+            if not go_together(self.own[first], self.own[index]):
                 yield first, index
                 first = index
         yield first, len(self.own)
+
+
+def go_together(one: CompiledLayer, other: CompiledLayer) -> bool:
+    return one.form == other.form and not is_watched(one) and not is_watched(other)
 
 
 def is_watched(layer: nn.Module) -> bool:
