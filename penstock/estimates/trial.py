@@ -121,6 +121,10 @@ class Trial:
         speculating = self.speculating.seconds_per_token
         return self.plain.seconds_per_token / speculating if speculating else 0.0
 
+    def give(self, stake: float) -> None:
+        """A stake beside what is set aside, in plain tokens: it may be known late that there is room for a trial."""
+        self._given += stake
+
     def record(self, tokens: int, seconds: float, settled: bool, drafted: bool = True, foretold: bool = False) -> None:
         """So many tokens took so long. ``settled``: nothing of the way before was under way any more. ``drafted``:
         something that was drafted was. ``foretold``: the drafter costs nothing, and is asked in any case."""
@@ -183,6 +187,8 @@ class Trial:
             return
         if before < self._enough:
             self._correct()
+        self.stake_s += self._of_plain(self._given)
+        self._given = 0.0
         halvings = min(max(0, self.failures - 1), HALVINGS)
         self.stake_s += SHARE / 2**halvings * seconds
         promising = self._promise >= 1 or not self._foretold or not self._needed
@@ -192,8 +198,6 @@ class Trial:
     def _correct(self) -> None:
         """Plain decoding has been measured anew: charge speculation by that. It gets back what it had at most."""
         plain, charged = self.plain.seconds_per_token, self._charged
-        self.stake_s += self._of_plain(self._given)
-        self._given = 0.0
         if not self._charged_at:  # speculation has yet to begin
             return
         slower = plain - self._charged_at

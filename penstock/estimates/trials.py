@@ -32,6 +32,8 @@ class Trials:
         self._has_room = has_room
         """Whether the batches of so many requests would hardly be slower with drafts."""
         self._by_load: dict[int, Trial] = {}
+        self._crowded: set[int] = set()
+        """Loads whose trial has no stake because nothing shows that batches have room, which may show later."""
         self._found: dict[int, bool] = {}
         """By load, whether speculation gained in an earlier run."""
         self._since: float | None = None
@@ -80,10 +82,23 @@ class Trials:
         """
         load = load_of(requests)
         if load not in self._by_load:
-            lost = not self._found.get(load, True) or any(trial.failures for trial in self._by_load.values())
             spare = self._stages is None or requests <= self._stages or self._has_room(requests)
-            self._by_load[load] = Trial(2**load, STAKE if spare and not lost else 0.0, self._found.get(load, False))
+            stake = STAKE if spare and not self._lost(load) else 0.0
+            self._by_load[load] = Trial(2**load, stake, self._found.get(load, False))
+            if not spare:
+                self._crowded.add(load)
         return self._by_load[load]
+
+    def _lost(self, load: int) -> bool:
+        """Whether another trial has lost, or the one under this load in an earlier run."""
+        return not self._found.get(load, True) or any(trial.failures for trial in self._by_load.values())
+
+    def _look_for_room(self, requests: int) -> None:
+        load = load_of(requests)
+        if load in self._crowded and self._has_room(requests):
+            self._crowded.remove(load)
+            if not self._lost(load):
+                self.of(requests).give(STAKE)
 
     @property
     def gains(self) -> dict[int, bool]:
@@ -121,6 +136,7 @@ class Trials:
         batch in flight, ``following`` that of the next one to enter. ``foretold``: as ``Trial.record`` has it.
         """
         if self._since is not None and self.needed(self._requests):
+            self._look_for_room(self._requests)
             drafted = self._last_drafted >= self._oldest
             self.of(self._requests).record(tokens, now - self._since, self._settled, drafted, foretold)
         self._since, self._requests, self._oldest = (now if requests else None), requests, oldest

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from penstock.estimates.estimates import Estimates
-from penstock.estimates.trial import PLAIN_TOKENS
+from penstock.estimates.trial import PLAIN_TOKENS, STAKE
 from penstock.estimates.trials import Trials, load_of
 from tests.unit.estimates.ways import spans
 
@@ -177,6 +177,20 @@ def test_more_requests_than_stages_have_a_stake_where_batches_have_room() -> Non
         for _ in range(PLAIN_TOKENS * trial.requests):
             trial.record(1, TRIP, settled=True)
         assert trial.speculates is given
+
+
+def test_a_stake_is_given_once_it_shows_that_batches_have_room() -> None:
+    """A trial that begins before any batch has come out has to find out later."""
+    estimates = Estimates(stages=4)
+    trials = estimates.trials
+    assert not trials.speculates(8)
+    for rows in (1, 2, 4, 16):
+        for _ in range(3):
+            estimates.pipeline.record_spans(spans(0.0, [TRIP] * 4, 0.0, rows))
+    for token in range(PLAIN_TOKENS * 8 + 2):
+        trials.record_tokens(1, token * TRIP, 8, token, token + 1)
+    assert trials.speculates(8)
+    assert trials.stake_s(8) == pytest.approx(STAKE * 8 * TRIP, rel=0.2)
 
 
 def test_what_may_be_lost_is_without_bound_where_nothing_is_tried() -> None:
