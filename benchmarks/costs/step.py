@@ -73,7 +73,7 @@ class Stopwatch:
 
 @contextmanager
 def watched(stage: StageModel) -> Iterator[Stopwatch]:
-    """Linear layers and attention of ``stage`` report to the stopwatch; what is compiled into one cannot."""
+    """Linear layers and attention of ``stage`` report to the stopwatch; those compiled into one call cannot."""
     watch, attend = Stopwatch(), SlotAttention.__call__
     linears = [module for module in linears_of(stage) if not isinstance(module, WholeLinear)]
     for module in linears:

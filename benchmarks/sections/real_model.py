@@ -51,7 +51,7 @@ def render_step(figures: Mapping[str, Any]) -> str:
     threads = next(iter(figures.values()))["threads"]
     parts = ["linear layers", "head", "attention", "the rest", "pick"]
     inside = [
-        [FORMATS[name], rows, *(f"{by_part[part]:.1f}" for part in parts), f"{one['rows'][rows]:.1f}"]
+        [FORMATS[name], rows, *(milliseconds(by_part.get(part)) for part in parts), f"{one['rows'][rows]:.1f}"]
         for name, one in figures.items()
         for rows, by_part in one["parts"].items()
     ]
@@ -76,13 +76,17 @@ def render_step(figures: Mapping[str, Any]) -> str:
         "Then engines that decode plainly: tokens per second, milliseconds from result to result, and how many of them "
         "all stages together computed for it. What the latter leave of one request's step is engine and messages.",
         markdown(["weights", "stages", "requests", "tokens/s", "step, ms", "computed, ms"], engines),
-        "The layers of `int8` and `int4` are compiled, products included (docs/background/architecture.md); these are "
-        "also timed by themselves, one after another, which is the column of linear layers. Torch's own kernel for "
-        "four bits took 4.0 ms with one row, 5.7 with four and 10.8 with eight for the same layers.",
+        "The layers of `int8` and `int4` are compiled into one call (docs/background/architecture.md): their products "
+        "are timed by themselves, one after another, and attention is part of the rest. Torch's own kernel for four "
+        "bits took 4.0 ms with one row, 5.7 with four and 10.8 with eight for the same layers.",
         "`torch.compile` is not offered. Its compiled functions take 16 microseconds a call before they compute "
         "anything: a residual sum with its norm 17 microseconds where torch's own operations take 8, the "
         "feed-forward's activation 16 where they take 3 (one row, one thread).",
     )
+
+
+def milliseconds(taken: float | None) -> str:
+    return "-" if taken is None else f"{taken:.1f}"
 
 
 def render_peers(figures: Mapping[str, Any]) -> str:

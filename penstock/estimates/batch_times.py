@@ -52,9 +52,11 @@ class BatchTimes:
     With ``fade``, for real devices, times lie on straight lines between the sizes seen: batches then grow by the rows
     that pay even so, and each that is seen says more of the next. No size is slower than a larger one that was seen.
     Above all sizes batches are no slower up to ``FURTHER`` times as many rows; from there on time is by the row. What
-    was seen of a size counts less and less while only others are seen, and is forgotten when the size is seen again.
-    Real devices vary, and their first batches are late. A size that looks dear is not sent, so that nothing else would
-    ever correct its time. One that turns out to be as dear as it had looked fades half as fast from then on.
+    was seen of a size counts less and less while only others are seen, and is forgotten when the size is seen again:
+    its time falls to that of the smaller sizes, or to what a larger one that was seen since leaves to it, as prompts do
+    all the time. Real devices vary, and their first batches are late. A size that looks dear is not sent, so that
+    nothing else would ever correct its time. One that turns out to be as dear as it had looked fades half as fast from
+    then on.
     """
 
     def __init__(self, fade: bool = False) -> None:
@@ -202,7 +204,17 @@ class BatchTimes:
         for i in reversed(range(len(found))):
             least = min(least, found[i][1])
             found[i] = found[i][0], least
+        ages = [self._age(size) for size in sizes]
         for i in range(1, len(found)):
-            below, (rows, seconds) = found[i - 1][1], found[i]
-            found[i] = rows, below + (seconds - below) * 0.5 ** self._age(sizes[i])
+            rows, seconds = found[i]
+            younger = next((found[j] for j in range(i + 1, len(found)) if ages[j] < ages[i]), None)
+            rest = min(seconds, on_line(found[i - 1], younger, rows))
+            found[i] = rows, rest + (seconds - rest) * 0.5 ** ages[i]
         return found
+
+
+def on_line(below: tuple[float, float], above: tuple[float, float] | None, rows: float) -> float:
+    """Seconds of so many rows on the straight line between two sizes; those of the lower one if there is no other."""
+    if above is None:
+        return below[1]
+    return below[1] + (above[1] - below[1]) * (rows - below[0]) / (above[0] - below[0])

@@ -106,6 +106,16 @@ def test_a_size_that_looked_dear_is_taken_to_be_cheaper_while_it_is_not_seen() -
     assert 0.010 < looks[-1] < 0.0105
 
 
+def test_a_size_between_two_that_are_seen_falls_to_their_line() -> None:
+    """Prompts show all the time what many rows take: fewer are not as good as free."""
+    times = BatchTimes(fade=True)
+    times.record(16, 0.030)
+    for _ in range(4 * FADES):
+        times.record(1, 0.010)
+        times.record(61, 0.050)
+    assert times.seconds(16) == pytest.approx(0.020, rel=0.02)
+
+
 def test_what_is_seen_of_a_faded_size_stands_in_place_of_what_was_seen() -> None:
     times = BatchTimes(fade=True)
     for _ in range(3):
