@@ -1,23 +1,25 @@
 """What a token's state half-way through the target knows of the next token: the limit of in-flight correction.
 
-    python -m benchmarks.costs.halfway [STEPS]
+    python -m benchmarks.costs.halfway
 
 A head is trained for exactly that. It reads the demo target's states after half of the layers, has one layer of the
 target's kind and a head over the whole vocabulary, begins as the target's last layer, norm and head, and learns the
-target's own distribution after every token of Python's standard library, eight windows of 256 tokens a step. Held out
-is ``long_text``'s file, in windows of 512 of which the second half counts. SPD's module answers first, for a token that
-has just entered eight stages; the head answers when it has passed four of them. "again" is how often its best is the
-target's greedy token where the first answer's best was not, "kept" where it was.
+target's own distribution after every token of Python's standard library, eight windows of 256 tokens a step, each once.
+The rate is constant; for each point of the learning curve a copy goes on while its rate falls to zero over the last
+quarter of that point's tokens. Held out is ``long_text``'s file, in windows of 512 of which the second half counts.
+
+SPD's module answers first, for a token that has just entered eight stages; the head answers when it has passed four of
+them. "again" is how often its best is the target's greedy token where the first answer's best was not, "kept" where it
+was.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-import sys
 import sysconfig
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,26 +37,41 @@ from penstock.messages import Sampling
 
 NAME, HOW = "halfway", "Computed with the demo target"
 STAGES: Final = 8
-STEPS, BATCH, WINDOW = 200, 8, 256
-RATE: Final = 1e-3
+BATCH, WINDOW = 8, 256
+CURVE: Final = (250, 500, 1000, 2000)
+"""Steps of the points."""
+DECAY: Final = 4
+"""The last of so many parts of a point's steps have a falling rate."""
+RATE, RISING = 1e-3, 25
+"""The highest rate, and the steps until it is reached."""
 HELD_OUT: Final = 15_000
 """Tokens of the file."""
-SHARES: Final = (0.0, 0.25, 0.5, 1.0)
-"""Of the first answer's log chances, what is added to the head's: 0 is the head alone."""
+SHARES: Final = (0.25, 0.5, 1.0, 2.0)
+"""Of the first answer's log chances, what is added to the head's."""
 
 
-def lessons(tokenizer: Any) -> Iterator[Tensor]:
-    """[BATCH, WINDOW] tokens, from files in an order drawn once."""
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+@dataclass(frozen=True)
+class Judged:
+    """Of a held-out window: its tokens, how many of them count, and for these the first answers and the picks."""
+
+    text: Tensor
+    first: Tensor
+    """[counted, V] log chances."""
+    picks: Tensor
+
+
+def lessons(tokenizer: Any, steps: int) -> Tensor:
+    """[steps, BATCH, WINDOW] tokens, from files in an order drawn once."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(file for file in root.rglob("*.py") if "site-packages" not in file.parts)
     random.Random(0).shuffle(files)
-    while True:
-        left: list[Tensor] = []
-        for file in files:
-            ids = tokenizer(file.read_text(encoding="utf-8", errors="replace"), return_tensors="pt").input_ids[0]
-            left += ids[: len(ids) // WINDOW * WINDOW].split(WINDOW) if len(ids) >= WINDOW else []
-            while len(left) >= BATCH:
-                yield torch.stack(left[:BATCH])
-                left = left[BATCH:]
+    found: list[Tensor] = []
+    for file in files:
+        ids = tokenizer(file.read_text(encoding="utf-8", errors="replace"), return_tensors="pt").input_ids[0]
+        found += ids[: len(ids) // WINDOW * WINDOW].split(WINDOW) if len(ids) >= WINDOW else []
+        if len(found) >= steps * BATCH:
+            break
+    return torch.stack(found[: steps * BATCH]).view(steps, BATCH, WINDOW)
 
 
 def half_and_end(target: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,63 +91,84 @@ def make_head(target: Any) -> Any:
     return head
 
 
-def train(head: Any, target: Any, tokenizer: Any, steps: int) -> None:
-    optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
-    for step, ids in enumerate(islice(lessons(tokenizer), steps)):
-        states, logits = half_and_end(target, ids)
-        found = head(inputs_embeds=states).logits.log_softmax(-1)
-        loss = nn.functional.kl_div(found.flatten(0, 1), logits.softmax(-1).flatten(0, 1), reduction="batchmean")
+def optimizer_of(head: Any) -> torch.optim.AdamW:
+    return torch.optim.AdamW(head.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def train(head: Any, optimizer: torch.optim.AdamW, target: Any, batches: Tensor, rates: Sequence[float]) -> None:
+    for ids, rate in zip(batches, rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            states, logits = half_and_end(target, ids)
+            found = head(inputs_embeds=states.float()).logits
+        chances = logits.float().softmax(-1).flatten(0, 1)
+        loss = nn.functional.kl_div(found.float().log_softmax(-1).flatten(0, 1), chances, reduction="batchmean")
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
-        if step % 20 == 0:
-            print(f"step {step}: {loss.item():.3f}", file=sys.stderr, flush=True)
+
+
+def heads(target: Any, tokenizer: Any) -> Iterator[tuple[int, Any]]:
+    """Steps and the head of each point of the curve."""
+    batches, trunk = lessons(tokenizer, CURVE[-1]), make_head(target)
+    optimizer, done = optimizer_of(trunk), 0
+    for steps in CURVE:
+        falling = steps // DECAY
+        rates = [RATE * min(1.0, (i + 1) / RISING) for i in range(done, steps - falling)]
+        train(trunk, optimizer, target, batches[done : steps - falling], rates)
+        done = steps - falling
+        head = copy.deepcopy(trunk)
+        own = optimizer_of(head)
+        own.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(head, own, target, batches[done:steps], [RATE * (1 - i / falling) for i in range(falling)])
+        yield steps, head.eval()
 
 
 @torch.inference_mode()
-def judged(head: Any, target: Any, ids: Tensor) -> dict[str, Any]:
-    """Of the held-out tokens: how many, how often the first answer is right, and by share "again" and "kept"."""
+def held_out(target: Any, tokenizer: Any) -> list[Judged]:
+    ids = tokenizer(Path(utils.__file__).read_text(encoding="utf-8"), return_tensors="pt").input_ids[0, :HELD_OUT]
     reader = Reader(TARGET, "spd", str(DEMO / "drafters" / "spd"), STAGES, CONTEXT)
-    first_right, later_right = [], {share: [] for share in SHARES}
+    found = []
     for start, end, counts in windows(len(ids)):
         text, at = ids[start:end], max(1, counts - start)
-        states, logits = half_and_end(target, text[None])
-        picks = logits[0, at - 1 : -1].argmax(-1)
         _, steps = reader.read(Answer("", text.tolist(), at, Sampling()))
         first = torch.stack([torch.from_numpy(one) for one in steps[0]]).log_softmax(-1)
-        later = head(inputs_embeds=states).logits[0, :-1].log_softmax(-1)[-len(first) :]
-        picks = picks[-len(first) :]
-        first_right.append(first.argmax(-1) == picks)
-        for share, found in later_right.items():
-            found.append((later + share * first).argmax(-1) == picks if share else later.argmax(-1) == picks)
-    was = torch.cat(first_right)
-    now = {share: torch.cat(found) for share, found in later_right.items()}
+        found.append(Judged(text, first, half_and_end(target, text[None])[1][0, :-1].argmax(-1)[-len(first) :]))
+    return found
+
+
+@torch.inference_mode()
+def judged(head: Any, target: Any, texts: Sequence[Judged]) -> dict[str, dict[str, float]]:
+    """By share "again" and "kept"."""
+    was = torch.cat([one.first.argmax(-1) == one.picks for one in texts])
+    now: dict[float, list[Tensor]] = {share: [] for share in SHARES}
+    for one in texts:
+        states, _ = half_and_end(target, one.text[None])
+        later = head(inputs_embeds=states).logits[0, :-1].log_softmax(-1)[-len(one.first) :]
+        for share, found in now.items():
+            found.append((later + share * one.first).argmax(-1) == one.picks)
+    right = {share: torch.cat(found).double() for share, found in now.items()}
     return {
-        "tokens": len(was),
-        "first": float(was.double().mean()),
-        "shares": {
-            f"{share:g}": {"again": float(one[~was].double().mean()), "kept": float(one[was].double().mean())}
-            for share, one in now.items()
-        },
+        f"{share:g}": {"again": float(one[~was].mean()), "kept": float(one[was].mean())} for share, one in right.items()
     }
 
 
-def measured(steps: int) -> dict[str, Any]:
+def measured() -> Iterator[dict[str, Any]]:
+    """After each point of the curve, all so far."""
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    head = make_head(target)
-    train(head, target, tokenizer, steps)
-    ids = tokenizer(Path(utils.__file__).read_text(encoding="utf-8"), return_tensors="pt").input_ids[0, :HELD_OUT]
-    return {"learned": steps * BATCH * WINDOW, **judged(head.eval(), target, ids)}
+    texts, curve = held_out(target, tokenizer), []
+    picks, right = (torch.cat(some) for some in ([one.picks for one in texts], [one.first.argmax(-1) for one in texts]))
+    about = {"tokens": len(picks), "first": float((picks == right).double().mean())}
+    for steps, head in heads(target, tokenizer):
+        curve.append({"learned": steps * BATCH * WINDOW, "shares": judged(head, target, texts)})
+        yield {**about, "curve": curve}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
-    figures = measured(steps)
-    store(NAME, HOW, ([f"python -m benchmarks.costs.{NAME}"], figures))
-    print(figures)
+    for figures in measured():
+        store(NAME, HOW, ([f"python -m benchmarks.costs.{NAME}"], figures))
+        print(figures["curve"][-1], flush=True)

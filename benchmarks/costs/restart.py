@@ -5,8 +5,8 @@
 Four stages of the preset ``demo`` on one host of two cores, where what speculation is worth has to be tried. An engine
 answers nine requests of 100 tokens. Each request to be timed then comes three times: first on an engine that knows
 nothing; first on one that begins with what the nine have left, written and read as the file of a real engine's is; and
-tenth, on the engine of the nine. A fresh engine each, so that all is paired. Drafts are the synthetic profile's, or as
-confident and never right.
+tenth, on the engine of the nine. A fresh engine each, so that all is paired. The nine may also have been answered while
+the host was half or twice as fast. Drafts are the synthetic profile's, or as confident and never right.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ CLUSTER: Final = "demo"
 HOST: Final = SharedHost(cores=2)
 BEFORE, TOKENS = 9, 100
 DRAFTERS: Final = ("profile", "never right")
+HOSTS: Final = {"kept": 1.0, "slower": 2.0, "faster": 0.5}
+"""By way, how many times as long everything took while the nine were answered."""
 CONFIG: Final = SpeculativeConfig(method="synthetic", accuracy=ACCURACY)
 
 
-def answered(script: Script, numbers: Sequence[int], kept: bytes | None) -> tuple[float, bytes]:
+def answered(script: Script, numbers: Sequence[int], kept: bytes | None, slower: float = 1.0) -> tuple[float, bytes]:
     """Seconds of the last of these requests, answered one by one, and what the engine keeps then."""
-    cluster = load_cluster(CLUSTER)
+    cluster = replace(load_cluster(CLUSTER), time_scale=slower)
     loop = make_loop(cluster, script, CONFIG, host=HOST)
     if kept is not None:
         loop.estimates.begin_with(msgspec.json.decode(kept, type=Experience), trust=1.0)
@@ -48,15 +50,13 @@ def answered(script: Script, numbers: Sequence[int], kept: bytes | None) -> tupl
 
 def ratios(script: Script, requests: int) -> dict[str, Any]:
     before = range(BEFORE)
-    _, kept = answered(script, before, None)
-    seconds: dict[str, list[float]] = {"nothing": [], "kept": [], "tenth": []}
-    for number in range(BEFORE, BEFORE + requests):
-        seconds["nothing"].append(answered(script, [number], None)[0])
-        seconds["kept"].append(answered(script, [number], kept)[0])
-        seconds["tenth"].append(answered(script, [*before, number], None)[0])
-    found: dict[str, Any] = {"bytes": len(kept)}
-    for way in ("nothing", "kept"):
-        ratio = paired_ratio([one / other for one, other in zip(seconds[way], seconds["tenth"], strict=True)])
+    kept = {way: answered(script, before, None, slower)[1] for way, slower in HOSTS.items()}
+    begun = {"nothing": None, **kept}
+    found: dict[str, Any] = {"bytes": len(kept["kept"])}
+    tenth = [answered(script, [*before, number], None)[0] for number in range(BEFORE, BEFORE + requests)]
+    for way, own in begun.items():
+        first = [answered(script, [number], own)[0] for number in range(BEFORE, BEFORE + requests)]
+        ratio = paired_ratio([one / other for one, other in zip(first, tenth, strict=True)])
         assert ratio is not None
         found[way] = [ratio.mean, ratio.low, ratio.high]
     return found

@@ -175,16 +175,28 @@ def render_several_sources(figures: Any) -> str:
 
 
 def render_restart(figures: Any) -> str:
+    ways = ("nothing", *restart.HOSTS)
     rows = [
-        [name, *("{:.3f} ({:.3f} to {:.3f})".format(*one[way]) for way in ("nothing", "kept")), f"{one['bytes']:,}"]
+        [name, *("{:.3f} ({:.3f} to {:.3f})".format(*one[way]) for way in ways), f"{one['bytes']:,}"]
         for name, one in figures.items()
     ]
     return paragraphs(
         "`auto` on the four stages of `demo`, all on one host of two cores. An engine answers nine requests; what it "
         "keeps is written and read as a restart does. Then a further request comes, of 100 tokens: first on an engine "
         "that knows nothing (`PENSTOCK_FORGET=1`), first on one that begins with what was kept, and tenth on the "
-        "engine of the nine. Time of the first two over the last, paired, with 95% bounds.",
-        markdown(["drafts", "knows nothing", "begins with what was kept", "bytes kept"], rows),
+        "engine of the nine. Time of the first two over the last, paired, with 95% bounds. What was kept may also be "
+        "from when the host was half or twice as fast: the first plain token says so, and all kept times count by it.",
+        markdown(
+            [
+                "drafts",
+                "knows nothing",
+                "begins with what was kept",
+                "kept at half the speed",
+                "at twice the speed",
+                "bytes kept",
+            ],
+            rows,
+        ),
         "What is left to the tenth request: plain decoding is measured anew, on one token in place of three.",
     )
 

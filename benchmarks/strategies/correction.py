@@ -46,7 +46,7 @@ STRATEGY = "continuous"
 CLUSTERS = ("spd-8", "pipedec-14x3090")
 """Whose first stage all stages are like, and whose drafter: one as slow as a stage, and one three times as fast."""
 STAGES = (4, 8, 14, 16)
-SHARPNESS = (0.4, 0.55, 0.7, 0.82, 0.87, 1.0)
+SHARPNESS = (0.15, 0.25, 0.4, 0.55, 0.7, 0.82, 0.87, 1.0)
 TOKENS = 100
 OTHER = MISSED + 1
 """A token that is neither a candidate of the first answer nor the target's."""

@@ -86,6 +86,16 @@ class BatchTimes:
         self._seen = dict.fromkeys(self._means, 0)
         self._table = self._growth = None
 
+    def scale(self, factor: float) -> None:
+        """All that was seen takes so many times as long."""
+        self._means = {size: (rows, factor * seconds) for size, (rows, seconds) in self._means.items()}
+        self._last = {
+            size: ((factor * older[0], older[1]), (factor * newer[0], newer[1]))
+            for size, (older, newer) in self._last.items()
+        }
+        if self._means:
+            self._table = self._growth = None
+
     def record(self, rows: int, seconds: float) -> bool:
         """Take one batch in. Returns whether that changed the table by more than a hundredth."""
         rows = min(rows, SIZES[-1])

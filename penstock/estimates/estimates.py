@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.estimates.batch_times import BatchTimes
 from penstock.estimates.draft_timing import DraftTiming
 from penstock.estimates.drafts import DraftQuality
@@ -10,6 +12,9 @@ from penstock.estimates.pipeline_times import PipelineTimes
 from penstock.estimates.round_trips import RoundTrips
 from penstock.estimates.trials import Trials
 from penstock.messages import Result
+
+OTHER: Final = 1.25
+"""Factor from which on a round trip says that the host or its load is another, and is no chance."""
 
 
 class Estimates:
@@ -28,6 +33,8 @@ class Estimates:
         self.pipeline = PipelineTimes(contended, apart)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials = Trials(contended, stages, self._has_room)
+        self._kept_alone_s = 0.0
+        """Of the run whose times these are, ``Experience.alone_s``, until it has been held against this run's."""
 
     def anew(self) -> Estimates:
         """Of the same engine, with nothing learned."""
@@ -40,6 +47,7 @@ class Estimates:
         return Experience(
             stages=self.pipeline.means,
             drafter=self.drafter.means,
+            alone_s=self.round_trips.alone_s,
             first_answers=drafts.first_answers.verdicts,
             corrections=drafts.corrections.verdicts,
             miss_rate=drafts.miss_rate,
@@ -47,7 +55,12 @@ class Estimates:
         )
 
     def begin_with(self, experience: Experience, trust: float) -> None:
-        """Nothing has been learned yet: begin with this. What drafts were worth counts by ``trust``, 0 to 1."""
+        """Nothing has been learned yet: begin with this. What drafts were worth counts by ``trust``, 0 to 1.
+
+        The host may have become faster or slower since. The first round trip of one row alone says by how much, and all
+        times count by that; otherwise sizes that have been seen anew would be held against some that have not.
+        """
+        self._kept_alone_s = experience.alone_s
         self.pipeline.begin_with(experience.stages)
         self.drafter.begin_with(experience.drafter)
         self.drafts.first_answers.begin_with(experience.first_answers, trust)
@@ -59,6 +72,7 @@ class Estimates:
         """Other stages take over: their times, and when batches in flight were expected, mean nothing any more."""
         self.pipeline = PipelineTimes(self.trials.contended, apart)
         self.round_trips = RoundTrips(self.pipeline)
+        self._kept_alone_s = 0.0
         self.trials.interrupt()
 
     def _has_room(self, requests: int) -> bool:
@@ -88,3 +102,12 @@ class Estimates:
             self.pipeline.record_spans(result.spans)
         self.pipeline.rests(self.trials.plainly)
         self.round_trips.record_result(result, now)
+        if self._kept_alone_s and self.round_trips.alone_s:
+            self._set_against(self.round_trips.alone_s)
+
+    def _set_against(self, alone_s: float) -> None:
+        """Times of another run count by what a round trip takes in this one."""
+        factor, self._kept_alone_s = alone_s / self._kept_alone_s, 0.0
+        if not 1 / OTHER <= factor <= OTHER:
+            self.pipeline.scale(factor)
+            self.drafter.scale(factor)

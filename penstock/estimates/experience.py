@@ -20,6 +20,8 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     """By stage and size (``BatchTimes``), mean rows of a batch and the seconds that it takes."""
     drafter: dict[int, tuple[float, float]]
     """The same of the drafter's rounds."""
+    alone_s: float = 0.0
+    """Seconds of a round trip of one row with nothing else in flight: how fast the host was. 0 while none was seen."""
     first_answers: Verdicts
     corrections: Verdicts
     miss_rate: float

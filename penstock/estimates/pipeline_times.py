@@ -49,6 +49,12 @@ class PipelineTimes:
             self._stages[stage].begin_with(of_stage)
         self._known.clear()
 
+    def scale(self, factor: float) -> None:
+        """Every stage's times are so many times as long."""
+        for times in self._stages.values():
+            times.scale(factor)
+        self._known.clear()
+
     @property
     def shared(self) -> bool:
         """Whether a stage and the drafter take turns on one device."""

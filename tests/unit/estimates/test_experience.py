@@ -14,7 +14,7 @@ from penstock.estimates.draft_timing import DraftTiming
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.experience import Experience, Verdicts
 from penstock.estimates.trial import SHARE, STAKE
-from penstock.messages import Span
+from penstock.messages import Result, SampledToken, Span
 
 CANDIDATES = ((7, math.log(0.8)), (8, math.log(0.1)))
 PLAIN = 0.05
@@ -49,6 +49,24 @@ def test_times_and_chances_are_those_of_before() -> None:
     told = [[*one.drafts.first_answers.chances(CANDIDATES)] for one in (before, after)]
     assert told[0] == told[1]
     assert told[0][0] < math.log(0.1)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.1, 2.0])
+def test_on_another_host_all_times_are_as_much_longer_as_a_row_alone_takes(factor: float) -> None:
+    before = taught(2.0)
+    trip(before, 0.010)
+    after = again(before)
+    trip(after, factor * 0.010)
+    expected = factor if factor != 1.1 else 1.0  # a tenth is chance
+    for rows in (1, 8):
+        assert after.pipeline.step_s(rows) == pytest.approx(expected * before.pipeline.step_s(rows))
+        assert after.drafter.seconds(rows) == pytest.approx(expected * before.drafter.seconds(rows))
+
+
+def trip(estimates: Estimates, seconds: float) -> None:
+    """A row goes through the pipeline with nothing else in flight."""
+    estimates.round_trips.record_entered(0, 1, 0.0, 0)
+    estimates.record_result(Result(stream=0, picks=[SampledToken(0, 1)]), seconds)
 
 
 def test_misses_are_as_frequent_as_before() -> None:
