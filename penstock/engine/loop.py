@@ -237,8 +237,9 @@ class EngineLoop:
 
     @property
     def _batches(self) -> int:
-        running = self.scheduler.running
-        speculates = self.estimates.trials.speculates(len(running))
+        running, trials = self.scheduler.running, self.estimates.trials
+        decoding = sum(not request.prefilling for request in running)
+        speculates = trials.speculates(trials.counted(decoding, len(running) - decoding))
         drafted = any(one.strategy.rate_limited and (speculates or not one.strategy.on_trial) for one in running)
         return self.pace.target_in_flight(len(running), drafted)
 

@@ -57,6 +57,18 @@ class Trials:
         """Whether only trying says what speculation comes to while so many requests run."""
         return self.contended or (self._stages is not None and requests > self._stages)
 
+    def counted(self, decoding: int, prefilling: int) -> int:
+        """How many requests these count as.
+
+        A prompt that is computed counts, since it is about to decode. Where it makes the load the next higher one and
+        speculation has not been tried under that, it does not: tokens beside a prompt are not measured, so that nothing
+        would be known until the prompt ends.
+        """
+        running = decoding + prefilling
+        higher = load_of(running) == load_of(decoding) + 1
+        untried = higher and self.needed(running) and not self.of(running).speculating.weight
+        return decoding if decoding and untried else running
+
     def speculates(self, requests: int) -> bool:
         """Whether to speculate while so many requests run."""
         return not self.needed(requests) or self.of(requests).speculates

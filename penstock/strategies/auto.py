@@ -80,7 +80,7 @@ class Auto(Continuous):
             return at
         step, latency = context.estimates.pipeline.step_and_latency_s(1)
         worth = context.load.requests * (step / latency) ** 2 if latency else 0.0
-        if context.estimates.trials.cautious(context.load.running):
+        if context.estimates.trials.cautious(on_trial(context)):
             worth = max(worth, SURE)
         best = math.exp(self._order.best_unsent(tree))
         return now_if(best >= worth or self._order.mass_unsent(tree, self.width) >= worth)
@@ -91,7 +91,7 @@ class Auto(Continuous):
     def most_rows(self, context: Context) -> int:
         """As many as may all be wrong: what they add to a batch's time is no more than may still be lost."""
         times, load = context.estimates.pipeline, context.load
-        longest = times.latency_s(load.requests) + RISKED * context.estimates.trials.stake_s(load.running)
+        longest = times.latency_s(load.requests) + RISKED * context.estimates.trials.stake_s(on_trial(context))
         return bisect_right(range(1, self.width + 1), longest, key=lambda rows: times.latency_s(load.rows + rows))
 
     def enter(self, tree: TokenTree, context: Context) -> list[Node]:
@@ -102,7 +102,12 @@ class Auto(Continuous):
 
 def speculates(context: Context) -> bool:
     """Whether anything is drafted and sent besides the roots, by what trials under this load have found."""
-    return context.estimates.trials.speculates(context.load.running)
+    return context.estimates.trials.speculates(on_trial(context))
+
+
+def on_trial(context: Context) -> int:
+    """As how many requests those that run count, whose trial decides."""
+    return context.estimates.trials.counted(context.load.requests, context.load.prefilling)
 
 
 def could_enter(context: Context) -> bool:

@@ -193,6 +193,19 @@ def test_a_stake_is_given_once_it_shows_that_batches_have_room() -> None:
     assert trials.stake_s(8) == pytest.approx(STAKE * 8 * TRIP, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("decoding", "prefilling", "counted"), [(8, 1, 8), (7, 1, 8), (8, 40, 48), (0, 9, 9), (3, 1, 4), (4, 1, 4)]
+)
+def test_a_prompt_does_not_count_where_it_makes_a_load_untried(decoding: int, prefilling: int, counted: int) -> None:
+    assert Trials(stages=4).counted(decoding, prefilling) == counted
+
+
+def test_a_prompt_counts_once_its_load_has_been_tried() -> None:
+    trials = Trials(stages=4)
+    trials.of(9).speculating.record(1, TRIP)
+    assert trials.counted(8, 1) == 9
+
+
 def test_what_may_be_lost_is_without_bound_where_nothing_is_tried() -> None:
     assert Trials().stake_s(1) == math.inf
     assert Trials(contended=True).stake_s(1) == 0.0
