@@ -82,10 +82,11 @@ class Continuous:
         nodes: list[Node] = []
         if context.estimates.pipeline.shared and self._asked and self._order.best_unsent(tree) > -math.inf:
             return nodes  # a further pass would hold up the stage that gives its device
-        floor = self._order.waterline(tree, self.width)  # children of what lies below it would not be next to enter
+        most = max(1, self.most_rows(context))
+        floor = self._order.waterline(tree, most)  # children of what lies below it would not be next to enter
         while (
             tree.room > self.width
-            and len(nodes) < self.width
+            and len(nodes) < most
             and (score := self._order.best_unasked(tree)) > floor
             and is_worth_asking(context, score, len(nodes))
         ):
