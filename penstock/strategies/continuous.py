@@ -82,11 +82,10 @@ class Continuous:
         nodes: list[Node] = []
         if context.estimates.pipeline.shared and self._asked and self._order.best_unsent(tree) > -math.inf:
             return nodes  # a further pass would hold up the stage that gives its device
-        most = max(1, self.most_rows(context))
-        floor = self._order.waterline(tree, most)  # children of what lies below it would not be next to enter
+        floor = self._order.waterline(tree, self.width)  # children of what lies below it would not be next to enter
         while (
             tree.room > self.width
-            and len(nodes) < most
+            and len(nodes) < self.width
             and (score := self._order.best_unasked(tree)) > floor
             and is_worth_asking(context, score, len(nodes))
         ):
@@ -200,6 +199,12 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
 def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
     """Whether to ask about a further node of this log chance now, rather than in the drafter's next pass.
 
-    That is if its chance, times the part of a pass that waiting would cost, is worth what it adds to this one.
+    That is if its chance, times the part of a pass that waiting would cost, is worth what it adds to this one. Where
+    the drafter may take time from the stages, as on one host, what it says of the node has to be worth a pass as well:
+    with the node's chance it saves a trip through the stages at most.
     """
-    return score + LOG_PATIENCE >= context.estimates.drafter.growth(nodes + context.load.asked)
+    estimates = context.estimates
+    trip = estimates.pipeline.latency_s(1)
+    if estimates.trials.contended and 0 < math.exp(score) * trip < estimates.drafter.seconds(1):
+        return False
+    return score + LOG_PATIENCE >= estimates.drafter.growth(nodes + context.load.asked)

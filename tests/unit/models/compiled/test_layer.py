@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from penstock.models.compiled.layer import CompiledBase, is_silu
 from penstock.models.fused.base import FusedBase
 from penstock.models.quantization.pack import usable
 from penstock.models.stage_model import load_stage
+from penstock.stage.visibility import BatchView
 from tests.checkpoints import LAYERS, make_checkpoint
 from tests.staged import Staged, chain_rows
 
@@ -52,6 +54,31 @@ def test_a_tree_beside_the_fused_layers(
     tolerance = 2**-5 if quantization == "int4" else 2**-11
     for compiled, fused in zip(*found, strict=True):
         torch.testing.assert_close(compiled, fused, atol=tolerance * float(fused.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+def test_states_that_a_drafter_reads_are_those_between_the_layers(tmp_path: Path, quantization: str) -> None:
+    """What each layer gives is what stages of one layer each send on, and whoever reads it changes nothing."""
+    path = make_checkpoint(tmp_path, "qwen3")
+    whole, watched = (Staged(path, 1, quantization=quantization) for _ in range(2))
+    stages = Staged(path, LAYERS, quantization=quantization)
+    watched.models[0].tap(range(LAYERS))
+    rows, sent = chain_rows(0, TOKENS, range(7)), []
+    for model in stages.models:
+        model.forward = passing(model.forward, sent)  # type: ignore[method-assign]
+    found = [staged.run(rows, range(7), opened=[0]) for staged in (whole, watched, stages)]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    states = torch.stack([watched.models[0]._tapped[index][0] for index in range(LAYERS)])
+    assert torch.equal(states[1:], torch.stack(sent[:-1]))
+
+
+def passing(forward: Callable[..., torch.Tensor], sent: list[torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def run(view: BatchView, hidden: torch.Tensor | None) -> torch.Tensor:
+        sent.append(forward(view, hidden))
+        return sent[-1]
+
+    return run
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
