@@ -199,12 +199,13 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
 def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
     """Whether to ask about a further node of this log chance now, rather than in the drafter's next pass.
 
-    That is if its chance, times the part of a pass that waiting would cost, is worth what it adds to this one. Where
-    the drafter may take time from the stages, as on one host, what it says of the node has to be worth a pass as well:
-    with the node's chance it saves a trip through the stages at most.
+    That is if its chance, times the part of a pass that waiting would cost, is worth what it adds to this one. A
+    drafter that has no weights works on a core that stages of the same host may need: what it says of the node has to
+    be worth a pass as well, and saves, with the node's chance, a trip through the stages at most.
     """
     estimates = context.estimates
-    trip = estimates.pipeline.latency_s(1)
-    if estimates.trials.contended and 0 < math.exp(score) * trip < estimates.drafter.seconds(1):
-        return False
+    if context.foretold and estimates.trials.contended:
+        saved = math.exp(score) * estimates.pipeline.latency_s(1)
+        if 0 < saved < estimates.drafter.seconds(1):
+            return False
     return score + LOG_PATIENCE >= estimates.drafter.growth(nodes + context.load.asked)

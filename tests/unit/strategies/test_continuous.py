@@ -194,17 +194,20 @@ def test_the_drafter_is_asked_about_the_best_first() -> None:
     assert [math.exp(node.score) for node in asker.ask(tree)][:1] == pytest.approx([0.5])
 
 
-@pytest.mark.parametrize(("contended", "asked"), [(True, [0.5, 0.3]), (False, [0.5, 0.3, 0.1, 0.05])])
-def test_beside_stages_that_it_may_slow_the_drafter_is_asked_only_what_is_worth_its_time(
-    contended: bool, asked: list[float]
+@pytest.mark.parametrize(("contended", "foretold"), [(True, True), (True, False), (False, True)])
+def test_a_drafter_in_the_engine_is_asked_what_is_worth_a_pass_where_stages_may_need_its_core(
+    contended: bool, foretold: bool
 ) -> None:
-    """A pass of an eighth of a trip."""
+    """A pass takes an eighth of a trip, whatever it is asked."""
     estimates = Estimates(contended)
     estimates.pipeline.record_spans([Span(0, 0.0, 0.0, STEP, 0.0, 0.0, 1)])
-    estimates.drafter.record(1, STEP / 8)
+    for rows in (1, 8):
+        estimates.drafter.record(rows, STEP / 8)
     asker = continuous(estimates, width=8, children=4)
     tree = drafted(asker, [0.5, 0.3, 0.1, 0.05])
-    assert [math.exp(node.score) for node in asker.ask(tree)] == pytest.approx(asked)
+    asked = asker.strategy.ask(tree, replace(asker.context, foretold=foretold))
+    expected = [0.5, 0.3] if contended and foretold else [0.5, 0.3, 0.1, 0.05]
+    assert [math.exp(node.score) for node in asked] == pytest.approx(expected)
 
 
 def test_a_drafter_on_a_stages_device_is_asked_once_a_batch() -> None:
