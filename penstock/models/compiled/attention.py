@@ -48,7 +48,7 @@ class CompiledAttention(SlotAttention):
         heads, count, width = query_HNd.shape
         query_HNd = query_HNd.contiguous()
         output_NHe = torch.empty(count, heads, values.shape[2])
-        sinks_H = no_sinks(heads) if scoring.sinks_H is None else scoring.sinks_H.float().contiguous()
+        sinks_H = sinks_of(scoring.sinks_H, heads)
         task = np.zeros(1, ATTENTION)
         task["groups"] = len(keys)
         task["query"], task["query_head"], task["query_row"] = query_HNd.data_ptr(), 4 * count * width, 4 * width
@@ -96,6 +96,11 @@ def _work(pointer: Any) -> None:
     while first < attention.units:
         call_units(attention.attend, task.ctypes.data, first, min(first + several, attention.units))
         first = taken(attention.counters, several)
+
+
+def sinks_of(sinks_H: Tensor | None, heads: int) -> Tensor:
+    """As compiled code takes them."""
+    return no_sinks(heads) if sinks_H is None else sinks_H.float().contiguous()
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.models.attention import Arenas, Span, chosen
-from penstock.models.compiled.attention import CompiledAttention, fill_arenas, no_sinks
+from penstock.models.compiled.attention import CompiledAttention, fill_arenas, sinks_of
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.kernels import attention_of
 from penstock.models.compiled.products import whole_team
@@ -75,7 +75,7 @@ class Stack:
         self._width, self._inner = first.o_proj.outputs, first.down_proj.inputs
         self._records, self._attentions = np.zeros(len(layers), LAYER), np.zeros(len(layers), ATTENTION)
         self._counters = np.zeros(len(layers) * KINDS * COUNTERS, np.int64)
-        self._sinks = [layer.scoring.get("s_aux") for layer in layers]
+        self._sinks = [sinks_of(layer.scoring.get("s_aux"), self._heads.queries) for layer in layers]
         for index, layer in enumerate(layers):
             layer.fill(self._records[index : index + 1])
             self._fill_scoring(self._attentions[index : index + 1], index)
@@ -92,8 +92,6 @@ class Stack:
 
     def _fill_scoring(self, attention: np.ndarray, index: int) -> None:
         heads, scoring = self._heads, self._layers[index].scoring
-        sinks = self._sinks[index]
-        self._sinks[index] = no_sinks(heads.queries) if sinks is None else sinks.float().contiguous()
         attention["groups"] = heads.groups
         attention["scaling"], attention["softcap"] = scoring["scaling"], scoring.get("softcap") or 0.0
         attention["sinks"] = self._sinks[index].data_ptr()

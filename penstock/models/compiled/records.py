@@ -71,7 +71,6 @@ floats, numbers = pointer_to(types.float32), pointer_to(types.int64)
 PRODUCT_TYPE, ATTENTION_TYPE = from_dtype(PRODUCT), from_dtype(ATTENTION)
 LAYER_TYPE, STACK_TYPE = from_dtype(LAYER), from_dtype(STACK)
 layers_at, attentions_at = pointer_to(LAYER_TYPE), pointer_to(ATTENTION_TYPE)
-products_at = pointer_to(PRODUCT_TYPE)
 
 
 def address_of(array: np.ndarray) -> int:
