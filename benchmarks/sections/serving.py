@@ -9,6 +9,7 @@ from benchmarks.load.killing.victims import SERVER
 from benchmarks.sections.base import Section, paragraphs
 from penstock.bench.entries import PLAIN
 from penstock.bench.formats import markdown
+from penstock.requests.prefix_cache import BLOCK
 
 HEADINGS = ("cluster", "at once", "strategy", "tokens/s", "over plain (95%)", "latency, s", "per token, ms")
 
@@ -84,6 +85,7 @@ def render_interference(figures: Any) -> str:
         "it came and until its first token, with the tokens that they had meanwhile.",
         markdown(["cluster", "strategy", "stretch", "first token, s", "before, ms", "meanwhile, ms", "tokens"], rows),
         "The bound holds once the engine has seen what chunks of that size cost: the first of a size may take longer. "
+        f"However small the bound, a batch takes {BLOCK} rows of the prompt. "
         "Modelled stages take prompts in planned pieces; a bound that these keep by themselves changes nothing.",
     )
 
