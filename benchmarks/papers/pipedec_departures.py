@@ -2,15 +2,16 @@
 
     python -m benchmarks.papers.pipedec_departures
 
-A hundred requests of 100 tokens with the synthetic profile; every variant decodes the same ones. Prints the time per
-token of `pipedec` and, with 95% bounds over requests, how much longer each variant takes.
+A hundred requests of 100 tokens with the synthetic profile; every variant decodes the same ones. Stored: the time per
+token of `pipedec` and, with 95% bounds over requests, how many times as long each variant takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+from benchmarks.shared.measured import store
 from benchmarks.shared.profile import ACCURACY
 from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
@@ -22,6 +23,7 @@ from penstock.strategies.context import Context
 from penstock.strategies.pipedec import PipeDec, PipeDecOptions
 from penstock.tree import Node, TokenTree
 
+NAME, HOW = "pipedec_departures", "Simulated, with the synthetic profile"
 CLUSTERS: Final = ("demo", "pipedec-7", "pipedec-14x3090")
 REQUESTS, TOKENS = 100, 100
 SIZES: Final = PipeDecOptions().width, PipeDecOptions().children
@@ -48,10 +50,10 @@ class Waiting(PipeDec):
 
 
 VARIANTS: Final[dict[str, Callable[[int], Strategy]]] = {
-    "as it is": lambda stages: PipeDec(stages, *SIZES),
-    "one layer more": lambda stages: PipeDec(stages + 1, *SIZES),
-    "waits for a miss": lambda stages: Waiting(stages, *SIZES),
+    "deeper": lambda stages: PipeDec(stages + 1, *SIZES),
+    "waiting": lambda stages: Waiting(stages, *SIZES),
 }
+"""A tree of one layer more; one that waits for a miss where pruning has left none of its last layer."""
 
 
 def seconds(cluster: Cluster, make: Callable[[int], Strategy]) -> list[float]:
@@ -63,16 +65,22 @@ def seconds(cluster: Cluster, make: Callable[[int], Strategy]) -> list[float]:
     return [simulate_one(loop, script, number, make(stages)).seconds for number in range(REQUESTS)]
 
 
-def main() -> None:
+def measured() -> list[dict[str, Any]]:
+    found = []
     for name in CLUSTERS:
-        times = {variant: seconds(load_cluster(name), make) for variant, make in VARIANTS.items()}
-        base = times["as it is"]
-        print(f"{name}: {1e3 * sum(base) / (REQUESTS * (TOKENS - 1)):.1f} ms per token")
-        for variant, found in times.items():
-            ratio = paired_ratio([one / other for one, other in zip(found, base, strict=True)])
-            if variant != "as it is" and ratio is not None:
-                print(f"  {variant}: {ratio.mean:.3f} times as long ({ratio.low:.3f} to {ratio.high:.3f})")
+        cluster = load_cluster(name)
+        base = seconds(cluster, lambda stages: PipeDec(stages, *SIZES))
+        row: dict[str, Any] = {"cluster": name, "ms_per_token": 1e3 * sum(base) / (REQUESTS * (TOKENS - 1))}
+        for variant, make in VARIANTS.items():
+            ratio = paired_ratio([one / other for one, other in zip(seconds(cluster, make), base, strict=True)])
+            assert ratio is not None
+            row[variant] = [ratio.mean, ratio.low, ratio.high]
+        found.append(row)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    figures = measured()
+    store(NAME, HOW, ([f"python -m benchmarks.papers.{NAME}"], figures))
+    for one in figures:
+        print(one)

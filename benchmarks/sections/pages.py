@@ -77,7 +77,7 @@ PAGES = (
         about="trees, stages, sampling, throughput; simulated and in processes",
         sections=(
             *("long_text", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "pipedec_throughput"),
-            *("pipedec_transfers", "pipedec_emulated", "pipedec_processes"),
+            *("pipedec_departures", "pipedec_transfers", "pipedec_emulated", "pipedec_processes"),
         ),
     ),
     Page(

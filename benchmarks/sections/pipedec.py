@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.papers import long_text, pipedec_throughput, pipedec_transfers
+from benchmarks.papers import long_text, pipedec_departures, pipedec_throughput, pipedec_transfers
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.simulations import LABELS, SAMPLINGS, Figures, find, ms, over, percent, said, simulated, source
@@ -268,7 +268,32 @@ def render_transfers(figures: Any) -> str:
     )
 
 
+def render_departures(figures: Any) -> str:
+    rows = [
+        [
+            f"`{one['cluster']}`",
+            f"{one['ms_per_token']:.1f}",
+            *("{:.3f} ({:.3f} to {:.3f})".format(*one[variant]) for variant in pipedec_departures.VARIANTS),
+        ]
+        for one in figures
+    ]
+    return paragraphs(
+        "A layer of the tree enters when the tree has fewer layers than there are stages; one more would wait in the "
+        "first stage's buffer, chosen before the last pruning. Where pruning leaves none of the last layer, the paper "
+        f"waits for a miss; ours grows on from the deepest live nodes. {pipedec_departures.REQUESTS} requests of "
+        f"{pipedec_departures.TOKENS} tokens, and how many times as long they take the other way:",
+        markdown(["", "`pipedec`, ms per token", "one layer more (95%)", "waiting for a miss (95%)"], rows),
+    )
+
+
 SECTIONS = (
+    Section(
+        name=pipedec_departures.NAME,
+        title="PipeDec, two departures: the tree's depth, and growing on",
+        how=pipedec_departures.HOW,
+        take=None,
+        render=render_departures,
+    ),
     Section(
         name=pipedec_transfers.NAME,
         title="PipeDec, algorithms 2 and 3: one transfer at a time",

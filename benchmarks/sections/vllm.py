@@ -142,9 +142,8 @@ def render_many(figures: Any) -> str:
         markdown(["", "pp", "TP, tokens/s", "Lat, s"], rows),
         "The paper's stages waited for each other with every batch (section 4.2), so that its TP stays as it is with "
         "more of them; ours leave out what its kernels and its Python take. So many sequences fill the stages by "
-        "themselves, and drafts only take time from them. `auto` finds that out by trying, which may cost a fiftieth: "
-        f"it reaches {min(shares):.3f} to {max(shares):.3f} of plain decoding's TP. Its Lat is the lowest from four "
-        "stages on.",
+        "themselves, and drafts only take time from them. `auto` finds that out by trying: it reaches "
+        f"{min(shares):.3f} to {max(shares):.3f} of plain decoding's TP. Its Lat is the lowest from four stages on.",
         "The drafter sits on the last stage. On the first one (section 3.4), with the sampler, every row's logits and "
         f"the three states that EAGLE-3 reads come back, {pp_many.RETURNED_ROW_BYTES / 1e3:.0f} kB a row. On this "
         "server's links that takes less than is gained where the drafter no longer shares the GPU that has the head: "

@@ -20,7 +20,7 @@ class LayerSplit(NamedTuple):
 
 
 def layer_split(stage_s: Sequence[Seconds]) -> LayerSplit | None:
-    """Equations 1 and 2: every device, in this order, gets some of the units, and the slowest is as fast as it can be.
+    """Equation 1: every device, in this order, gets some of the units, and the slowest is as fast as it can be.
 
     ``stage_s[n][i, j]``: seconds of device n for units i to j - 1, T(i+1 -> j, d) of the paper; infinite where it
     cannot hold them. The paper leaves out the base, one device: A(1 -> y, D1) = T(1 -> y, d1). None where nothing
@@ -48,7 +48,7 @@ class SequenceSplit(NamedTuple):
 
 
 def sequence_split(tokens: int, least: int, devices: int, piece_s: Callable[[int, int], float]) -> SequenceSplit:
-    """Equations 3 and 4: for each number of pieces the slowest as fast as it can be; the number with the least time.
+    """Equations 2 to 4: for each number of pieces the slowest as fast as it can be; the number with the least time.
 
     ``piece_s(x, y)``: q, seconds of a stage for x tokens behind y. A piece has ``least`` tokens (b), and there are at
     most 4 per device; a prompt that is shorter is one piece. The time of k pieces is the sum of theirs and, once for
