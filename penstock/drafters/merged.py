@@ -20,15 +20,17 @@ SURE: Final = 0.9
 """The least chance of what has been looked up from which on the drafter is not asked: the answer is there at once."""
 UNLIKELY: Final = 0.2
 """The chance of a node's path below which the drafter is not asked about it while another answer is sure."""
-START: Final = 0.05
-"""Lookup's weight where nothing is known."""
+START: Final = 0.1
+"""Lookup's weight where nothing is known, as a share of what the drafter's best candidate leaves."""
+SUREST: Final = 8
+"""Nats of what the drafter's best leaves, from which on it makes no further difference to lookup's weight."""
 MEMORY: Final = 500.0
 """Tokens after which old ones fade in that weight."""
 FAINT: Final = -12.0
 """Log chance of a token that is not among the drafter's candidates."""
 
 Candidates = Sequence[tuple[int, float]]
-Context = tuple[bool, int]
+Context = tuple[bool, int, int]
 """What lookup's weight depends on."""
 
 
@@ -59,7 +61,8 @@ class MergedDrafter:
     The two are mixed: a token's chance is (1 - w) p + w q, its chance by the drafter and by lookup. The weight w is the
     share of tokens that lookup explains better (deleted interpolation, Jelinek and Mercer, 1980; with a text's own past
     as one of two models, Kuhn and De Mori, 1990). It is learned apart for sampled and greedy requests, and by how sure
-    the look-up is: given the noise of a sampled token, a drafter knows much that lookup does not.
+    either source is. One weight for all would take from a drafter that is sure what lookup is worth where it is not:
+    5% of each level, which a path of ten levels multiplies.
     """
 
     def __init__(self, drafter: Drafter, lookup: RatedLookup) -> None:
@@ -164,7 +167,7 @@ class MergedDrafter:
         self._weights[context_of(asked)].record(by_lookup / (by_lookup + by_drafter))
 
     def _weight(self, asked: Asked) -> float:
-        return self._weights[context_of(asked)].of(START) if asked.found else 0.0
+        return self._weights[context_of(asked)].of(START * left_by(asked.own)) if asked.found else 0.0
 
     def _with_lookup(self, draft: Draft) -> Draft:
         """The drafter's answer or correction, with what was looked up when it was asked."""
@@ -185,8 +188,16 @@ def is_sure(found: Candidates) -> bool:
 
 
 def context_of(asked: Asked) -> Context:
-    """Whether the request is sampled, and the quarter in which the best chance of what was found for a node lies."""
-    return asked.request.sampling.temperature > 0, int(4 * max(chance for _, chance in asked.found))
+    """Whether the request is sampled, the quarter in which the best chance of what was found lies, and how sure the
+    drafter is."""
+    found = int(4 * max(chance for _, chance in asked.found))
+    left = left_by(asked.own)
+    return asked.request.sampling.temperature > 0, found, int(min(SUREST, -math.log(left))) if left else SUREST
+
+
+def left_by(own: Candidates) -> float:
+    """The chance that the token is not the drafter's best candidate."""
+    return 1.0 - math.exp(own[0][1]) if own else 1.0
 
 
 def mixed(own: Candidates, found: Candidates, weight: float, count: int) -> list[tuple[int, float]]:

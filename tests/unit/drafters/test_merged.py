@@ -106,6 +106,19 @@ def test_the_source_that_is_right_gets_the_weight(right: bool) -> None:
     assert (best[0] == NEW) is not right
 
 
+def test_a_sure_drafter_keeps_its_word_where_lookup_helps_an_unsure_one() -> None:
+    """Half of the time the drafter is sure and right; else it is unsure and wrong, and lookup may be right."""
+    rng, inner = random.Random(3), Told()
+    drafter, request = MergedDrafter(inner, RatedLookup(1, 1)), make_request([0, 1, 0, 2, 0, 3, 0])
+    for i in range(200):
+        inner.candidates = ((2 * NEW + i, math.log(0.99 if i % 2 else 0.3)),)
+        _, drafts = answer(drafter, request, request.tree.root)
+        chances = {token: math.exp(chance) for token, chance in drafts[request.tree.root].candidates or ()}
+        produce(request, [2 * NEW + i if i % 2 else rng.choice([1, 2, 3]), 0])
+    assert len(chances) == 4, "lookup's stand beside it"
+    assert chances[2 * NEW + 199] > 0.98
+
+
 def test_the_drafter_is_calibrated_by_itself() -> None:
     """It claims 0.9 and is right in a third of the cases; lookup has nothing to say."""
     inner = Told(((NEW, math.log(0.9)),))
