@@ -283,13 +283,13 @@ def growth(curve: Sequence[Mapping[str, Any]]) -> str:
     best = [max(one["again"] for one in point["shares"].values()) for point in curve]
     gains = [after - before for before, after in pairwise(best)]
     needed = again_for(GOAL)
-    doublings = (needed - best[-1]) / fmean(gains)
-    tokens = curve[-1]["learned"] * 2**doublings
     each = ", ".join(f"{100 * gain:.1f}" for gain in gains)
+    slow, fast = (curve[-1]["learned"] / 1e6 * 2 ** ((needed - best[-1]) / gain) for gain in (fmean(gains), gains[-1]))
     return (
         f"Each doubling of the tokens has lifted the first share, by {each} points in turn. {GOAL:.2f} takes about "
-        f"{100 * needed:.0f}%, with nine tenths of the second. If doublings went on to give as much in the mean, "
-        f"{doublings:.0f} more would be needed, {tokens / 1e6:,.0f} million tokens: that is reckoned, not measured."
+        f"{100 * needed:.0f}%, with nine tenths of the second. If further doublings gave as much as these in the mean, "
+        f"that would take {slow:,.0f} million tokens, and {fast:,.0f} million if they gave as much as the last: "
+        "reckoned, not measured."
     )
 
 
