@@ -17,6 +17,7 @@ from penstock.bench.measure.timeline import Timeline, timeline_of
 from penstock.cluster import link_timings
 from penstock.core import RequestOutput, SamplingParams
 from penstock.emulation.priority import ENGINE, keeping_time
+from penstock.engine.answers import learn_answers
 from penstock.engine.build import feature_bytes
 from penstock.engine.loop import Observer
 from penstock.estimates.estimates import Estimates
@@ -58,10 +59,11 @@ def measure_all(
 ) -> list[StrategyRun]:
     """Run every question alone through every strategy, strategy after strategy within each question.
 
-    Interleaving spreads whatever disturbs the host over all strategies alike. Each strategy learns from its own runs
-    only, a short one to warm up included, which does not count. The outputs of the autoregressive run (added where
-    ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run too. Returns one entry per
-    setting and strategy, in the order of their coming.
+    Interleaving spreads whatever disturbs the host over all strategies alike, and so does that another one begins with
+    every question: whichever comes first reads the prompt, and finds the host as that leaves it. Each strategy learns
+    from its own runs only, a short one to warm up included, which does not count. The outputs of the autoregressive run
+    (added where ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run too. Returns
+    one entry per setting and strategy, in the order of their coming.
     """
     named = with_plain(strategies)
     estimates = {name: llm.loop.estimates.anew() for name, _ in named}
@@ -71,7 +73,9 @@ def measure_all(
     timelines: dict[str, Timeline] = {}
     with llm.observing(observer or Observer()):
         for i, question in enumerate(questions):
-            for name, config in named:
+            llm.loop.use_estimates(estimates[named[0][0]])  # what is no run of any strategy counts as plain decoding
+            learn_answers(llm, [question.prompt], [question.params])
+            for name, config in rotated(named, i):
                 if on_progress is not None:
                     on_progress(name, i, len(questions))
                 sample, meter = run_one(llm, question, config, estimates[name])
@@ -87,6 +91,12 @@ def measure_all(
     for run in runs[: len(named)]:
         run.timeline = timelines[run.strategy]
     return runs
+
+
+def rotated(named: Sequence[Named], i: int) -> list[Named]:
+    """The strategies from the i-th on, and then those before."""
+    first = i % len(named)
+    return [*named[first:], *named[:first]]
 
 
 def on_time(llm: LLM) -> AbstractContextManager[bool]:

@@ -47,7 +47,7 @@ class FakeLLM:
 
 
 def test_each_strategy_warms_up_and_learns_from_its_own_runs_alone() -> None:
-    """Plain decoding comes first wherever it is named: the synthetic drafter has to know its answers."""
+    """Plain decoding comes first wherever it is named; from the second question on each begins in its turn."""
     llm: Any = FakeLLM()
     entries = [
         ("auto", SpeculativeConfig()),
@@ -58,7 +58,9 @@ def test_each_strategy_warms_up_and_learns_from_its_own_runs_alone() -> None:
     runs = measure(llm, ["a", "b"], params, entries)
     order = ["autoregressive", "auto", "pipedec"]
     assert [(name, tokens) for name, tokens, _ in llm.runs[:3]] == [(name, WARM_UP) for name in order]
-    assert [(name, tokens) for name, tokens, _ in llm.runs[3:]] == [(name, 8) for name in [*order, *order]]
+    assert [(name, tokens) for name, tokens, _ in llm.runs[3:]] == [
+        (name, 8) for name in [*order, *order[1:], order[0]]
+    ]
     learning = {name: {id(estimates) for who, _, estimates in llm.runs if who == name} for name in order}
     assert [len(own) for own in learning.values()] == [1, 1, 1]
     assert len(set.union(*learning.values())) == 3
