@@ -130,21 +130,22 @@ class Scheduler:
     def schedule(self, context: Context, batches: int, held: bool = False) -> Schedule:
         """Rows for the next batch, request by request; the requests that were served go to the back of the queue.
 
-        A batch takes ceil(running / batches) of the requests that decode, so that they spread over so many batches in
-        flight instead of marching in one clump and leaving the other stages idle; those whose committed tokens have
-        yet to enter come first. Prompts wait for no result, so that every batch takes of them what it has room for.
+        A batch takes ceil(running / batches) requests, so that they spread over so many batches in flight instead of
+        marching in one clump and leaving the other stages idle; those whose committed tokens have yet to enter come
+        first. A prompt waits for no result: where none is among them, the next one goes along.
         Drafted rows of further requests ride along where they are worth it. While ``held``, strategies that are
         rate-limited wait, unless their root has yet to enter.
         """
         batch = Composition(context, held)
         ready = [request for request in self.running if batch.is_ready(request)]
-        prefilling = [request for request in ready if request.prefilling]
-        decoding = [request for request in ready if not request.prefilling]
-        decoding.sort(key=lambda request: request.tree.root.entered)
-        decoding = decoding[: -(-len(self.running) // batches)]
+        ready.sort(key=lambda request: not request.prefilling and request.tree.root.entered)
+        chosen = ready[: -(-len(self.running) // batches)]
+        decoding = [request for request in chosen if not request.prefilling]
         for following, request in zip(reversed(range(len(decoding))), decoding, strict=True):
             if not batch.entries or batch.is_ready(request):
                 batch.enter(request, following)
+        prefilling = [request for request in chosen if request.prefilling]
+        prefilling = prefilling or [request for request in ready if request.prefilling][:1]
         batch.entries += self._schedule_prefill(prefilling, batch.context)
         served = {request.number: request for request, _ in batch.entries}
         if served:

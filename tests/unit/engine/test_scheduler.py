@@ -192,6 +192,8 @@ def test_a_chunk_shrinks_beside_requests_that_decode() -> None:
 def test_every_batch_takes_a_chunk_of_a_prompt_beside_requests_that_decode() -> None:
     """The requests that decode are spread over the batches of a trip; a prompt has no result to wait for."""
     scheduler = running(*[Willing(rate_limited=False)] * 4)
+    for decoding in scheduler.running:
+        decoding.tree.root.entered = False
     scheduler.add(request(4, Willing(rate_limited=False), 60))
     scheduler.admit()
     assert [served(scheduler, batches=5) for _ in range(4)] == [[0, 4], [1, 4], [2, 4], [3, 4]]
