@@ -155,7 +155,7 @@ def papers_pieces(cluster: Cluster, tokens: int = PROMPT) -> tuple[int, ...]:
 
 def our_cluster(cluster: Cluster) -> Cluster:
     """As ``penstock plan`` has it."""
-    planning = Planning(cluster, PlanOptions(cluster=cluster.name, tokens=24, prompt_tokens=16))
+    planning = Planning(cluster, PlanOptions(cluster=cluster.name, tokens=TOKENS, prompt_tokens=PROMPT))
     return planned(planning, Console(quiet=True)).chosen.cluster
 
 

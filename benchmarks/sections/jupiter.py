@@ -246,7 +246,8 @@ def render_plans(figures: Any) -> str:
     fewer = sum(one["used"] < one["devices"] for one in figures)
     return paragraphs(
         f"{len(figures)} clusters: the presets, and {plans.RANDOM} drawn at random with 2 to 8 stages. {plans.TOKENS} "
-        "tokens of two requests each, `auto`. Our plan's speed over that of other plans, where they fit at all:",
+        f"tokens of two requests each, behind {plans.PROMPT}, with `auto`. How many times as soon a whole answer is "
+        "there as with other plans, where they fit at all:",
         markdown(["over", "clusters", "least", "25%", "median", "75%", "most", "mean"], rows),
         f"The plan leaves devices out on {fewer} of the clusters.",
     )

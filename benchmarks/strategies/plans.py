@@ -21,7 +21,7 @@ NAME: Final = "plans"
 HOW: Final = "Simulated, a drafter like the demo pair's"
 COMMAND: Final = "python -m benchmarks.results --measure plans"
 RANDOM: Final = 200
-TOKENS, PROMPT = 24, 16
+TOKENS, PROMPT = 24, 64
 
 
 def names() -> Iterator[str]:
@@ -31,22 +31,22 @@ def names() -> Iterator[str]:
 
 
 def take() -> Taken:
-    return [COMMAND], [found for name in names() if (found := planned_speeds(name)) is not None]
+    return [COMMAND], [found for name in names() if (found := planned_seconds(name)) is not None]
 
 
-def planned_speeds(name: str) -> dict[str, Any] | None:
-    """Tokens per second by plan; None where nothing fits."""
+def planned_seconds(name: str) -> dict[str, Any] | None:
+    """Seconds of an answer by plan; None where nothing fits."""
     options = PlanOptions(cluster=name, tokens=TOKENS, prompt_tokens=PROMPT)
     try:
         planning = Planning(load_devices(name), options)
         found = planned(planning, Console(quiet=True))
     except ConfigError:
         return None
-    speeds = {one.name: one.speed.tokens_per_second for one in found.compared if one.speed is not None}
+    seconds = {one.name: one.speed.answer_s for one in found.compared if one.speed is not None}
     used = len(found.chosen.cluster.stages)
-    return {"cluster": name, "devices": len(planning.devices), "used": used, "speeds": speeds}
+    return {"cluster": name, "devices": len(planning.devices), "used": used, "seconds": seconds}
 
 
 def gains(figures: list[dict[str, Any]], other: str) -> list[float]:
     """Ours over another plan, smallest first, where there is that plan."""
-    return sorted(one["speeds"][OURS] / one["speeds"][other] for one in figures if other in one["speeds"])
+    return sorted(one["seconds"][other] / one["seconds"][OURS] for one in figures if other in one["seconds"])

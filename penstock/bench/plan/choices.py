@@ -45,7 +45,7 @@ class Choice:
         if goal == "ttft":
             return (-self.speed.first_token_s,)
         served = self.speed.served_per_second
-        return (self.speed.tokens_per_second if served is None else served,)
+        return (-self.speed.answer_s if served is None else served,)
 
 
 class Planning:

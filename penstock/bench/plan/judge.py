@@ -20,10 +20,12 @@ AT_A_TIME: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What a simulation gave. ``served_per_second``: tokens of all requests, where several came together."""
+    """What a simulation gave. ``tokens_per_second``: after the first token. ``answer_s``: of a request, its prompt
+    included. ``served_per_second``: tokens of all requests, where several came together."""
 
     tokens_per_second: float
     first_token_s: float
+    answer_s: float
     served_per_second: float | None = None
 
 
@@ -41,6 +43,7 @@ def simulated(cluster: Cluster, tokens: int, prompt: int, *, serving: bool) -> S
     return Speed(
         tokens_per_second=sum(run.tokens - 1 for run in runs) / sum(run.seconds for run in runs),
         first_token_s=sum(run.first_token_seconds for run in runs) / len(runs),
+        answer_s=sum(run.first_token_seconds + run.seconds for run in runs) / len(runs),
         served_per_second=served_per_second(cluster, config, tokens, prompt) if serving else None,
     )
 

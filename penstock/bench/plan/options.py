@@ -42,8 +42,8 @@ class PlanOptions(HostsOptions):
     goal: Annotated[
         str,
         Option(
-            "latency: most tokens per second of one request; throughput: of many at a time; ttft: the first token "
-            "soonest.",
+            "latency: the whole answer of one request soonest; throughput: most tokens per second of many at a time; "
+            "ttft: the first token soonest.",
             PIPELINE,
         ),
     ] = "latency"

@@ -14,10 +14,11 @@ NAMED: Final = 8
 """Devices that a line names, at most."""
 HEADINGS: Final = {
     "slowest_stage_ms": "slowest, ms",
-    "trip_ms": "trip, ms",
+    "answer_s": "answer, s",
     "tokens_per_second": "tokens/s",
     "served_tokens_per_second": "served/s",
     "first_token_ms": "first token, ms",
+    "trip_ms": "trip, ms",
 }
 
 
@@ -56,6 +57,7 @@ def figures(choice: Choice) -> dict[str, float | None]:
         "tokens_per_second": None if speed is None else speed.tokens_per_second,
         "served_tokens_per_second": None if speed is None else speed.served_per_second,
         "first_token_ms": None if speed is None else 1e3 * speed.first_token_s,
+        "answer_s": None if speed is None else speed.answer_s,
     }
 
 

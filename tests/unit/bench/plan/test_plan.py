@@ -29,11 +29,11 @@ def plan(**options: Any) -> tuple[Outcome, str]:
 
 
 def test_a_slow_board_is_left_out_where_that_is_faster() -> None:
-    outcome, shown = plan(tokens=24, prompt_tokens=16)
+    outcome, shown = plan(tokens=24, prompt_tokens=128)
     assert [stage.devices for stage in outcome.chosen.cluster.stages] == [("tx2-1",), ("tx2-2",), ("nx-1",)]
-    speeds = {choice.name: choice.speed.tokens_per_second for choice in outcome.compared if choice.speed is not None}
-    assert set(speeds) == {"penstock", "even split", "in proportion to speed", "jupiter"}
-    assert speeds["penstock"] == max(speeds.values()) > 1.1 * speeds["jupiter"]
+    answers = {choice.name: choice.speed.answer_s for choice in outcome.compared if choice.speed is not None}
+    assert set(answers) == {"penstock", "even split", "in proportion to speed", "jupiter"}
+    assert answers["penstock"] == min(answers.values()) < answers["jupiter"] / 1.05
     assert "left out: nano-1" in shown
     assert "Limited by stage 3, nx-1" in shown
     assert "One more like nx-1" in shown
