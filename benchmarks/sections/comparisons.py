@@ -366,8 +366,7 @@ def render_shared_host(figures: Any) -> str:
         "never right it decodes plainly throughout: what that row's sets are off 1 is chance. Both stages read their "
         "weights at the same time from one memory, so that a batch in flight is no gain by itself: what is drafted has "
         "to be right more often than on stages with a memory each. For 1.4 times plain decoding a drafter that takes "
-        "no time had to be right in about half of the steps in float32, and in 70% in `int4`, whose steps are so short "
-        "that the engine's work beside them tells.",
+        "no time had to be right in about half of the steps in float32, and in 70% in `int4`.",
     )
 
 
