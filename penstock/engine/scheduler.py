@@ -132,9 +132,9 @@ class Scheduler:
 
         A batch takes ceil(running / batches) requests, so that they spread over so many batches in flight instead of
         marching in one clump and leaving the other stages idle; those whose committed tokens have yet to enter come
-        first. A prompt waits for no result: where none is among them, the next one goes along.
-        Drafted rows of further requests ride along where they are worth it. While ``held``, strategies that are
-        rate-limited wait, unless their root has yet to enter.
+        first. A prompt waits for no result: where none is among them, the next one goes along. Drafted rows of further
+        requests ride along where they are worth it. While ``held``, strategies that are rate-limited wait, unless their
+        root has yet to enter.
         """
         batch = Composition(context, held)
         ready = [request for request in self.running if batch.is_ready(request)]

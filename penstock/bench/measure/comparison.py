@@ -60,7 +60,7 @@ def measure_all(
     """Run every question alone through every strategy, strategy after strategy within each question.
 
     Interleaving spreads whatever disturbs the host over all strategies alike, and so does that another one begins with
-    every question: whichever comes first reads the prompt, and finds the host as that leaves it. Each strategy learns
+    every question: where prefixes are cached whichever comes first reads the prompt for all. Each strategy learns
     from its own runs only, a short one to warm up included, which does not count. The outputs of the autoregressive run
     (added where ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run too. Returns
     one entry per setting and strategy, in the order of their coming.
@@ -71,10 +71,10 @@ def measure_all(
         run_alone(llm, replace(questions[0], params=short(questions[0].params)), config, estimates[name])
     samples: dict[str, list[Sample]] = {name: [] for name, _ in named}
     timelines: dict[str, Timeline] = {}
-    with llm.observing(observer or Observer()):
-        for i, question in enumerate(questions):
-            llm.loop.use_estimates(estimates[named[0][0]])  # what is no run of any strategy counts as plain decoding
-            learn_answers(llm, [question.prompt], [question.params])
+    for i, question in enumerate(questions):
+        llm.loop.use_estimates(estimates[named[0][0]])  # what is no run of any strategy counts as plain decoding
+        learn_answers(llm, [question.prompt], [question.params])
+        with llm.observing(observer or Observer()):
             for name, config in rotated(named, i):
                 if on_progress is not None:
                     on_progress(name, i, len(questions))
@@ -82,8 +82,8 @@ def measure_all(
                 samples[name].append(sample)
                 if i == 0:
                     timelines[name] = timeline_of(meter)
-            if on_answered is not None:
-                on_answered(question, samples[named[0][0]][-1].output)
+        if on_answered is not None:
+            on_answered(question, samples[named[0][0]][-1].output)
     runs = []
     for setting in settings_of(questions):
         plain = chosen(samples[named[0][0]], setting)
