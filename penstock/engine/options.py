@@ -206,6 +206,8 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
             free = self.pipeline_parallel_size is None or self.layer_split != AUTO or asked_hosts(self.hosts).come
             wanted = "left out with layer_split auto: the plan says how many stages"
             check(free, "pipeline_parallel_size", self.pipeline_parallel_size, wanted)
+        wanted = "left out with a cluster: its file says what stages hold, and penstock plan what they had better hold"
+        check(self.cluster is None or self.layer_split != AUTO, "layer_split", self.layer_split, wanted)
         positive = ("pipeline_parallel_size", "threads", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
         for name in positive:
             value = getattr(self, name)

@@ -132,6 +132,19 @@ def holdable(cluster: Cluster, model: ModelPrice, device: Device) -> npt.NDArray
     return table <= free
 
 
+def shortage(cluster: Cluster, devices: Sequence[Device]) -> str:
+    """What the model needs and what these devices have, in GB: why no plan fits."""
+    model = cluster.as_model
+    assert model is not None
+    whole = held_by(model, model.layers, cluster.kv_slots, embedding=True, head=True)
+    layer = held_by(model, 1, cluster.kv_slots, embedding=False, head=False)
+    have = ", ".join(f"{one.name} {round(one.memory_gb, 2):g}" for one in devices if one.memory_gb is not None)
+    return (
+        f"the model needs {whole.total / 1e9:.2f} GB (weights {whole.weights / 1e9:.2f}, {cluster.kv_slots} tokens of "
+        f"KV {whole.cache / 1e9:.2f}), a layer {(layer.weights + layer.cache) / 1e9:.2f}; devices have, in GB: {have}"
+    )
+
+
 def without_links(problem: Problem) -> Problem:
     """The same devices, joined by links that take no time: what the paper plans for."""
     zeros = np.zeros_like(problem.enter_s)

@@ -14,11 +14,9 @@ from penstock.cluster import Cluster
 from penstock.cluster.drawn import split_by_speed
 from penstock.cluster.layers import spread
 from penstock.cluster.load import with_drafter_on
-from penstock.cluster.memory import held_by
-from penstock.cluster.spec import Device
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.planner.costs import Batch, candidates, problem_of
+from penstock.planner.costs import Batch, candidates, problem_of, shortage
 from penstock.planner.jupiter import layer_split
 from penstock.planner.partition import Part, Problem
 from penstock.planner.search import Plan, front, plan_of
@@ -39,11 +37,11 @@ class Choice:
     speed: Speed | None = None
 
     def value(self, goal: str) -> tuple[float, ...]:
-        """The larger the better."""
+        """The larger the better. First tokens that are equal to three digits are decided by the answer's end."""
         if self.speed is None:
             return (-self.plan.trip_s,) if goal == "ttft" else (-self.plan.slowest_s, -self.plan.trip_s)
         if goal == "ttft":
-            return (-self.speed.first_token_s,)
+            return -float(f"{self.speed.first_token_s:.3g}"), -self.speed.answer_s
         served = self.speed.served_per_second
         return (-self.speed.answer_s if served is None else served,)
 
@@ -104,6 +102,13 @@ class Planning:
         except FieldError:
             return None
 
+    def elsewhere(self, choice: Choice) -> Choice:
+        """The better of a judged plan and the same one with the drafter moved."""
+        moved = self.moved(choice)
+        if moved is None:
+            return choice
+        return max(choice, self.judged(moved), key=lambda one: one.value(self.options.goal))
+
     @property
     def least_slowest_s(self) -> float:
         """A bound: no stage of any plan is faster than if layers could be cut, and overheads and links took no time."""
@@ -114,28 +119,32 @@ class Planning:
             rates += 1 / each if math.isfinite(each) else 0.0
         return layers / rates if rates else math.inf
 
-    def with_one_more(self) -> tuple[Device, float] | None:
-        """The fastest device, and what the slowest stage could take with another; None where no link to it is known."""
+    def with_one_more(self, chosen: Choice) -> Choice | None:
+        """The best plan with one more device like the fastest, under its name; None where no link to it is known.
+
+        What is simulated has one stage more at most: more of them seldom pay, and take long.
+        """
         fastest = max(self.devices, key=lambda device: device.weight_bandwidth_gb_s or 0.0)
         more = replace(fastest, name=f"{fastest.name}'", host=f"{fastest.host}'")
-        cluster = replace(self.cluster, devices=(*self.cluster.devices, more))
+        further = Planning(replace(self.cluster, devices=(*self.cluster.devices, more)), self.options)
         try:
-            plans = front(problem_of(cluster, (*self.devices, more), self.batch))
+            plans = further.ours()
         except FieldError:
             return None  # no link is stated to a further host
-        return (fastest, plans[0].slowest_s) if plans else None
+        if self.options.tokens:
+            most = len(chosen.plan.parts) + 1
+            plans = [one for one in plans if len(one.plan.parts) <= most] or plans[-1:]
+        judged = [further.judged(one) for one in plans]
+        best = max(judged, key=lambda one: one.value(self.options.goal), default=None)
+        if best is not None and chosen.cluster.drafter != self.cluster.drafter:
+            best = further.elsewhere(best)
+        return best if best is None else replace(best, name=fastest.name)
 
 
 def refusal(planning: Planning) -> ConfigError:
     """What is needed, and what there is."""
-    cluster, model = planning.cluster, planning.cluster.as_model
-    assert model is not None
-    whole = held_by(model, model.layers, cluster.kv_slots, embedding=True, head=True)
-    layer = held_by(model, 1, cluster.kv_slots, embedding=False, head=False)
-    have = ", ".join(f"{one.name} {one.memory_gb:g}" for one in planning.devices if one.memory_gb is not None)
+    cluster = planning.cluster
     return ConfigError(
-        f"cluster {cluster.name}: no plan fits: the model needs {whole.total / 1e9:.2f} GB (weights "
-        f"{whole.weights / 1e9:.2f}, {cluster.kv_slots} tokens of KV {whole.cache / 1e9:.2f}), a layer "
-        f"{(layer.weights + layer.cache) / 1e9:.2f}; devices have, in GB: {have}. Add devices, lower kv_slots, or take "
-        "a model of fewer bits"
+        f"cluster {cluster.name}: no plan fits: {shortage(cluster, planning.devices)}. Add devices, lower kv_slots, or "
+        "take a model of fewer bits"
     )

@@ -37,12 +37,13 @@ def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | 
     outcome = planned(planning, console)
     if options.output is not None:
         options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
+    more = planning.with_one_more(outcome.chosen)
     if as_json:
-        print(json.dumps(table_of(planning, *outcome)))
+        print(json.dumps(table_of(planning, *outcome, more)))
         return outcome
     console.print(stages_table(planning, outcome.chosen))
     console.print(as_table(outcome.compared))
-    for line in remarks(planning, *outcome):
+    for line in remarks(planning, outcome.chosen, more):
         console.print(line, highlight=False, markup=False)
     return outcome
 
@@ -73,8 +74,8 @@ def planned(planning: Planning, console: Console) -> Outcome:
     judged = judged_all(planning, [*by_hand, *ours], console)
     goal = planning.options.goal
     best = max(judged, key=lambda choice: choice.value(goal))
-    if planning.options.tokens and (elsewhere := planning.moved(best)) is not None:
-        best = max(best, planning.judged(elsewhere), key=lambda choice: choice.value(goal))
+    if planning.options.tokens:
+        best = planning.elsewhere(best)
     best = replace(best, name=OURS)
     return Outcome(best, [best, *judged[: len(by_hand)]])
 

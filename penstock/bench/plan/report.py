@@ -12,6 +12,13 @@ from penstock.tables import FiguresTable
 
 NAMED: Final = 8
 """Devices that a line names, at most."""
+WORTH: Final = 1.005
+"""What changes by less is as good as nothing."""
+GOAL_FIGURES: Final = {
+    "latency": ("answer_s", "an answer in {} s"),
+    "throughput": ("served_tokens_per_second", "{} tokens/s"),
+    "ttft": ("first_token_ms", "the first token after {} ms"),
+}
 HEADINGS: Final = {
     "slowest_stage_ms": "slowest, ms",
     "answer_s": "answer, s",
@@ -22,10 +29,9 @@ HEADINGS: Final = {
 }
 
 
-def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> dict[str, Any]:
-    """The figures of a plan; None is what was not simulated, or holds for no device."""
+def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice], more: Choice | None) -> dict[str, Any]:
+    """The figures of a plan; None is what was not simulated, or holds for no device. ``more``: with one device more."""
     stages = chosen.cluster.stages
-    more = planning.with_one_more()
     return {
         "stages": [{"device": stage.devices[0], "layers": sum(stage.layers)} for stage in stages],
         "drafter": chosen.cluster.drafter,
@@ -35,7 +41,7 @@ def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> 
         **figures(chosen),
         "least_slowest_stage_ms": 1e3 * planning.least_slowest_s,
         "limited_by": limit(planning, chosen),
-        "one_more": more and {"device": more[0].name, "slowest_stage_ms": 1e3 * more[1]},
+        "one_more": more and {"device": more.name, **figures(more)},
         "compared": {choice.name: {"layers": layers_by_device(choice), **figures(choice)} for choice in compared[1:]},
     }
 
@@ -112,6 +118,8 @@ def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
     rows = list(stage_seconds(planning, chosen))
     for i, (name, layers, seconds) in enumerate(rows):
         held = held_by(model, layers, cluster.kv_slots, embedding=i == 0, head=i == len(rows) - 1)
+        if name == cluster.drafter and (draft := cluster.draft_as_model) is not None:
+            held += held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
         memory = cluster.device(name).memory_gb
         has = "?" if memory is None else f"{round(memory, 2):g}"
         table.add_row(name, str(layers), f"{1e3 * seconds:.1f}", f"{held.total / 1e9:.2f}", has)
@@ -128,7 +136,18 @@ def as_table(compared: Sequence[Choice]) -> FiguresTable:
     return table
 
 
-def remarks(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> Iterator[str]:
+def brought(goal: str, chosen: Choice, more: Choice) -> str:
+    """What one more device changes of what the goal counts."""
+    name, unit = GOAL_FIGURES[goal] if chosen.speed is not None else ("slowest_stage_ms", "a slowest stage of {} ms")
+    now, then = figures(chosen)[name], figures(more)[name]
+    assert now is not None
+    assert then is not None
+    if max(now / then, then / now) < WORTH or more.value(goal) <= chosen.value(goal):
+        return f"One more like {more.name} would bring nothing."
+    return f"One more like {more.name}: {unit.format(f'{then:.4g}')} in place of {now:.4g}."
+
+
+def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator[str]:
     """What limits the plan, what no plan passes, and what would help."""
     slowest = 1e3 * chosen.plan.slowest_s
     yield f"Limited by {limit(planning, chosen)}: {slowest:.1f} ms a batch."
@@ -139,8 +158,8 @@ def remarks(planning: Planning, chosen: Choice, compared: Sequence[Choice]) -> I
     if (out := left_out(planning, chosen)) or chosen.cluster.drafter is not None:
         drafter = f"The drafter runs on {chosen.cluster.drafter}" if chosen.cluster.drafter else "Nothing drafts"
         yield f"{drafter}, the engine on {chosen.cluster.engine}" + (f"; left out: {some_of(out)}." if out else ".")
-    if (more := planning.with_one_more()) is not None and 1e3 * more[1] < slowest - 0.1:
-        yield f"One more like {more[0].name}: a slowest stage of {1e3 * more[1]:.1f} ms could be had."
+    if more is not None:
+        yield brought(planning.options.goal, chosen, more)
     if planning.options.real:
         given = run_with(chosen)
         yield f"Run it with --hosts {given['hosts']} --layer-split {given['layer_split']}"

@@ -17,7 +17,7 @@ from penstock.engine.profile.hosts import HostsProfile, completed, known_profile
 from penstock.engine.profile.measure import OnStep
 from penstock.hosts.host import FleetHost
 from penstock.hosts.placement import asked_hosts
-from penstock.planner.costs import Batch, candidates, problem_of
+from penstock.planner.costs import Batch, candidates, problem_of, shortage
 from penstock.planner.search import front
 from penstock.speculation import SpeculativeConfig
 
@@ -92,8 +92,8 @@ def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
     plain, drafted = (problem_of(cluster, devices, batch) for batch in (PLAIN, SPECULATIVE))
     plans = [plan.parts for problem in (plain, drafted) for plan in front(problem)]
     if not plans:
-        have = ", ".join(f"{one.name} {one.free / 1e9:.2f}" for one in found.devices.values())
-        raise ConfigError(f"layer_split: the model fits on these hosts in no way; they have, in GB: {have}")
+        problem = f"layer_split: no plan fits: {shortage(cluster, devices)}"
+        raise ConfigError(f"{problem}. Add hosts, lower kv_slots, or quantize the model")
     best = min(plans, key=lambda parts: hits * drafted.slowest_s(parts) + (1 - hits) * plain.trip_s(parts))
     order = [devices[part.device].name for part in best]
     spares = [name for name in found.names if name not in order]

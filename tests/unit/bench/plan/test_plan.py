@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,20 @@ def test_a_slow_board_is_left_out_where_that_is_faster() -> None:
     assert answers["penstock"] == min(answers.values()) < answers["jupiter"] / 1.05
     assert "left out: nano-1" in shown
     assert "Limited by stage 3, nx-1" in shown
-    assert "One more like nx-1" in shown
+    assert re.search(r"One more like nx-1: an answer in [\d.]+ s in place of [\d.]+\.", shown)
+
+
+def test_what_one_more_device_brings_is_what_the_goal_counts() -> None:
+    """A further fast board makes stages faster, and helps plain decoding of one request hardly: a trip stays a trip."""
+    assert "One more like nx-1: a slowest stage of" in plan()[1]
+    assert re.search(r"One more like nx-1: [\d.]+ tokens/s in place of", plan(tokens=8, goal="throughput")[1])
+    assert "One more like nx-1 would bring nothing." in plan(goal="ttft")[1]
+
+
+def test_the_drafter_does_not_slow_an_answer_down_for_nanoseconds_of_its_first_token() -> None:
+    outcome, _ = plan(cluster="random-1:2", goal="ttft", tokens=24)
+    assert outcome.chosen.cluster.drafter == "drafter"
+    assert len(outcome.chosen.cluster.stages) == 1
 
 
 def test_of_many_devices_that_are_left_out_a_few_are_named() -> None:

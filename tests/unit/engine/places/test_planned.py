@@ -142,13 +142,18 @@ def test_a_host_with_several_gpus_is_planned_for_by_name_only() -> None:
 def test_where_the_model_fits_in_no_way_it_is_said() -> None:
     tiny = host(*(facts(name, free=1000) for name in NAMES))
     keep(tiny, {"a:1": 1.0, "b:1": 2.0, "c:1": 1.0})
-    with pytest.raises(ConfigError, match=r"fits on these hosts in no way; they have, in GB: a:1 0\.00"):
+    with pytest.raises(ConfigError, match=r"no plan fits: the model needs .* GB .* a layer .* have, in GB: a:1 0, b:1"):
         planned(options(), tiny)
 
 
 def test_a_number_of_stages_beside_auto_is_refused() -> None:
     with pytest.raises(FieldError, match="pipeline_parallel_size is 2; it has to be left out with layer_split auto"):
         options(layer_split="auto", pipeline_parallel_size=2)
+
+
+def test_auto_beside_a_cluster_is_refused() -> None:
+    with pytest.raises(FieldError, match="layer_split is 'auto'; it has to be left out with a cluster"):
+        options(layer_split="auto", cluster="demo", hosts=None)
 
 
 def test_prompts_of_measured_stages_enter_in_planned_pieces(caplog: pytest.LogCaptureFixture) -> None:
