@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.options import DrafterOptions, DrafterParts, Weights
@@ -85,6 +86,9 @@ class LearnedOptions(DrafterOptions):
 
     model: str | None = None
     """Folder or hub name of the learned drafter; those that come with the package's own target need none."""
+    quantization: Literal["auto", "none", "int8", "int4"] = "auto"
+    """Whole numbers that its weights are held as on a CPU; auto: int8 where it computes in float32 on a real CPU. What
+    is answered does not depend on it: it may only be right more seldom."""
 
 
 @dataclass(frozen=True, kw_only=True)

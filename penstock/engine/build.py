@@ -135,12 +135,10 @@ def weights_plan(setup: Resolved) -> tuple[list[StagePlan], str]:
     if setup.speculator is not None:
         return [drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.source))], "drafter"
     assert setup.draft is not None
-    return [
-        drafting_plan(setup, str(setup.draft.source), setup.draft.num_layers, setup.draft_quantization)
-    ], "draft model"
+    return [drafting_plan(setup, str(setup.draft.source), setup.draft.num_layers)], "draft model"
 
 
-def drafting_plan(setup: Resolved, model: str, layers: int, quantization: str = "none", target: str = "") -> StagePlan:
+def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") -> StagePlan:
     return StagePlan(
         model=model,
         first=0,
@@ -148,7 +146,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, quantization: str = 
         capacity=setup.capacity,
         dtype=setup.options.dtype,
         device=setup.devices[-1],
-        quantization=quantization,
+        quantization=setup.draft_quantization,
         gives_back=not setup.options.enable_prefix_caching,
         threads=setup.threads[-1],
         max_model_len=setup.max_model_len,

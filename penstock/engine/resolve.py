@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.cluster import Cluster, LinkTiming, StageTiming
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
+from penstock.drafters.learned import LearnedOptions
 from penstock.drafters.options import Weights
 from penstock.emulation.cluster import check_drafter
 from penstock.engine.options import AUTO, DEMO, EngineOptions, model_folder
@@ -55,6 +56,7 @@ class Resolved:
     """Of its weights: none, int8 or int4."""
     draft: Checkpoint | None
     draft_quantization: str
+    """Of the drafter's weights."""
     speculator: SpeculatorCheckpoint | None
     cluster: Cluster | None
     speculation: SpeculativeConfig | None
@@ -121,7 +123,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
         checkpoint,
         quantization,
         draft,
-        weights_format(options.quantization, options.device, draft) if draft is not None else "none",
+        drafter_quantization(options, speculation, draft),
         speculator,
         cluster,
         speculation,
@@ -133,6 +135,21 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
         options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
         speculative_slots(len(layers), most_rows) if slots is None else slots,
     )
+
+
+def drafter_quantization(
+    options: EngineOptions, speculation: SpeculativeConfig | None, draft: Checkpoint | None
+) -> str:
+    """Of the drafter's weights: none, int8 or int4. ``draft`` is the draft model's checkpoint, where it is one."""
+    from penstock.models.quantization.choice import drafter_format, weights_format
+
+    if draft is not None:
+        return weights_format(options.quantization, options.device, draft)
+    if speculation is None or not isinstance(speculation.drafter_options, LearnedOptions):
+        return "none"
+    emulated = isinstance(options.cluster, Cluster) and options.cluster.emulated
+    asked = speculation.drafter_options.quantization
+    return drafter_format(asked, options.device, options.dtype, emulated=emulated)
 
 
 def devices_of(options: EngineOptions, hosts: Sequence[str], living: Mapping[str, HostFacts]) -> tuple[str, ...]:

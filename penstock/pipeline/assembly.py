@@ -21,7 +21,12 @@ def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = No
         from penstock.models.speculators.stage import load_speculator_stage
 
         return load_speculator_stage(
-            plan.model, plan.target, capacity=plan.capacity, dtype=plan.dtype, device=plan.device
+            plan.model,
+            plan.target,
+            capacity=plan.capacity,
+            dtype=plan.dtype,
+            device=plan.device,
+            quantization=plan.quantization,
         )
     return load_stage(
         plan.model,

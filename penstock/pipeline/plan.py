@@ -28,7 +28,7 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     """Where the stage runs, by the name that its launcher goes by; empty: on the engine's own host."""
     quantization: str = "none"
-    """Of the weights: none, int8 or int4. A learned drafter has none."""
+    """Of the weights: none, int8 or int4."""
     max_model_len: int
     vocab_size: int
     """The target's, a drafter's too."""

@@ -246,14 +246,15 @@ def rank_one(
     if refusal(logits_V, sampling, context):
         return Candidates(node, [], [])
     scores_V = scaled_scores(logits_V, sampling, position, context)
+    able_v = np.flatnonzero(scores_V > -np.inf)  # few, where a drafter has a vocabulary of its own
+    scores_v = scores_V[able_v]
     if sampling.temperature > 0:
-        penalty_V = np.full(len(scores_V), OUTSIDE_PENALTY)
-        penalty_V[passing(scores_V, sampling)] = 0.0
-        scores_V += gumbel(sampling.seed, sampling.sample, position, len(scores_V)) - penalty_V
-    chance_V = log_softmax(scores_V)
-    tokens = best_tokens(chance_V, count)
-    tokens = tokens[chance_V[tokens] > -np.inf]
-    return Candidates(node, tokens.tolist(), chance_V[tokens].tolist())
+        penalty_v = np.full(len(able_v), OUTSIDE_PENALTY)
+        penalty_v[passing(scores_v, sampling)] = 0.0
+        scores_v += gumbel(sampling.seed, sampling.sample, position, len(scores_V))[able_v] - penalty_v
+    chance_v = log_softmax(scores_v)
+    best = best_tokens(chance_v, count)
+    return Candidates(node, able_v[best].tolist(), chance_v[best].tolist())
 
 
 def passing(scores_V: np.ndarray, sampling: Sampling) -> np.ndarray:

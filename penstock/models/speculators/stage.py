@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.models.checkpoint import open_checkpoint
+from penstock.models.quantization.pack import pack
 from penstock.models.speculators.base import Kind
 from penstock.models.speculators.eagle_stage import EagleStage
 from penstock.models.speculators.formats import open_speculator
@@ -24,14 +25,18 @@ STAGES: Final[dict[Kind, type[FeatureReader]]] = {
 }
 
 
-def load_speculator_stage(path: str, target: str, *, capacity: int, dtype: str, device: str) -> FeatureReader:
+def load_speculator_stage(
+    path: str, target: str, *, capacity: int, dtype: str, device: str, quantization: str = "none"
+) -> FeatureReader:
     """The learned drafter in folder (or hub id) ``path`` for the model in ``target``, with ``capacity`` slots.
 
-    Raises ConfigError where the two do not belong together.
+    ``quantization`` is "none" or a format of ``quantization.pack``. Raises ConfigError where the two do not belong
+    together.
     """
     model = open_checkpoint(target)
     checkpoint = open_speculator(path, model)
     module = load_speculator(checkpoint, model, dtype, device)
+    pack(module, quantization)
     stage = STAGES[checkpoint.kind](module, checkpoint.reads, model.hidden_size, capacity, dtype, device)
     stage.grammars = grammars_of(model)
     return stage
