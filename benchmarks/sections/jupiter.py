@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean, median
 from typing import Any, Final
 
@@ -53,12 +53,15 @@ def render(figures: Any) -> str:
         "M-LM's published seconds fit a token that moves 76 MB; its all-reduces of one token move about 1 MB. By bytes "
         "the advantage over tensor parallelism is far smaller than published, and where links are fast there is none: "
         "Galaxy, whose exchanges are reckoned as entirely hidden behind computing, would be ahead of any pipeline here "
-        "from 500 Mbps on. Where a replica does not fit the Nano alone (4 GB; the paper's Table III says 8), SP is "
-        "reckoned as if it did.",
+        "from 500 Mbps on. Out of memory are replicas of 13B, on every board of either environment. A replica of 7B "
+        "does not fit the Nano alone (4 GB; the paper's Table III says 8): SP is reckoned as if it did.",
         "**Figures 10 and 11**, milliseconds per token: of the prompt, and of the new ones, by rings.",
         phases(settings),
         "**Figure 12**, 7B on one to four Xavier NX: seconds, by rings.",
         by_boards(figures["boards"]),
+        "Of these three figures the paper states ranges alone. How many times as long the others take as Jupiter, and "
+        "as Penstock by rings, over all settings:",
+        reductions(figures),
         "**Table V**, decoding on A at 1 Gbps over naive decoding.",
         table_5(figures["answers"]),
         f"The answer has {IN_TABLE_5.points} points of {IN_TABLE_5.tokens} tokens, the prompt {IN_TABLE_5.prompt}: the "
@@ -106,15 +109,20 @@ def totals(settings: list[Any]) -> str:
         for name, paper in zip(PUBLISHED, published, strict=True):
             row.append(f"{'OOM' if paper is None else f'{paper:g}'} / {ours(one, name)}")
         rows.append([*row, ours(one, "Penstock")])
-    return markdown(["paper / ours (rings)", *PUBLISHED, "Penstock"], rows)
+    return markdown(["paper / formula / rings, or paper / ours", *PUBLISHED, "Penstock"], rows)
 
 
-def ours(one: Mapping[str, Any], name: str) -> str:
+def ours(one: Mapping[str, Any], name: str, counted: Sequence[str] = ("formula", "rings")) -> str:
     if name in METHODS:
-        found = one["baselines"][name]
-        everywhere = len(found["lacking"]) > 1
-        return "OOM" if everywhere else f"{total(found['rings']):.1f}"
+        return " / ".join(
+            "OOM" if lacking(one, name) else f"{total(one['baselines'][name][way]):.1f}" for way in counted
+        )
     return f"{total(one['pipelines'][name]):.1f}" if one["pipelines"] else "OOM"
+
+
+def lacking(one: Mapping[str, Any], name: str) -> bool:
+    """Whether a baseline is out of memory on more than the Nano."""
+    return len(one["baselines"][name]["lacking"]) > 1
 
 
 def phases(settings: list[Any]) -> str:
@@ -131,10 +139,38 @@ def phases(settings: list[Any]) -> str:
 
 def by_boards(boards: list[Any]) -> str:
     rows = [
-        [f"{one['boards']} NX, {one['rate']}", *(ours(one, name) for name in (*PUBLISHED, "Penstock"))]
+        [f"{one['boards']} NX, {one['rate']}", *(ours(one, name, ["rings"]) for name in (*PUBLISHED, "Penstock"))]
         for one in boards
     ]
     return markdown(["", *PUBLISHED, "Penstock"], rows)
+
+
+def reductions(figures: Any) -> str:
+    """The paper's ranges of figures 10 to 12 beside ours: least and most, or the most alone."""
+    both = ("prompt_s", "tokens_s")
+    rows = []
+    for row, (least, most), name, phases_s in (
+        ("prompt, figures 10 and 11", (1.4, 7.4), "settings", both[:1]),
+        ("new tokens, figures 10 and 11", (2.9, 33.2), "settings", both[1:]),
+        ("both, figure 12", (None, 23.7), "boards", both),
+    ):
+        found = [
+            sorted(times_as_long(figures[name], phases_s, over, counted))
+            for over, counted in (("Jupiter", "formula"), ("Jupiter", "rings"), ("Penstock", "rings"))
+        ]
+        paper = f"up to {most}" if least is None else f"{least} to {most}"
+        rows.append([row, paper, *(f"{one[0]:.1f} to {one[-1]:.1f}" for one in found)])
+    return markdown(["", "paper", "formula", "rings", "Penstock"], rows)
+
+
+def times_as_long(settings: list[Any], phases_s: Sequence[str], over: str, counted: str) -> Iterator[float]:
+    """Of every baseline that fits, and of EdgeShard."""
+    for one in settings:
+        base = sum(one["pipelines"][over][phase] for phase in phases_s)
+        others = [one["baselines"][name][counted] for name in METHODS if not lacking(one, name)]
+        yield from (
+            sum(other[phase] for phase in phases_s) / base for other in (*others, one["pipelines"]["EdgeShard"])
+        )
 
 
 def table_5(answers: list[Any]) -> str:

@@ -56,10 +56,24 @@ def render_outlines(figures: Any) -> str:
         "drafter whose first candidate is right in 60% of the steps.",
         markdown(names, [line for place, found in speed.items() for line in gains(place, found)]),
         " ".join(map(shape, speed.items())),
+        ids_remark(figures["ids"]),
         "So what limits them with this model is its outlines, whose tokens come one after another. Where four stages "
         "share two cores, points side by side add none. On boards they use what a plain answer leaves idle; where a "
         "drafter already does, the outline takes longer than points then save. [Table V](#jupiter-tables-ii-iv-and-v) "
         "has short titles and longer points.",
+    )
+
+
+def ids_remark(found: Sequence[Mapping[str, Any]]) -> str:
+    """Each point beside plain decoding of its own prompt."""
+    differ, temperatures = sum(one["differ"] for one in found), dict.fromkeys(one["temperature"] for one in found)
+    names = " and ".join(dict.fromkeys(one["engine"].replace("plain", "plain decoding") for one in found))
+    return (
+        f"Each point's ids beside those of plain decoding of its own prompt over one stage: of "
+        f"{sum(one['points'] for one in found)} points with {sum(one['tokens'] for one in found):,} tokens, decoded "
+        f"side by side over {outlines.STAGES} stages of this host by {names} at T = "
+        f"{' and '.join(f'{one:g}' for one in temperatures)}, {differ or 'none'} "
+        f"{'differs' if differ < 2 else 'differ'}."
     )
 
 

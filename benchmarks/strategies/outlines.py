@@ -2,11 +2,13 @@
 
     python -m benchmarks.strategies.outlines decisions MODEL PROMPTS [--per-category N]
     python -m benchmarks.strategies.outlines speed MODEL [--cluster NAME] [--questions N] [--tokens N]
+    python -m benchmarks.strategies.outlines ids MODEL [--questions N] [--tokens N]
 
 PROMPTS is a folder of JSON lines, a file for each set, whose lines have `turns` and a `category`. Speed is measured
 over four stages of this host or, in virtual time, of a cluster that is modelled: the model's own outlines and points,
 in the time that the cluster's devices take. Tokens are the points' own, without titles. Seconds count from the question
-to the last token, so that they hold prompt and outline. The figures are stored in
+to the last token, so that they hold prompt and outline. Ids are each point's beside those of plain decoding of its own
+prompt, over one stage. The figures are stored in
 benchmarks/measured/strategies/outlines.json, part by part. Stop whatever else runs on the host while its own speed is
 measured.
 """
@@ -17,8 +19,9 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +41,7 @@ NAME: Final = "outlines"
 HOW: Final = "Measured with SmolLM2-135M-Instruct (Q4_1) on two cores, or in virtual time where it says so"
 COMMAND: Final = "python -m benchmarks.strategies.outlines"
 STAGES: Final = 4
+TEMPERATURES: Final = (0.0, 1.0)
 MODES: Final = ("off", "on")
 LISTS: Final = (
     "What are the benefits of regular exercise?",
@@ -131,6 +135,32 @@ def get_ready(engine: LLM, asked: Sequence[Any], params: SamplingParams) -> None
     engine.chat(chat_of(WATER), params, outline_decoding="on")
 
 
+def same_ids(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """By engine over four stages and temperature: points, their tokens, and how many are not plain decoding's."""
+    model, found = str(options.model), []
+    with LLM(model, speculative_config=None, threads=1, enable_prefix_caching=False) as reference:
+        for name, config in ENGINES.items():
+            with LLM(model, pipeline_parallel_size=STAGES, speculative_config=config, threads=1) as engine:
+                for temperature in TEMPERATURES:
+                    params = SamplingParams(temperature=temperature, seed=1, max_tokens=options.tokens)
+                    asked = [chat_of(question) for question in LISTS[: options.questions]]
+                    outputs = engine.chat(asked, params, outline_decoding="on")
+                    points = [one for output in outputs if output.outline for one in output.outline.points]
+                    differ = sum(differs(reference, point, params) for point in points)
+                    tokens = sum(len(point.outputs[0].token_ids) for point in points)
+                    told = {"points": len(points), "tokens": tokens, "differ": differ}
+                    found.append({"engine": name, "temperature": temperature, **told})
+                    print(found[-1], flush=True)
+    return found
+
+
+def differs(reference: LLM, point: RequestOutput, params: SamplingParams) -> bool:
+    """Whether plain decoding of a point's prompt has other tokens."""
+    ids = point.outputs[0].token_ids
+    (plain,) = reference.generate({"prompt_token_ids": point.prompt_token_ids}, replace(params, max_tokens=len(ids)))
+    return plain.outputs[0].token_ids != ids
+
+
 def timed(output: RequestOutput) -> dict[str, Any]:
     answer, outline = output.outputs[0], output.outline
     guides = [] if outline is None else [len(guide.outputs[0].token_ids) for guide in outline.guides]
@@ -144,7 +174,7 @@ def timed(output: RequestOutput) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Answers in points: decisions, and speed")
-    parser.add_argument("part", choices=("decisions", "speed"))
+    parser.add_argument("part", choices=("decisions", "speed", "ids"))
     parser.add_argument("model", type=Path)
     parser.add_argument("prompts", type=Path, nargs="?")
     parser.add_argument("--per-category", type=int, default=10)
@@ -152,12 +182,12 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=len(LISTS))
     parser.add_argument("--tokens", type=int, default=160)
     options = parser.parse_args()
-    found: Any = decisions(options) if options.part == "decisions" else speed(options)
-    figures = kept_figures(NAME)
-    if options.part == "decisions":
-        figures["decisions"] = found
-    else:
+    parts: dict[str, Callable[[argparse.Namespace], Any]] = {"decisions": decisions, "speed": speed, "ids": same_ids}
+    found, figures = parts[options.part](options), kept_figures(NAME)
+    if options.part == "speed":
         figures.setdefault("speed", {})[options.cluster or "this host"] = found
+    else:
+        figures[options.part] = found
     typed = f"{COMMAND} {' '.join(sys.argv[1:])}".replace(str(options.model), "MODEL.gguf")
     command = typed.replace(str(options.prompts), "PROMPTS")
     figures.setdefault("commands", {})[f"{options.part} {options.cluster}".strip()] = command
