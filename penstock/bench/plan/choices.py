@@ -93,9 +93,12 @@ class Planning:
         )
 
     def moved(self, choice: Choice) -> Choice | None:
-        """The same stages with the drafter on the last one's device; None where it is there, or does not fit."""
+        """The same stages with the drafter on the last one's device; None where it is there, or does not fit.
+
+        Of real hosts the engine's runs it.
+        """
         last = choice.cluster.stages[-1].devices[-1]
-        if choice.cluster.drafter in (None, last):
+        if self.options.real or choice.cluster.drafter in (None, last):
             return None
         try:
             return replace(choice, cluster=with_drafter_on(choice.cluster, last))

@@ -68,6 +68,16 @@ def test_the_plan_is_what_the_options_say(tmp_path: Path) -> None:
     assert "Run it with --hosts" in said
 
 
+def test_the_drafter_stays_with_the_engine_where_hosts_are_real(tmp_path: Path) -> None:
+    """Nothing would run it on a stage's host."""
+    file = tmp_path / "doctor.json"
+    hosts = [ExaminedHost(host="localhost", rates=[rates(0.1)]), ExaminedHost(host="fast", rates=[rates(3)])]
+    links = [link("localhost", "fast", 0.9, 0.2), link("fast", "localhost", 0.9, 0.2)]
+    file.write_bytes(msgspec.json.encode(Report(hosts=hosts, links=links)))
+    found = invoke("plan", "--doctor", str(file), "--model", "llama-2-7b-fp16", "--json", "--tokens", "12")
+    assert json.loads(found.stdout)["drafter"] == "localhost", found.stderr
+
+
 def test_checkpoints_are_priced_by_their_shape(tmp_path: Path) -> None:
     folder = Path(model_folder("demo", "target"))
     stated = json.loads((folder / "config.json").read_text())
