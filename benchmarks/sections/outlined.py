@@ -57,10 +57,9 @@ def render_outlines(figures: Any) -> str:
         markdown(names, [line for place, found in speed.items() for line in gains(place, found)]),
         " ".join(map(shape, speed.items())),
         ids_remark(figures["ids"]),
-        "So what limits them with this model is its outlines, whose tokens come one after another. Where four stages "
-        "share two cores, points side by side add none. On boards they use what a plain answer leaves idle; where a "
-        "drafter already does, the outline takes longer than points then save. [Table V](#jupiter-tables-ii-iv-and-v) "
-        "has short titles and longer points.",
+        "What limits them is the outline, whose tokens come one after another. Where four stages share two cores, "
+        "points side by side add none. On boards they use what a plain answer leaves idle, beside a drafter, too. [Table "
+        "V](#jupiter-tables-ii-iv-and-v) has short titles and longer points, which gain more.",
     )
 
 
