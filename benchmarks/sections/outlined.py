@@ -58,8 +58,8 @@ def render_outlines(figures: Any) -> str:
         " ".join(map(shape, speed.items())),
         ids_remark(figures["ids"]),
         "What limits them is the outline, whose tokens come one after another. Where four stages share two cores, "
-        "points side by side add none. On boards they use what a plain answer leaves idle, beside a drafter, too. [Table "
-        "V](#jupiter-tables-ii-iv-and-v) has short titles and longer points, which gain more.",
+        "points side by side add none. On boards they use what a plain answer leaves idle, beside a drafter, too. "
+        "[Table V](#jupiter-tables-ii-iv-and-v) has short titles and longer points, which gain more.",
     )
 
 
