@@ -87,7 +87,7 @@ def alike(times: Iterable[LayerTimes]) -> bool:
 
 def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
     found, hits = profile.candidates, hits_of(options)
-    cluster = cluster_of_hosts(profile, drafts=False)
+    cluster = cluster_of_hosts(profile, drafts=hits == DRAFTED)  # a drafter with weights is held here, and needs room
     devices = candidates(cluster)
     plain, drafted = (problem_of(cluster, devices, batch) for batch in (PLAIN, SPECULATIVE))
     plans = [plan.parts for problem in (plain, drafted) for plan in front(problem)]

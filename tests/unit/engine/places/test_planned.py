@@ -16,6 +16,7 @@ from penstock.core import ConfigError
 from penstock.engine.options import EngineOptions
 from penstock.engine.places import planned as places
 from penstock.engine.places.planned import planned
+from penstock.engine.profile import devices
 from penstock.engine.profile.devices import candidates_on
 from penstock.engine.profile.links import link_key
 from penstock.engine.profile.stages import with_prefill_times
@@ -144,6 +145,17 @@ def test_where_the_model_fits_in_no_way_it_is_said() -> None:
     keep(tiny, {"a:1": 1.0, "b:1": 2.0, "c:1": 1.0})
     with pytest.raises(ConfigError, match=r"no plan fits: the model needs .* GB .* a layer .* have, in GB: a:1 0, b:1"):
         planned(options(), tiny)
+
+
+def test_a_drafter_with_weights_needs_room_beside_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """71.3 MB of model fit on this host, the fastest by far, and 5.1 of a drafter do not fit beside them."""
+    monkeypatch.setattr(devices, "own_facts", lambda name: facts("localhost", free=72_000_000))
+    two = {"hosts": "localhost,b:1", "layer_split": "auto"}
+    fleet = host(facts("b:1"))
+    keep(fleet, {"localhost": 1.0, "b:1": 9.0})
+    assert split_of(planned(options(**two), fleet)) == {"localhost": 16}
+    drafted = planned(options(**two, speculative_config={"method": "draft_model"}), fleet)
+    assert 0 < split_of(drafted)["localhost"] < 16
 
 
 def test_a_number_of_stages_beside_auto_is_refused() -> None:
