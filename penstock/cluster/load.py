@@ -53,12 +53,13 @@ class ClusterFile:
     kv_slots: int = KV_SLOTS
     kinds: dict[str, DeviceKind] = field(default_factory=dict)
     devices: tuple[Device, ...]
-    stages: tuple[StageEntry, ...]
+    stages: tuple[StageEntry, ...] = ()
     links: Links = field(default_factory=Links)
 
     def __post_init__(self) -> None:
         check_positive(self, "time_scale", "draft_pass_ms", "kv_slots")
-        check(bool(self.stages), "stages", [], "a list of at least one stage")
+        wanted = "a list of at least one stage; `penstock plan -o plan.toml` chooses them for the devices"
+        check(bool(self.stages), "stages", [], wanted)
 
 
 def load_cluster(

@@ -251,7 +251,7 @@ STATED: dict[str, Any] = {
         (EMULATED, [(["kv_slots"], 0)], "kv_slots", "above 0"),
         (EMULATED, [(["as_model", "key_value_size"], -1)], "as_model.key_value_size", "0 or above"),
         (EMULATED, [(["time_scale"], 0)], "time_scale", "above 0"),
-        (EMULATED, [(["stages"], [])], "stages", "at least one stage"),
+        (EMULATED, [(["stages"], [])], "stages", "at least one stage; `penstock plan -o plan.toml` chooses them"),
         (EMULATED, [(["stages", 1, "devices"], [])], "stages[1].devices", "at least one device"),
         (EMULATED, [(["stages", 1, "devices"], "a2")], "stages[1].devices", "expected a list"),
         (EMULATED, [(["kinds", "gpu", "memory_gb"], -1)], "kinds.gpu.memory_gb", "above 0"),
