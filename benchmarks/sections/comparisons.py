@@ -321,6 +321,7 @@ SHARED = {
     "ngram": "prompt lookup",
     "right": "synthetic, right in 88% of the steps",
     "wrong": "synthetic, never right",
+    "itself": "itself in `int4`, as draft model",
     "random": "a draft model with random weights",
     **{f"right{percent}": f"synthetic, right in {percent}%" for percent in shared_host.PERCENT},
 }
@@ -364,9 +365,8 @@ def render_shared_host(figures: Any) -> str:
         markdown(headings, [cells(key) for key in keys if key in figures]),
         "`continuous` does as told. `auto` falls back to plain decoding where that is faster. With a drafter that is "
         "never right it decodes plainly throughout: what that row's sets are off 1 is chance. Both stages read their "
-        "weights at the same time from one memory, so that a batch in flight is no gain by itself: what is drafted has "
-        "to be right more often than on stages with a memory each. For 1.4 times plain decoding a drafter that takes "
-        "no time had to be right in about half of the steps in float32, and in 70% in `int4`.",
+        "weights from one memory and slow each other, so that batches go one after another "
+        "([in turn](../strategies.md#what-continuous-does)), and what speculation gains is the rows that each holds.",
     )
 
 

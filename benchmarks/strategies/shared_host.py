@@ -1,15 +1,17 @@
 """`auto` where stages share a host: two stage processes of a real model on two cores, nothing of it emulated.
 
-    python -m benchmarks.strategies.shared_host MODEL PROMPTS [--only CASE ...] [--per-set N] [--tokens N]
+    python -m benchmarks.strategies.shared_host MODEL PROMPTS [--itself GGUF] [--only CASE ...] [--per-set N]
+        [--tokens N]
 
-MODEL is a chat model's folder, or a GGUF file of four bits for all cases but ``random``, PROMPTS a folder of question
-files. Every prompt is decoded greedily and plainly, with `auto` and, as it is told, with `continuous`, in turn; each
-learns from its own runs. A case is a drafter, alone on the host or
-beside a process that burns one core:
+MODEL is a chat model's folder, or a GGUF file of four bits for all cases but ``random`` and ``itself``, PROMPTS a
+folder of question files. Every prompt is decoded greedily and plainly, with `auto` and, as it is told, with
+`continuous`, in turn; each learns from its own runs. A case is a drafter, alone on the host or beside a process that
+burns one core:
 
 - ``ngram``: prompt lookup;
 - ``right``: synthetic, right in 80 to 95% of the steps;
 - ``wrong``: synthetic, never right;
+- ``itself``: the same model's GGUF file of four bits as draft model, in a process of its own;
 - ``random``: a draft model of two small layers with random weights, in a process of its own;
 - ``right45``, ``right60``, ``right75``: synthetic, right in so many of 100 steps; on a quiet host only.
 
@@ -40,7 +42,7 @@ from penstock.bench.measure.comparison import measure_all
 from penstock.bench.prompts import read_prompt_sets
 
 NAME, HOW = "shared_host", "Measured: two stage processes of one thread each on two cores, nothing emulated"
-COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --per-set {} --tokens {}"
+COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --itself GGUF --per-set {} --tokens {}"
 IN_INT4 = ", int4"
 """What a case is called further where MODEL is a GGUF file of four bits."""
 ENTRIES = ("autoregressive", "auto", "continuous")
@@ -54,6 +56,7 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram"},
     "right": {"method": "synthetic", "accuracy": RIGHT},
     "wrong": {"method": "synthetic", "accuracy": [0.0, 0.0]},
+    "itself": {"method": "draft_model"},
     "random": {"method": "draft_model"},
 }
 PARTLY_RIGHT = {
@@ -61,6 +64,8 @@ PARTLY_RIGHT = {
 }
 BUSY = "+busy"
 CASES = (*DRAFTERS, *PARTLY_RIGHT, *(f"{drafter}{BUSY}" for drafter in DRAFTERS))
+OF_FLOATS = ("itself", "random")
+"""Draft models, which a model in four bits is not measured with."""
 
 
 def questions(llm: LLM, folder: Path, per_set: int, params: SamplingParams) -> list[Question]:
@@ -91,9 +96,9 @@ def one_core_busy(busy: bool) -> Iterator[None]:
             process.terminate()
 
 
-def drafted_by(case: str, model: Path) -> AbstractContextManager[str]:
+def drafted_by(case: str, options: argparse.Namespace) -> AbstractContextManager[str]:
     """The draft model of a case that has one."""
-    return random_draft_model(model) if case.startswith("random") else nullcontext("")
+    return random_draft_model(options.model) if case.startswith("random") else nullcontext(str(options.itself))
 
 
 @contextmanager
@@ -115,7 +120,7 @@ def random_draft_model(model: Path) -> Iterator[str]:
 def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
     """By set, seconds of every prompt by entry; and whether all entries gave the same tokens."""
     drafter = dict({**DRAFTERS, **PARTLY_RIGHT}[case.removesuffix(BUSY)])
-    with drafted_by(case, options.model) as draft, one_core_busy(case.endswith(BUSY)):
+    with drafted_by(case, options) as draft, one_core_busy(case.endswith(BUSY)):
         if drafter["method"] == "draft_model":
             drafter["model"] = draft
         named = parse_entries(ENTRIES, drafter)
@@ -153,15 +158,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="auto on two stages of one host")
     parser.add_argument("model", type=Path)
     parser.add_argument("prompts", type=Path)
+    parser.add_argument("--itself", type=Path)
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--per-set", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
     os.environ["PENSTOCK_FORGET"] = "1"  # what one case has taught does not go into the next
+    in_int4 = options.model.suffix == ".gguf"
     for case in options.only:
+        if case.removesuffix(BUSY) in OF_FLOATS and (in_int4 or (case.startswith("itself") and not options.itself)):
+            continue
         figures = kept_figures(NAME)
         sizes = options.per_set, options.tokens
-        key = case + (IN_INT4 if options.model.suffix == ".gguf" else "")
+        key = case + (IN_INT4 if in_int4 else "")
         if key not in figures or (figures[key]["per_set"], figures[key]["tokens"]) != sizes:
             figures[key] = measured(options, case)
             store(NAME, HOW, ([COMMAND.format(*sizes)], figures))

@@ -52,6 +52,7 @@ class Estimates:
             corrections=drafts.corrections.verdicts,
             miss_rate=drafts.miss_rate,
             gains=self.trials.gains,
+            slower=self.pipeline.slower,
         )
 
     def begin_with(self, experience: Experience, trust: float) -> None:
@@ -62,6 +63,7 @@ class Estimates:
         """
         self._kept_alone_s = experience.alone_s
         self.pipeline.begin_with(experience.stages)
+        self.pipeline.begin_with_slower(experience.slower)
         self.drafter.begin_with(experience.drafter)
         self.drafts.first_answers.begin_with(experience.first_answers, trust)
         self.drafts.corrections.begin_with(experience.corrections, trust)
@@ -100,6 +102,8 @@ class Estimates:
         """
         if self._stages == 1 or not (self.trials.contended and self.trials.plainly):
             self.pipeline.record_spans(result.spans)
+        if self.trials.contended:
+            self.pipeline.record_overlap(result.spans)
         self.pipeline.rests(self.trials.plainly)
         self.round_trips.record_result(result, now)
         if self._kept_alone_s and self.round_trips.alone_s:

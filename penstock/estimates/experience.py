@@ -28,3 +28,5 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the target's tokens that nothing drafted carried."""
     gains: dict[int, bool]
     """By load (``Trials``), whether speculation was faster than plain decoding."""
+    slower: float = 0.0
+    """How many times as long stages took while others computed (``Overlap``); 0 where that was not seen."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.estimates.batch_times import BatchTimes
 from penstock.estimates.link_times import LinkTimes
+from penstock.estimates.overlap import Overlap
 from penstock.estimates.running_mean import running_mean
 from penstock.messages import Span
 
@@ -21,7 +22,8 @@ class PipelineTimes:
     """Times of all stages and of the links between them.
 
     Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches,
-    unless it rests.
+    unless it rests. Where stages slow each other so much that overlapping gains nothing, batches are to go one after
+    another: a step is then a whole trip (``Overlap``).
     ``fade``: the stages' times do (``BatchTimes``). ``apart``: stages behind which a batch leaves for another host, -1
     being the engine. Moments of two hosts are never subtracted, since their clocks differ: what such hops take is what
     is left of a round trip by the engine's clock, in equal parts.
@@ -35,6 +37,7 @@ class PipelineTimes:
         """By stage, how long its device is the drafter's at a time; a running mean."""
         self._rests = False
         """Whether the drafter is asked nothing at present."""
+        self._overlap = Overlap()
         self._known: dict[int, tuple[float, float]] = {}
         """Step and latency by number of rows, as far as they have been asked for since the times last changed."""
 
@@ -56,6 +59,16 @@ class PipelineTimes:
         self._known.clear()
 
     @property
+    def slower(self) -> float:
+        """``Overlap.slower``"""
+        return self._overlap.slower
+
+    def begin_with_slower(self, slower: float) -> None:
+        """As ``Overlap.begin_with`` has it."""
+        self._overlap.begin_with(slower)
+        self._known.clear()
+
+    @property
     def shared(self) -> bool:
         """Whether a stage and the drafter take turns on one device."""
         return bool(self._drafter_turns)
@@ -71,6 +84,16 @@ class PipelineTimes:
                 changed |= self._links[one.stage].record(one.rows, other.received - one.end)
         if changed:
             self._known.clear()
+
+    def record_overlap(self, spans: Sequence[Span]) -> None:
+        """Take in when real stages worked on a batch that has come out, which says whether they slow each other."""
+        if self.apart:
+            return
+        before = self._overlap.slower if self._overlap.slows else 1.0
+        self._overlap.record(spans)
+        after = self._overlap.slower if self._overlap.slows else 1.0
+        if (before == 1.0) != (after == 1.0):  # what is known is of stages that overlap, or of those that take turns
+            self.scale(before / after)
 
     def record_round_trip(self, spans: Sequence[Span], seconds: float) -> None:
         """Take in how long it was from a batch's entering to its result, by the engine's clock."""
@@ -117,5 +140,7 @@ class PipelineTimes:
         stages = [times.seconds(rows) + turns.get(stage, 0.0) for stage, times in self._stages.items()]
         links = [times.seconds(rows) for times in self._links.values()]
         hops = [times.there_and_back(rows) for times in self._links.values()]
-        self._known[rows] = found = max(stages + hops, default=0.0), sum(stages + links)
+        latency = sum(stages + links)
+        step = latency if self._overlap.slows else max(stages + hops, default=0.0)
+        self._known[rows] = found = step, latency
         return found

@@ -51,6 +51,13 @@ def test_times_and_chances_are_those_of_before() -> None:
     assert told[0][0] < math.log(0.1)
 
 
+def test_stages_take_turns_from_the_beginning_where_they_slowed_each_other() -> None:
+    before = taught(2.0)
+    assert again(before).pipeline.slower == 0.0
+    before.pipeline.begin_with_slower(1.5)
+    assert again(before).pipeline.slower == 1.5
+
+
 @pytest.mark.parametrize("factor", [0.5, 1.1, 2.0])
 def test_on_another_host_all_times_are_as_much_longer_as_a_row_alone_takes(factor: float) -> None:
     before = taught(2.0)

@@ -134,6 +134,19 @@ def test_speculation_is_measured_once_the_drafter_has_answered_and_old_batches_a
     assert speculating.seconds_per_token == pytest.approx(TRIP / 2)
 
 
+def test_speculation_is_charged_for_no_token_before_the_drafter_has_answered() -> None:
+    engine = Engine()
+    engine.measure_plain()
+    stake = engine.trials.stake_s(1)
+    for _ in range(20):
+        engine.tokens(seconds=1.5 * TRIP)  # a long text is being read
+    assert engine.trials.speculates(1)
+    assert engine.trials.stake_s(1) == stake
+    engine.trials.record_draft()
+    engine.tokens(seconds=1.5 * TRIP)
+    assert engine.trials.stake_s(1) < stake
+
+
 def test_plain_decoding_is_measured_once_what_was_drafted_is_out() -> None:
     engine = Engine()
     engine.measure_plain()

@@ -279,6 +279,25 @@ def test_other_types_and_packed_layers(tmp_path: Path, target: Checkpoint, make)
         load_speculator(checkpoint, target, "int8", "cpu")
 
 
+@pytest.mark.parametrize("make", [speculators.eagle, speculators.eagle3, speculators.medusa])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_drafter_in_whole_numbers_says_nearly_the_same(
+    tmp_path: Path, target: Checkpoint, make, quantization: str
+) -> None:
+    checkpoint = opened(make(target), tmp_path, target)
+    modules = [load_speculator(checkpoint, target, "float32", "cpu") for _ in range(2)]
+    pack(modules[1], quantization)
+    assert not any(type(one) is torch.nn.Linear for one in modules[1].modules())
+    hidden_nD = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    floats, whole = (
+        one.head_logits(0, hidden_nD) if checkpoint.kind == "medusa" else one.logits(hidden_nD) for one in modules
+    )
+    drafted = floats.isfinite()
+    assert torch.equal(drafted, whole.isfinite())
+    off = (floats - whole)[drafted].abs().mean() / floats[drafted].std()
+    assert 0 < off < {"int8": 0.02, "int4": 0.2}[quantization]
+
+
 def test_a_map_to_tokens_that_the_target_lacks_is_refused(tmp_path: Path, target: Checkpoint) -> None:
     draft = speculators.eagle3(target)
     draft.tensors["d2t"][-1] = 500

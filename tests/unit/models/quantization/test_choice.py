@@ -60,7 +60,37 @@ def test_draft_models_have_it_too() -> None:
     setup = resolve_options(EngineOptions(quantization="int8", speculative_config=config))
     assert [plan.quantization for plan in stage_plans(setup)] == ["int8"]
     assert setup.draft_quantization == "int8"
-    assert drafting_plan(setup, "draft", 1, setup.draft_quantization).quantization == "int8"
+    assert drafting_plan(setup, "draft", 1).quantization == "int8"
+
+
+def of_drafter(quantization: str | None = None, **options: str) -> str:
+    asked = {} if quantization is None else {"quantization": quantization}
+    config = {"method": "eagle3", **asked}
+    return resolve_options(EngineOptions(speculative_config=config, **options)).draft_quantization  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("multiplies_int8")
+def test_a_learned_drafter_computes_in_eight_bits_where_that_saves_time() -> None:
+    assert of_drafter() == of_drafter(quantization="int8") == "int8"
+    assert of_drafter("int4") == "int4"
+    assert of_drafter("none") == "none"
+    assert of_drafter(cluster="spd-4") == "none"
+    assert resolve_options(EngineOptions(speculative_config={"method": "ngram"})).draft_quantization == "none"
+
+
+def test_a_learned_drafter_without_such_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "works", lambda: False)
+    assert of_drafter() == "none"
+    with pytest.raises(FieldError, match=r"speculative_config.quantization is 'int8', for which this processor lacks"):
+        of_drafter("int8")
+
+
+@pytest.mark.usefixtures("multiplies_int8")
+def test_a_learned_drafter_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert of_drafter(device="cuda") == "none"
+    with pytest.raises(FieldError, match=r"speculative_config.quantization is 'int4', which is computed on cpu alone"):
+        of_drafter("int4", device="cuda")
 
 
 def test_bfloat16_gives_way_with_a_word(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

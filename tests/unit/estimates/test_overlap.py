@@ -1,0 +1,83 @@
+"""Stages that slow each other are told from those that do not, from when they worked on which batch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.estimates.overlap import ENOUGH, FORGOTTEN, SLOWED, Overlap
+from penstock.estimates.pipeline_times import PipelineTimes
+from penstock.messages import Span
+
+ALONE = 0.01
+"""Seconds of a batch in each of two stages while the other one rests."""
+
+
+def batch(at: float, seconds: float, rows: int = 1) -> list[Span]:
+    """One that enters at a moment and takes so long in each stage."""
+    starts = (at, at + seconds)
+    return [Span(i, start, start, start + seconds, seconds, 0.0, rows) for i, start in enumerate(starts)]
+
+
+def one_by_one(overlap: Overlap | PipelineTimes, count: int, at: float = 0.0, rows: int = 1) -> float:
+    """Batches that have both stages to themselves; returns when the last one is out."""
+    record = overlap.record if isinstance(overlap, Overlap) else overlap.record_overlap
+    for i in range(count):
+        record(batch(at + 2 * ALONE * i, ALONE, rows))
+    return at + 2 * ALONE * count
+
+
+def overlapping(overlap: Overlap | PipelineTimes, count: int, at: float, slower: float, rows: int = 1) -> float:
+    """Batches of which each enters when the one before is half-way; the ends of the row have nothing beside them."""
+    record = overlap.record if isinstance(overlap, Overlap) else overlap.record_overlap
+    for i in range(count):
+        first, last = (ALONE if end else slower * ALONE for end in (i == 0, i == count - 1))
+        middle = at + first
+        record([Span(0, at, at, middle, first, 0.0, rows), Span(1, middle, middle, middle + last, last, 0.0, rows)])
+        at = middle
+    return at + ALONE
+
+
+@given(slower=st.floats(1.0, 3.0), rows=st.integers(1, 64))
+def test_what_batches_take_beside_others_is_held_against_what_they_take_alone(slower: float, rows: int) -> None:
+    overlap = Overlap()
+    at = one_by_one(overlap, 3, rows=rows)
+    assert overlap.slower == 0.0, "nothing has overlapped"
+    at = overlapping(overlap, 2 + ENOUGH, at, slower, rows)
+    one_by_one(overlap, 1, at, rows)  # what comes after them shows that nothing else overlaps with them
+    assert overlap.slower == pytest.approx(slower)
+    assert overlap.slows is (overlap.slower >= SLOWED)
+
+
+def test_batches_in_turn_take_a_step_for_each_trip_and_the_times_of_stages_alone() -> None:
+    times = PipelineTimes(fade=True)
+    at = one_by_one(times, 3)
+    times.record_spans(batch(at, 2 * ALONE))
+    assert times.step_and_latency_s(1) == pytest.approx((2 * ALONE, 4 * ALONE))
+    at = one_by_one(times, 1, overlapping(times, 2 * ENOUGH, at, 2.0))
+    assert times.step_and_latency_s(1) == pytest.approx((2 * ALONE, 2 * ALONE))
+
+
+def test_stages_of_several_hosts_are_never_in_turn() -> None:
+    times = PipelineTimes(fade=True, apart=frozenset({0}))
+    one_by_one(times, 1, overlapping(times, 2 * ENOUGH, one_by_one(times, 3), 2.0))
+    assert times.slower == 0.0
+
+
+def test_what_has_not_been_seen_for_long_is_forgotten() -> None:
+    overlap = Overlap()
+    at = one_by_one(overlap, 1, overlapping(overlap, 2 * ENOUGH, one_by_one(overlap, 3), 2.0))
+    assert overlap.slows
+    at = one_by_one(overlap, FORGOTTEN // 2, at)
+    assert overlap.slows
+    one_by_one(overlap, FORGOTTEN // 2 + 2, at)
+    assert not overlap.slows
+
+
+def test_another_run_begins_with_what_one_has_found() -> None:
+    overlap = Overlap()
+    overlap.begin_with(0.0)
+    assert overlap.slower == 0.0
+    overlap.begin_with(1.5)
+    assert overlap.slows
