@@ -1,7 +1,6 @@
 """`auto` where stages share a host: two stage processes of a real model on two cores, nothing of it emulated.
 
-    python -m benchmarks.strategies.shared_host MODEL PROMPTS [--itself GGUF] [--only CASE ...] [--per-set N]
-        [--tokens N]
+    python -m benchmarks.strategies.shared_host MODEL PROMPTS [--only CASE ...] [--per-set N] [--tokens N]
 
 MODEL is a chat model's folder, or a GGUF file of four bits for all cases but ``random`` and ``itself``, PROMPTS a
 folder of question files. Every prompt is decoded greedily and plainly, with `auto` and, as it is told, with
@@ -11,7 +10,7 @@ burns one core:
 - ``ngram``: prompt lookup;
 - ``right``: synthetic, right in 80 to 95% of the steps;
 - ``wrong``: synthetic, never right;
-- ``itself``: the same model's GGUF file of four bits as draft model, in a process of its own;
+- ``itself``: the model itself in four bits as draft model, in a process of its own;
 - ``random``: a draft model of two small layers with random weights, in a process of its own;
 - ``right45``, ``right60``, ``right75``: synthetic, right in so many of 100 steps; on a quiet host only.
 
@@ -42,7 +41,7 @@ from penstock.bench.measure.comparison import measure_all
 from penstock.bench.prompts import read_prompt_sets
 
 NAME, HOW = "shared_host", "Measured: two stage processes of one thread each on two cores, nothing emulated"
-COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --itself GGUF --per-set {} --tokens {}"
+COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --per-set {} --tokens {}"
 IN_INT4 = ", int4"
 """What a case is called further where MODEL is a GGUF file of four bits."""
 ENTRIES = ("autoregressive", "auto", "continuous")
@@ -56,7 +55,7 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram"},
     "right": {"method": "synthetic", "accuracy": RIGHT},
     "wrong": {"method": "synthetic", "accuracy": [0.0, 0.0]},
-    "itself": {"method": "draft_model"},
+    "itself": {"method": "draft_model", "quantization": "int4"},
     "random": {"method": "draft_model"},
 }
 PARTLY_RIGHT = {
@@ -98,7 +97,7 @@ def one_core_busy(busy: bool) -> Iterator[None]:
 
 def drafted_by(case: str, options: argparse.Namespace) -> AbstractContextManager[str]:
     """The draft model of a case that has one."""
-    return random_draft_model(options.model) if case.startswith("random") else nullcontext(str(options.itself))
+    return random_draft_model(options.model) if case.startswith("random") else nullcontext(str(options.model))
 
 
 @contextmanager
@@ -158,7 +157,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="auto on two stages of one host")
     parser.add_argument("model", type=Path)
     parser.add_argument("prompts", type=Path)
-    parser.add_argument("--itself", type=Path)
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--per-set", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
@@ -166,7 +164,7 @@ def main() -> None:
     os.environ["PENSTOCK_FORGET"] = "1"  # what one case has taught does not go into the next
     in_int4 = options.model.suffix == ".gguf"
     for case in options.only:
-        if case.removesuffix(BUSY) in OF_FLOATS and (in_int4 or (case.startswith("itself") and not options.itself)):
+        if in_int4 and case.removesuffix(BUSY) in OF_FLOATS:
             continue
         figures = kept_figures(NAME)
         sizes = options.per_set, options.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.config import FieldError
 from penstock.drafters.base import Draft, DraftRequest
@@ -25,7 +26,10 @@ class SmallModelOptions(DrafterOptions):
     priced_as = Weights.DRAFT_MODEL
 
     model: str | None = None
-    """Folder, GGUF file or hub name of the small model, whose tokenizer has to be the target's."""
+    """Folder, GGUF file or hub name of the small model, whose tokenizer has to be the target's. The target itself, with
+    fewer bits, is one, too."""
+    quantization: Literal["auto", "none", "int8", "int4"] = "auto"
+    """Whole numbers that its weights are held as on a CPU; auto: as the engine's own ``quantization`` has it."""
 
     def __post_init__(self) -> None:
         if not self.model:

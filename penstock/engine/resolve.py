@@ -14,6 +14,7 @@ from penstock.config import FieldError, check
 from penstock.core import ConfigError
 from penstock.drafters.learned import LearnedOptions
 from penstock.drafters.options import Weights
+from penstock.drafters.small_model import SmallModelOptions
 from penstock.emulation.cluster import check_drafter
 from penstock.engine.options import AUTO, DEMO, EngineOptions, model_folder
 from penstock.hosts.cores import shared_threads, usable_cores
@@ -143,13 +144,15 @@ def drafter_quantization(
     """Of the drafter's weights: none, int8 or int4. ``draft`` is the draft model's checkpoint, where it is one."""
     from penstock.models.quantization.choice import drafter_format, weights_format
 
-    if draft is not None:
-        return weights_format(options.quantization, options.device, draft)
-    if speculation is None or not isinstance(speculation.drafter_options, LearnedOptions):
-        return "none"
-    emulated = isinstance(options.cluster, Cluster) and options.cluster.emulated
-    asked = speculation.drafter_options.quantization
-    return drafter_format(asked, options.device, options.dtype, emulated=emulated)
+    drafter = speculation.drafter_options if speculation is not None else None
+    if isinstance(drafter, SmallModelOptions) and draft is not None:
+        if drafter.quantization == "auto":
+            return weights_format(options.quantization, options.device, draft)
+        return weights_format(drafter.quantization, options.device, draft, "speculative_config.quantization")
+    if isinstance(drafter, LearnedOptions):
+        emulated = isinstance(options.cluster, Cluster) and options.cluster.emulated
+        return drafter_format(drafter.quantization, options.device, options.dtype, emulated=emulated)
+    return "none"
 
 
 def devices_of(options: EngineOptions, hosts: Sequence[str], living: Mapping[str, HostFacts]) -> tuple[str, ...]:

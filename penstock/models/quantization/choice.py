@@ -33,14 +33,14 @@ def usable_dtype(asked: str, device: str, checkpoint: Checkpoint, quantization: 
     return "float32"
 
 
-def weights_format(quantization: str, device: str, checkpoint: Checkpoint) -> str:
+def weights_format(quantization: str, device: str, checkpoint: Checkpoint, field: str = "quantization") -> str:
     """What ``quantization`` ("auto" among others) comes to for a target or a draft model: none or a format.
 
-    Raises FieldError for a format that nothing here computes.
+    Raises FieldError, which names ``field``, for a format that nothing here computes.
     """
     if quantization == "auto":
         return kept(checkpoint.weights.bits) if device == "cpu" else "none"
-    check_computed("quantization", quantization, device)
+    check_computed(field, quantization, device)
     return quantization
 
 

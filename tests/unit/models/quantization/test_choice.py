@@ -63,6 +63,14 @@ def test_draft_models_have_it_too() -> None:
     assert drafting_plan(setup, "draft", 1).quantization == "int8"
 
 
+@pytest.mark.usefixtures("multiplies_int8")
+def test_a_target_in_floats_drafts_with_itself_in_four_bits() -> None:
+    config = {"method": "draft_model", "model": str(DEMO / "target"), "quantization": "int4"}
+    setup = resolve_options(EngineOptions(speculative_config=config))
+    assert [plan.quantization for plan in stage_plans(setup)] == ["none"]
+    assert drafting_plan(setup, "draft", 1).quantization == "int4"
+
+
 def of_drafter(quantization: str | None = None, **options: str) -> str:
     asked = {} if quantization is None else {"quantization": quantization}
     config = {"method": "eagle3", **asked}
