@@ -178,6 +178,7 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None
         clock,
         contended=not emulated,
         apart=parts.apart,
+        overlaps=setup.speculation is not None and setup.speculation.drafter_options.needs_entered is not None,
         recovery=recovery,
     )
 

@@ -22,15 +22,23 @@ class Estimates:
 
     ``contended``: stages are real ones and may slow each other. What speculation is worth has to be tried, and what
     rows cost to be seen again and again. ``apart``: stages behind which batches leave for another host
-    (``PipelineTimes``). ``stages``: how many there are (``Trials``).
+    (``PipelineTimes``). ``stages``: how many there are (``Trials``). ``overlaps``: batches overlap also where stages
+    slow each other, since nothing is drafted from a node before it has entered.
     """
 
-    def __init__(self, contended: bool = False, apart: frozenset[int] = frozenset(), stages: int | None = None) -> None:
+    def __init__(
+        self,
+        contended: bool = False,
+        apart: frozenset[int] = frozenset(),
+        stages: int | None = None,
+        overlaps: bool = False,
+    ) -> None:
         self._stages = stages
+        self._overlaps = overlaps
         self.drafts = DraftQuality()
         self.drafter = BatchTimes(contended)
         """Of the drafter's rounds, by the rows that they take."""
-        self.pipeline = PipelineTimes(contended, apart)
+        self.pipeline = PipelineTimes(contended, apart, overlaps)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials = Trials(contended, stages, self._has_room)
         self._kept_alone_s = 0.0
@@ -38,7 +46,7 @@ class Estimates:
 
     def anew(self) -> Estimates:
         """Of the same engine, with nothing learned."""
-        return Estimates(self.trials.contended, self.pipeline.apart, self._stages)
+        return Estimates(self.trials.contended, self.pipeline.apart, self._stages, self._overlaps)
 
     @property
     def experience(self) -> Experience:
@@ -72,7 +80,7 @@ class Estimates:
 
     def forget_pipeline(self, apart: frozenset[int]) -> None:
         """Other stages take over: their times, and when batches in flight were expected, mean nothing any more."""
-        self.pipeline = PipelineTimes(self.trials.contended, apart)
+        self.pipeline = PipelineTimes(self.trials.contended, apart, self._overlaps)
         self.round_trips = RoundTrips(self.pipeline)
         self._kept_alone_s = 0.0
         self.trials.interrupt()

@@ -26,11 +26,12 @@ class PipelineTimes:
     another: a step is then a whole trip (``Overlap``).
     ``fade``: the stages' times do (``BatchTimes``). ``apart``: stages behind which a batch leaves for another host, -1
     being the engine. Moments of two hosts are never subtracted, since their clocks differ: what such hops take is what
-    is left of a round trip by the engine's clock, in equal parts.
+    is left of a round trip by the engine's clock, in equal parts. ``overlaps``: batches do whatever that costs.
     """
 
-    def __init__(self, fade: bool = False, apart: frozenset[int] = frozenset()) -> None:
+    def __init__(self, fade: bool = False, apart: frozenset[int] = frozenset(), overlaps: bool = False) -> None:
         self.apart = apart
+        self._overlaps = overlaps
         self._stages: defaultdict[int, BatchTimes] = defaultdict(partial(BatchTimes, fade))
         self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
         self._drafter_turns: dict[int, float] = {}
@@ -87,7 +88,7 @@ class PipelineTimes:
 
     def record_overlap(self, spans: Sequence[Span]) -> None:
         """Take in when real stages worked on a batch that has come out, which says whether they slow each other."""
-        if self.apart:
+        if self.apart or self._overlaps:
             return
         before = self._overlap.slower if self._overlap.slows else 1.0
         self._overlap.record(spans)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,8 +61,9 @@ def test_batches_in_turn_take_a_step_for_each_trip_and_the_times_of_stages_alone
     assert times.step_and_latency_s(1) == pytest.approx((2 * ALONE, 2 * ALONE))
 
 
-def test_stages_of_several_hosts_are_never_in_turn() -> None:
-    times = PipelineTimes(fade=True, apart=frozenset({0}))
+@pytest.mark.parametrize("why", [{"apart": frozenset({0})}, {"overlaps": True}], ids=["several hosts", "drafter"])
+def test_some_stages_are_never_in_turn(why: dict[str, Any]) -> None:
+    times = PipelineTimes(fade=True, **why)
     one_by_one(times, 1, overlapping(times, 2 * ENOUGH, one_by_one(times, 3), 2.0))
     assert times.slower == 0.0
 
