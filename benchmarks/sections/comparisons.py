@@ -321,7 +321,7 @@ SHARED = {
     "ngram": "prompt lookup",
     "right": "synthetic, right in 88% of the steps",
     "wrong": "synthetic, never right",
-    "itself": "itself in `int4`, as draft model",
+    "itself": "itself in `int8`, as draft model",
     "random": "a draft model with random weights",
     **{f"right{percent}": f"synthetic, right in {percent}%" for percent in shared_host.PERCENT},
 }

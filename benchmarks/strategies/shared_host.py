@@ -55,7 +55,7 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram"},
     "right": {"method": "synthetic", "accuracy": RIGHT},
     "wrong": {"method": "synthetic", "accuracy": [0.0, 0.0]},
-    "itself": {"method": "draft_model", "quantization": "int4"},
+    "itself": {"method": "draft_model", "quantization": "int8"},
     "random": {"method": "draft_model"},
 }
 PARTLY_RIGHT = {

@@ -2,9 +2,10 @@
 
     python -m benchmarks.strategies.trained MODEL PROMPTS [--drafter METHOD=FOLDER ...] [--per-set N] [--tokens N]
 
-MODEL is a chat model's folder or GGUF file, PROMPTS a folder of question files. Two stage processes of one thread each
+MODEL is a chat model's folder, in float32, PROMPTS a folder of question files. Two stage processes of one thread each
 answer every prompt at T = 0 and T = 1: plainly, with `auto` and, as it is told, with `continuous`, in turn. Each
-strategy learns from its own runs. Prompt lookup comes first, as the drafter that needs no training.
+strategy learns from its own runs. Prompt lookup comes first, as the drafter that needs no training; the others compute
+in eight bits.
 
 A drafter's figures are written to benchmarks/measured/strategies/trained.json as it ends, and it is not run again while
 they are there with as many prompts and tokens. Stop whatever else runs on the host, or the figures mean little.
@@ -34,7 +35,7 @@ DEPTHS = 4
 
 def measured(options: argparse.Namespace, method: str, folder: str | None) -> dict[str, Any]:
     """By temperature and set: seconds of every prompt by entry, and how many drafts of each depth were right."""
-    drafter = {"method": method} | ({"model": folder} if folder else {})
+    drafter = {"method": method} | ({"model": folder, "quantization": "int8"} if folder else {})
     named = parse_entries(ENTRIES, drafter)
     with LLM(options.model, pipeline_parallel_size=2, speculative_config=named[1][1]) as llm:
         sampling = [SamplingParams(temperature=one, max_tokens=options.tokens) for one in TEMPERATURES]

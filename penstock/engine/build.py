@@ -17,6 +17,7 @@ from penstock.engine.loop import EngineLoop
 from penstock.engine.recovery import Parts, Recovery
 from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Pieces, Scheduler
+from penstock.estimates.overlap import SLOWED
 from penstock.pipeline.base import Clock, Pipeline, SideChannel
 from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.requests.slots import SlotPool
@@ -178,9 +179,20 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None
         clock,
         contended=not emulated,
         apart=parts.apart,
-        overlaps=setup.speculation is not None and setup.speculation.drafter_options.needs_entered is not None,
+        slowed=slowed(setup),
         recovery=recovery,
     )
+
+
+def slowed(setup: Resolved) -> float | None:
+    """How many times as long stages are taken to be while others of the same host compute, until that has been seen.
+
+    On CPUs they read their weights from one memory, so that a first trial of speculation gains by taking turns. None
+    for a drafter that says nothing of a node before it has entered.
+    """
+    if setup.speculation is not None and setup.speculation.drafter_options.needs_entered is not None:
+        return None
+    return SLOWED if all(device == "cpu" for device in setup.devices[: setup.stages]) else 0.0
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:

@@ -67,9 +67,9 @@ class Observer:
 class EngineLoop:
     """Requests over one pipeline and at most one drafter. ``step`` is called until ``busy`` is False.
 
-    ``contended``: stages that compute at the same time may slow each other, as real ones of one host do. ``overlaps``:
-    batches do even so, as a drafter needs that says nothing of a node before it has entered. Without a ``recovery`` a
-    lost stage or drafter ends all requests.
+    ``contended``: stages that compute at the same time may slow each other, as real ones of one host do. ``slowed``:
+    how many times as long they are taken to be then at first; None where batches overlap even so, as a drafter needs
+    that says nothing of a node before it has entered. Without a ``recovery`` a lost stage or drafter ends all requests.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EngineLoop:
         *,
         contended: bool = False,
         apart: frozenset[int] = frozenset(),
-        overlaps: bool = False,
+        slowed: float | None = 0.0,
         recovery: Recovery | None = None,
     ) -> None:
         self.pipeline = pipeline
@@ -94,7 +94,7 @@ class EngineLoop:
         self.nodes: Nodes = scheduler.nodes
         self.builder = BatchBuilder()
         self.inflight = InFlight()
-        self.estimates = Estimates(contended, apart, pipeline.stages, overlaps)
+        self.estimates = Estimates(contended, apart, pipeline.stages, slowed)
         self._share_quality()
         self.draft_due = math.inf
         """When the drafter is expected to answer; infinite while it has not been asked."""

@@ -22,8 +22,7 @@ class Estimates:
 
     ``contended``: stages are real ones and may slow each other. What speculation is worth has to be tried, and what
     rows cost to be seen again and again. ``apart``: stages behind which batches leave for another host
-    (``PipelineTimes``). ``stages``: how many there are (``Trials``). ``overlaps``: batches overlap also where stages
-    slow each other, since nothing is drafted from a node before it has entered.
+    (``PipelineTimes``). ``stages``: how many there are (``Trials``). ``slowed``: as ``PipelineTimes`` has it.
     """
 
     def __init__(
@@ -31,14 +30,14 @@ class Estimates:
         contended: bool = False,
         apart: frozenset[int] = frozenset(),
         stages: int | None = None,
-        overlaps: bool = False,
+        slowed: float | None = 0.0,
     ) -> None:
         self._stages = stages
-        self._overlaps = overlaps
+        self._slowed = slowed
         self.drafts = DraftQuality()
         self.drafter = BatchTimes(contended)
         """Of the drafter's rounds, by the rows that they take."""
-        self.pipeline = PipelineTimes(contended, apart, overlaps)
+        self.pipeline = PipelineTimes(contended, apart, slowed)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials = Trials(contended, stages, self._has_room)
         self._kept_alone_s = 0.0
@@ -46,7 +45,7 @@ class Estimates:
 
     def anew(self) -> Estimates:
         """Of the same engine, with nothing learned."""
-        return Estimates(self.trials.contended, self.pipeline.apart, self._stages, self._overlaps)
+        return Estimates(self.trials.contended, self.pipeline.apart, self._stages, self._slowed)
 
     @property
     def experience(self) -> Experience:
@@ -80,7 +79,7 @@ class Estimates:
 
     def forget_pipeline(self, apart: frozenset[int]) -> None:
         """Other stages take over: their times, and when batches in flight were expected, mean nothing any more."""
-        self.pipeline = PipelineTimes(self.trials.contended, apart, self._overlaps)
+        self.pipeline = PipelineTimes(self.trials.contended, apart, self._slowed)
         self.round_trips = RoundTrips(self.pipeline)
         self._kept_alone_s = 0.0
         self.trials.interrupt()

@@ -26,12 +26,13 @@ class PipelineTimes:
     another: a step is then a whole trip (``Overlap``).
     ``fade``: the stages' times do (``BatchTimes``). ``apart``: stages behind which a batch leaves for another host, -1
     being the engine. Moments of two hosts are never subtracted, since their clocks differ: what such hops take is what
-    is left of a round trip by the engine's clock, in equal parts. ``overlaps``: batches do whatever that costs.
+    is left of a round trip by the engine's clock, in equal parts. ``slowed``: as how many times as long stages count
+    while others compute, until that has been seen; None: batches overlap whatever that costs.
     """
 
-    def __init__(self, fade: bool = False, apart: frozenset[int] = frozenset(), overlaps: bool = False) -> None:
+    def __init__(self, fade: bool = False, apart: frozenset[int] = frozenset(), slowed: float | None = 0.0) -> None:
         self.apart = apart
-        self._overlaps = overlaps
+        self._overlaps = slowed is None
         self._stages: defaultdict[int, BatchTimes] = defaultdict(partial(BatchTimes, fade))
         self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
         self._drafter_turns: dict[int, float] = {}
@@ -39,6 +40,7 @@ class PipelineTimes:
         self._rests = False
         """Whether the drafter is asked nothing at present."""
         self._overlap = Overlap()
+        self._overlap.begin_with(slowed or 0.0)
         self._known: dict[int, tuple[float, float]] = {}
         """Step and latency by number of rows, as far as they have been asked for since the times last changed."""
 
@@ -90,11 +92,11 @@ class PipelineTimes:
         """Take in when real stages worked on a batch that has come out, which says whether they slow each other."""
         if self.apart or self._overlaps:
             return
-        before = self._overlap.slower if self._overlap.slows else 1.0
+        in_turn = self._overlap.slows
         self._overlap.record(spans)
-        after = self._overlap.slower if self._overlap.slows else 1.0
-        if (before == 1.0) != (after == 1.0):  # what is known is of stages that overlap, or of those that take turns
-            self.scale(before / after)
+        if self._overlap.slows != in_turn:  # what is known is of stages that take turns, or of those that overlap
+            slower = self._overlap.slower or 1.0
+            self.scale(slower if in_turn else 1 / slower)
 
     def record_round_trip(self, spans: Sequence[Span], seconds: float) -> None:
         """Take in how long it was from a batch's entering to its result, by the engine's clock."""

@@ -61,7 +61,7 @@ def test_batches_in_turn_take_a_step_for_each_trip_and_the_times_of_stages_alone
     assert times.step_and_latency_s(1) == pytest.approx((2 * ALONE, 2 * ALONE))
 
 
-@pytest.mark.parametrize("why", [{"apart": frozenset({0})}, {"overlaps": True}], ids=["several hosts", "drafter"])
+@pytest.mark.parametrize("why", [{"apart": frozenset({0})}, {"slowed": None}], ids=["several hosts", "drafter"])
 def test_some_stages_are_never_in_turn(why: dict[str, Any]) -> None:
     times = PipelineTimes(fade=True, **why)
     one_by_one(times, 1, overlapping(times, 2 * ENOUGH, one_by_one(times, 3), 2.0))
@@ -76,6 +76,14 @@ def test_what_has_not_been_seen_for_long_is_forgotten() -> None:
     assert overlap.slows
     one_by_one(overlap, FORGOTTEN // 2 + 2, at)
     assert not overlap.slows
+
+
+def test_stages_that_are_taken_to_slow_each_other_do_so_until_it_was_seen() -> None:
+    times = PipelineTimes(fade=True, slowed=SLOWED)
+    assert times.slower == SLOWED
+    at = overlapping(times, 3 * ENOUGH, one_by_one(times, 3), 1.0)
+    one_by_one(times, 1, at)
+    assert times.slower == pytest.approx(1.0)
 
 
 def test_another_run_begins_with_what_one_has_found() -> None:
