@@ -4,10 +4,9 @@
 
 A head is trained for exactly that. It reads the demo target's states after half of the layers, has one layer of the
 target's kind and a head over the whole vocabulary, begins as the target's last layer, norm and head, and learns the
-target's own distribution after every token of Python's standard library, and when that is used up of packages that
-torch needs, eight windows of 256 tokens a step, each once. The rate is constant; for each point of the learning curve a
-copy goes on while its rate falls to zero over the last quarter of that point's tokens. Held out is ``long_text``'s
-file, in windows of 512 of which the second half counts.
+target's own distribution after every token of Python's standard library, eight windows of 256 tokens a step, each once.
+The rate is constant; for each point of the learning curve a copy goes on while its rate falls to zero over the last
+quarter of that point's tokens. Held out is ``long_text``'s file, in windows of 512 of which the second half counts.
 
 SPD's module answers first, for a token that has just entered eight stages; the head answers when it has passed four of
 them. "again" is how often its best is the target's greedy token where the first answer's best was not, "kept" where it
@@ -39,10 +38,8 @@ from penstock.messages import Sampling
 NAME, HOW = "halfway", "Computed with the demo target"
 STAGES: Final = 8
 BATCH, WINDOW = 8, 256
-CURVE: Final = (250, 500, 1000, 2000, 4000, 8000)
+CURVE: Final = (250, 500, 1000, 2000, 4000)
 """Steps of the points."""
-PACKAGES: Final = ("torch", "sympy", "numpy")
-"""What is read after the standard library."""
 DECAY: Final = 4
 """The last of so many parts of a point's steps have a falling rate."""
 RATE, RISING = 1e-3, 25
@@ -63,20 +60,13 @@ class Judged:
     picks: Tensor
 
 
-def sources() -> Iterator[Path]:
-    """The standard library's files in an order drawn once, then those of the packages."""
-    paths = sysconfig.get_paths()
-    library = [file for file in Path(paths["stdlib"]).rglob("*.py") if "site-packages" not in file.parts]
-    packages = [file for name in PACKAGES for file in (Path(paths["purelib"]) / name).rglob("*.py")]
-    for files in (sorted(library), sorted(packages)):
-        random.Random(0).shuffle(files)
-        yield from files
-
-
 def lessons(tokenizer: Any, steps: int) -> Tensor:
-    """[steps, BATCH, WINDOW] tokens."""
+    """[steps, BATCH, WINDOW] tokens, from files in an order drawn once."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(file for file in root.rglob("*.py") if "site-packages" not in file.parts)
+    random.Random(0).shuffle(files)
     found: list[Tensor] = []
-    for file in sources():
+    for file in files:
         ids = tokenizer(file.read_text(encoding="utf-8", errors="replace"), return_tensors="pt").input_ids[0]
         found += ids[: len(ids) // WINDOW * WINDOW].split(WINDOW) if len(ids) >= WINDOW else []
         if len(found) >= steps * BATCH:

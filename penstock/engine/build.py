@@ -17,7 +17,7 @@ from penstock.engine.loop import EngineLoop
 from penstock.engine.recovery import Parts, Recovery
 from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Pieces, Scheduler
-from penstock.estimates.overlap import SLOWED
+from penstock.estimates.overlap import TAKEN
 from penstock.pipeline.base import Clock, Pipeline, SideChannel
 from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.requests.slots import SlotPool
@@ -192,7 +192,7 @@ def slowed(setup: Resolved) -> float | None:
     """
     if setup.speculation is not None and setup.speculation.drafter_options.needs_entered is not None:
         return None
-    return SLOWED if all(device == "cpu" for device in setup.devices[: setup.stages]) else 0.0
+    return TAKEN if all(device == "cpu" for device in setup.devices[: setup.stages]) else 0.0
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:

@@ -153,9 +153,10 @@ class BatchTimes:
         """Whether a batch of so many rows, or of more, is among what is known."""
         return max(self._means, default=0) >= SIZE_OF[min(rows, SIZES[-1])]
 
-    def is_between_seen(self, rows: int) -> bool:
-        """Whether neither all batches that are known were smaller than one of so many rows, nor all larger."""
-        return min(self._means, default=math.inf) <= SIZE_OF[min(rows, SIZES[-1])] and self.has_seen(rows)
+    @property
+    def has_seen_one(self) -> bool:
+        """Whether a batch of one row is among what is known."""
+        return SIZES[0] in self._means
 
     def growth(self, rows: int) -> float:
         """Log of the share by which a further row makes a batch of so many slower; minus infinity for none."""

@@ -12,6 +12,8 @@ from typing import Final
 from penstock.estimates.batch_times import BatchTimes
 from penstock.messages import Span
 
+TAKEN: Final = 1.5
+"""As so many times as long stages on CPUs count beside others, until that has been seen."""
 SLOWED: Final = 1.2
 """Stages that take so many times as long while others compute had better take turns: in simulation two of them gain
 nothing by overlapping from 1.15 on, four from 1.3 on."""
@@ -35,7 +37,11 @@ class Passed:
 
 
 class Overlap:
-    """Times in a stage alone, by rows, and what the same take while others compute. All stages have one clock."""
+    """Times in a stage alone, by rows, and what the same take while others compute. All stages have one clock.
+
+    What others slow is the reading of weights, which takes as long for one row as for many. So batches of many rows,
+    which take several times as long as one row, are hardly slower beside others.
+    """
 
     def __init__(self) -> None:
         self._alone: defaultdict[int, BatchTimes] = defaultdict(partial(BatchTimes, True))
@@ -48,13 +54,12 @@ class Overlap:
 
     @property
     def slower(self) -> float:
-        """How many times as long a stage takes while others compute; 0 while that is not known."""
+        """How many times as long one row takes in a stage while others compute; 0 while that is not known."""
         return median(self._times) if len(self._times) >= ENOUGH else 0.0
 
-    @property
-    def slows(self) -> bool:
-        """Whether stages had better take turns."""
-        return self.slower >= SLOWED
+    def slows(self, share: float = 1.0) -> bool:
+        """Whether stages had better take turns with batches of whose time one row alone takes this share."""
+        return 1 + (self.slower - 1) * share >= SLOWED
 
     def begin_with(self, slower: float) -> None:
         """What another run has found."""
@@ -84,8 +89,8 @@ class Overlap:
                 continue
             if beside <= ALONE * seconds:
                 alone.record(span.rows, seconds)
-            elif beside >= BESIDE * seconds and alone.is_between_seen(span.rows):
-                share = min(1.0, beside / seconds)
+            elif beside >= BESIDE * seconds and alone.has_seen(span.rows) and alone.has_seen_one:
+                share = min(1.0, beside / seconds) * alone.seconds(1) / alone.seconds(span.rows)
                 self._times.append(1 + (seconds / alone.seconds(span.rows) - 1) / share)
                 self._since = 0
 

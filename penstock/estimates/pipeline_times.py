@@ -92,9 +92,9 @@ class PipelineTimes:
         """Take in when real stages worked on a batch that has come out, which says whether they slow each other."""
         if self.apart or self._overlaps:
             return
-        in_turn = self._overlap.slows
+        in_turn = self._overlap.slows()
         self._overlap.record(spans)
-        if self._overlap.slows != in_turn:  # what is known is of stages that take turns, or of those that overlap
+        if self._overlap.slows() != in_turn:  # what is known is of stages that take turns, or of those that overlap
             slower = self._overlap.slower or 1.0
             self.scale(slower if in_turn else 1 / slower)
 
@@ -140,10 +140,13 @@ class PipelineTimes:
 
     def _look_up(self, rows: int) -> tuple[float, float]:
         turns = {} if self._rests else self._drafter_turns
-        stages = [times.seconds(rows) + turns.get(stage, 0.0) for stage, times in self._stages.items()]
+        computing = [times.seconds(rows) for times in self._stages.values()]
+        stages = [seconds + turns.get(stage, 0.0) for stage, seconds in zip(self._stages, computing, strict=True)]
         links = [times.seconds(rows) for times in self._links.values()]
         hops = [times.there_and_back(rows) for times in self._links.values()]
         latency = sum(stages + links)
-        step = latency if self._overlap.slows else max(stages + hops, default=0.0)
+        of_one = sum(times.seconds(1) for times in self._stages.values())
+        in_turn = bool(computing) and self._overlap.slows(of_one / (sum(computing) or 1.0))
+        step = latency if in_turn else max(stages + hops, default=0.0)
         self._known[rows] = found = step, latency
         return found

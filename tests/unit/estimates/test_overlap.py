@@ -41,15 +41,34 @@ def overlapping(overlap: Overlap | PipelineTimes, count: int, at: float, slower:
     return at + ALONE
 
 
-@given(slower=st.floats(1.0, 3.0), rows=st.integers(1, 64))
-def test_what_batches_take_beside_others_is_held_against_what_they_take_alone(slower: float, rows: int) -> None:
+@given(slower=st.floats(1.0, 3.0))
+def test_what_batches_take_beside_others_is_held_against_what_they_take_alone(slower: float) -> None:
     overlap = Overlap()
-    at = one_by_one(overlap, 3, rows=rows)
+    at = one_by_one(overlap, 3)
     assert overlap.slower == 0.0, "nothing has overlapped"
-    at = overlapping(overlap, 2 + ENOUGH, at, slower, rows)
-    one_by_one(overlap, 1, at, rows)  # what comes after them shows that nothing else overlaps with them
+    at = overlapping(overlap, 2 + ENOUGH, at, slower)
+    one_by_one(overlap, 1, at)  # what comes after them shows that nothing else overlaps with them
     assert overlap.slower == pytest.approx(slower)
-    assert overlap.slows is (overlap.slower >= SLOWED)
+    assert overlap.slows() is (overlap.slower >= SLOWED)
+
+
+def test_batches_of_many_rows_are_slowed_by_as_much_time_as_a_row_is() -> None:
+    """Weights are read once for all rows."""
+    overlap, many, slower = Overlap(), 8, 2.0
+    at = one_by_one(overlap, 3)
+    for _ in range(3):
+        for i in (0, 1):
+            overlap.record([Span(i, at, at, at + many * ALONE, ALONE, 0.0, 32)])
+            at += many * ALONE
+    for _ in range(2 * ENOUGH):  # both stages at once, for different batches
+        end = at + (many + slower - 1) * ALONE
+        overlap.record([Span(1, at, at, end, ALONE, 0.0, 32)])
+        overlap.record([Span(0, at, at, end, ALONE, 0.0, 32)])
+        at = end
+    one_by_one(overlap, 1, at)
+    assert overlap.slower == pytest.approx(slower)
+    assert overlap.slows()
+    assert not overlap.slows(1 / many)
 
 
 def test_batches_in_turn_take_a_step_for_each_trip_and_the_times_of_stages_alone() -> None:
@@ -71,11 +90,11 @@ def test_some_stages_are_never_in_turn(why: dict[str, Any]) -> None:
 def test_what_has_not_been_seen_for_long_is_forgotten() -> None:
     overlap = Overlap()
     at = one_by_one(overlap, 1, overlapping(overlap, 2 * ENOUGH, one_by_one(overlap, 3), 2.0))
-    assert overlap.slows
+    assert overlap.slows()
     at = one_by_one(overlap, FORGOTTEN // 2, at)
-    assert overlap.slows
+    assert overlap.slows()
     one_by_one(overlap, FORGOTTEN // 2 + 2, at)
-    assert not overlap.slows
+    assert not overlap.slows()
 
 
 def test_stages_that_are_taken_to_slow_each_other_do_so_until_it_was_seen() -> None:
@@ -91,4 +110,4 @@ def test_another_run_begins_with_what_one_has_found() -> None:
     overlap.begin_with(0.0)
     assert overlap.slower == 0.0
     overlap.begin_with(1.5)
-    assert overlap.slows
+    assert overlap.slows()
