@@ -32,7 +32,7 @@ class PipelineTimes:
 
     def __init__(self, fade: bool = False, apart: frozenset[int] = frozenset(), slowed: float | None = 0.0) -> None:
         self.apart = apart
-        self._overlaps = slowed is None
+        self._overlaps = slowed is None or bool(apart)
         self._stages: defaultdict[int, BatchTimes] = defaultdict(partial(BatchTimes, fade))
         self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
         self._drafter_turns: dict[int, float] = {}
@@ -40,9 +40,9 @@ class PipelineTimes:
         self._rests = False
         """Whether the drafter is asked nothing at present."""
         self._overlap = Overlap()
-        self._overlap.begin_with(slowed or 0.0)
         self._known: dict[int, tuple[float, float]] = {}
         """Step and latency by number of rows, as far as they have been asked for since the times last changed."""
+        self.begin_with_slower(slowed or 0.0)
 
     @property
     def means(self) -> dict[int, dict[int, tuple[float, float]]]:
@@ -68,8 +68,9 @@ class PipelineTimes:
 
     def begin_with_slower(self, slower: float) -> None:
         """As ``Overlap.begin_with`` has it."""
-        self._overlap.begin_with(slower)
-        self._known.clear()
+        if not self._overlaps:
+            self._overlap.begin_with(slower)
+            self._known.clear()
 
     @property
     def shared(self) -> bool:
@@ -90,7 +91,7 @@ class PipelineTimes:
 
     def record_overlap(self, spans: Sequence[Span]) -> None:
         """Take in when real stages worked on a batch that has come out, which says whether they slow each other."""
-        if self.apart or self._overlaps:
+        if self._overlaps:
             return
         in_turn = self._overlap.slows()
         self._overlap.record(spans)

@@ -80,9 +80,12 @@ def test_batches_in_turn_take_a_step_for_each_trip_and_the_times_of_stages_alone
     assert times.step_and_latency_s(1) == pytest.approx((2 * ALONE, 2 * ALONE))
 
 
-@pytest.mark.parametrize("why", [{"apart": frozenset({0})}, {"slowed": None}], ids=["several hosts", "drafter"])
+@pytest.mark.parametrize(
+    "why", [{"apart": frozenset({0}), "slowed": 2.0}, {"slowed": None}], ids=["several hosts", "drafter"]
+)
 def test_some_stages_are_never_in_turn(why: dict[str, Any]) -> None:
     times = PipelineTimes(fade=True, **why)
+    times.begin_with_slower(2.0)
     one_by_one(times, 1, overlapping(times, 2 * ENOUGH, one_by_one(times, 3), 2.0))
     assert times.slower == 0.0
 
