@@ -366,8 +366,9 @@ def render_shared_host(figures: Any) -> str:
         "`continuous` does as told. `auto` falls back to plain decoding where that is faster. With a drafter that is "
         "never right it decodes plainly throughout: what that row's sets are off 1 is chance. Both stages read their "
         "weights from one memory and slow each other, so that batches go one after another "
-        "([in turn](../strategies.md#what-continuous-does)), and what speculation gains is the rows that each holds. The rows of `int4`, of 88%, of random weights and of a busy core are of the "
-        "same day, but of engines that let batches overlap until they had seen what that costs.",
+        "([in turn](../strategies.md#what-continuous-does)), and what speculation gains is the rows that each holds. "
+        "The rows of `int4`, of 88%, of random weights and of a busy core are of the same day, but of engines that let "
+        "batches overlap until they had seen what that costs.",
     )
 
 
