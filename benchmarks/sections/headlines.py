@@ -40,7 +40,7 @@ def shared_host(figures: Any) -> Headline:
     lookup = ratio_over(figures["ngram"]["seconds"].values(), "autoregressive", "auto")
     return (
         "`auto` over plain decoding, SmolLM2-135M in float32, two stages on two cores",
-        f"{itself.mean:.2f}x with itself in 4 bits as draft model, {lookup.mean:.2f}x by prompt lookup",
+        f"{itself.mean:.2f}x with itself in 8 bits as draft model, {lookup.mean:.2f}x by prompt lookup",
     )
 
 

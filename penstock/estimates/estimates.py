@@ -109,7 +109,7 @@ class Estimates:
         """
         if self._stages == 1 or not (self.trials.contended and self.trials.plainly):
             self.pipeline.record_spans(result.spans)
-        if self.trials.contended:
+        if self.trials.contended and self._stages != 1:
             self.pipeline.record_overlap(result.spans)
         self.pipeline.rests(self.trials.plainly)
         self.round_trips.record_result(result, now)
