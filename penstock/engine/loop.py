@@ -197,6 +197,8 @@ class EngineLoop:
             self._start_requests()
             if not self._sends_root_first:
                 self._ask()  # first: what enters may better wait for the answer
+                if self._foretold:
+                    self._take_drafts()  # they are there at once
             self._submit()
             self._ask()  # again: of what has just entered
             # What became free meanwhile has not been made use of: for that there is another step.

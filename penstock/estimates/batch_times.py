@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from itertools import pairwise
+from itertools import accumulate
 from typing import Final
-
-import numpy as np
 
 from penstock.estimates.running_mean import running_mean
 
@@ -36,8 +34,6 @@ ASKED: Final = 256
 """Rows of which the table speaks in any case, whatever was seen: more than a strategy sends of one request."""
 SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
 """The size as which a number of rows counts."""
-
-EVERY_SIZE: Final = np.arange(SIZES[-1] + 1)
 
 
 class BatchTimes:
@@ -70,9 +66,12 @@ class BatchTimes:
         """By size, mean rows and seconds of the batches that count as of this size."""
         self._last: dict[int, tuple[tuple[float, float], tuple[float, float]]] = {}
         """By size, seconds and rows of the two newest batches."""
-        self._table: list[float] | None = [0.0] * (ASKED + 1)
-        self._growth: list[float] | None = None
-        """``growth`` by number of rows, as long as the table is the same."""
+        self._points: tuple[list[float], list[float]] | None = ([1.0], [0.0])
+        """Rows and seconds between which times lie on straight lines; None while they have yet to be found."""
+        self._seconds: dict[int, float] = {}
+        """``seconds`` by number of rows, as far as it has been asked for since the points last changed."""
+        self._growth: dict[int, float] = {}
+        """``growth`` likewise."""
 
     @property
     def means(self) -> dict[int, tuple[float, float]]:
@@ -84,7 +83,7 @@ class BatchTimes:
         self._means = {size: mean for size, mean in means.items() if size in SIZES and min(mean) > 0}
         self._last = {size: ((seconds, rows),) * 2 for size, (rows, seconds) in self._means.items()}
         self._seen = dict.fromkeys(self._means, 0)
-        self._table = self._growth = None
+        self._changed()
 
     def scale(self, factor: float) -> None:
         """All that was seen takes so many times as long."""
@@ -94,10 +93,16 @@ class BatchTimes:
             for size, (older, newer) in self._last.items()
         }
         if self._means:
-            self._table = self._growth = None
+            self._changed()
+
+    def _changed(self) -> None:
+        """Times are others than before."""
+        self._points = None
+        self._seconds.clear()
+        self._growth.clear()
 
     def record(self, rows: int, seconds: float) -> bool:
-        """Take one batch in. Returns whether that changed the table by more than a hundredth."""
+        """Take one batch in. Returns whether that changed the times by more than a hundredth."""
         rows = min(rows, SIZES[-1])
         size, newest = SIZE_OF[rows], (seconds, float(rows))
         faded = self._count(size, seconds)
@@ -114,7 +119,7 @@ class BatchTimes:
         self._means[size] = mean
         if not faded and abs(mean[1] - self._between(mean[0])) <= 0.01 * mean[1]:
             return False
-        self._table = self._growth = None
+        self._changed()
         return True
 
     def _count(self, size: int, seconds: float) -> bool:
@@ -130,24 +135,18 @@ class BatchTimes:
         self._seen[size] = self._batches
         if self._batches % FADES or len(self._seen) == 1:
             return False
-        self._table = self._growth = None
+        self._changed()
         return True
 
     def _age(self, size: int) -> int:
         """How often the time of a size has lost half of its lead."""
         return (self._batches - self._seen.get(size, self._batches)) // self._fading.get(size, FADES)
 
-    @property
-    def table(self) -> list[float]:
-        """Seconds by number of rows; 0 throughout while nothing is known. Computed when it is asked for."""
-        if self._table is None:
-            self._table = self._tabulate()
-        return self._table
-
     def seconds(self, rows: int) -> float:
         """How long a batch of so many rows takes; 0 while nothing is known."""
-        table = self.table
-        return table[rows] if rows < len(table) else table[-1]
+        if rows not in self._seconds:
+            self._seconds[rows] = self._between(rows)
+        return self._seconds[rows]
 
     def has_seen(self, rows: int) -> bool:
         """Whether a batch of so many rows, or of more, is among what is known."""
@@ -160,26 +159,32 @@ class BatchTimes:
 
     def growth(self, rows: int) -> float:
         """Log of the share by which a further row makes a batch of so many slower; minus infinity for none."""
-        if self._growth is None:
-            self._growth = [
-                math.log((then - now) / now) if then > now > 0 else -math.inf for now, then in pairwise(self.table)
-            ]
-        return self._growth[rows] if rows < len(self._growth) else -math.inf
+        if rows not in self._growth:
+            now, then = self.seconds(rows), self.seconds(rows + 1)
+            self._growth[rows] = math.log((then - now) / now) if then > now > 0 else -math.inf
+        return self._growth[rows]
 
     def _between(self, rows: float) -> float:
-        """The table's seconds for a mean number of rows. Asked for every batch of every stage."""
-        table = self.table
-        below, above = (min(place, len(table) - 1) for place in (int(rows), int(rows) + 1))
-        return table[below] + (rows - below) * (table[above] - table[below])
+        """Seconds on the straight line between the points on either side; beyond the last of them they stay the same.
 
-    def _tabulate(self) -> list[float]:
-        """Straight lines between all sizes, up to the largest one of use."""
+        Asked for every batch of every stage. More rows never take less time, whatever rounding does.
+        """
+        if self._points is None:
+            rows_of, seconds_of = zip(*self._find_points(), strict=True)
+            self._points = list(rows_of), list(accumulate(seconds_of, max))
+        numbers, times = self._points
+        after = bisect_left(numbers, rows)
+        if after in (0, len(numbers)):
+            return times[min(after, len(numbers) - 1)]
+        below, above = times[after - 1], times[after]
+        share = (rows - numbers[after - 1]) / (numbers[after] - numbers[after - 1])
+        return min(below + share * (above - below), above)
+
+    def _find_points(self) -> list[tuple[float, float]]:
+        """Rows and seconds of the sizes that tell, up to the largest one of use."""
         seen = list(self._means)
         longest = SIZE_OF[min(max(ASKED, FURTHER * max(seen, default=0)), SIZES[-1])]
-        points = self._between_seen(longest) if self._fades and seen else self._lower_bounds(longest)
-        rows, seconds = zip(*points, strict=True)
-        table = np.interp(EVERY_SIZE[: longest + 1], rows, seconds)
-        return list(np.maximum.accumulate(table).tolist())  # what lies between two equal times may be rounded down
+        return self._between_seen(longest) if self._fades and seen else self._lower_bounds(longest)
 
     def _lower_bounds(self, longest: int) -> list[tuple[float, float]]:
         """Rows and seconds of every size, the unknown ones as fast as those seen allow."""
