@@ -440,6 +440,8 @@ class EngineLoop:
             self.estimates.trials.interrupt()
             if request.sampling.grammar:
                 self._prepare_grammar(request)
+            if len(self.scheduler.running) == 1:
+                self.estimates.trials.begin_text()
             for observer in self.observers:
                 observer.admitted(request, self.clock.now())
         self._take_grammars()

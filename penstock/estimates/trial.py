@@ -41,6 +41,8 @@ RIGHT: Final = 0.5
 as much after each trial that ended without having gained."""
 WRONG: Final = 0.125
 """What such a draft takes back where it was wrong."""
+OF_A_TEXT: Final = 3.0
+"""Plain tokens that drafts copied from the text may lose in each one before they have gained any in it."""
 CHANCE: Final = 0.3
 """Plain decoding that has become slower by no more than this share may be chance: speculation gets nothing back for it.
 It would get back more than it should as often as less, and lose each time what it then has."""
@@ -68,7 +70,9 @@ class Trial:
 
     A drafter that costs nothing is asked while decoding is plain, too: its drafts are *foretold*. Then a stake is not
     enough: speculation begins where what is foretold turns out right, and nowhere else. A token for which nothing was
-    drafted is a plain one, whatever the way of decoding.
+    drafted is a plain one, whatever the way of decoding. Such a drafter copies what the text holds, so that what it was
+    worth in one text says little of the next: each one has to be promising itself, and most of what others have gained
+    is kept for those to come (``begin_text``).
 
     ``requests`` that decode together bring as many tokens at a time, so that all counts of tokens are times that.
     ``stake``: plain tokens that may be lost at once; without any, all of it has to be set aside first. ``promising``:
@@ -88,6 +92,8 @@ class Trial:
         """What is to be given as a stake once plain decoding has been measured: plain tokens."""
         self.stake_s = 0.0
         """Seconds that speculation may still lose; below 0 where it has lost more than it had."""
+        self._kept_s = 0.0
+        """Seconds that it may lose in texts to come, but not in this one."""
         self._highest = 0.0
         """The stake with which speculation began, or the most that a stake can be if it has gained that since."""
         self._needed = 2 * CAUTIOUS_STAKE
@@ -124,6 +130,19 @@ class Trial:
     def give(self, stake: float) -> None:
         """A stake beside what is set aside, in plain tokens: it may be known late that there is room for a trial."""
         self._given += stake
+
+    def begin_text(self) -> None:
+        """Another text is decoded from now on, by itself. It matters to drafts that were foretold."""
+        if not self._foretold:
+            return
+        total = min(max(self.stake_s, 0.0) + self._kept_s, self._of_plain(MOST))
+        self.stake_s = self._highest = min(total, self._of_plain(OF_A_TEXT))
+        self._kept_s = total - self.stake_s
+        if self.stake_s >= self._of_plain(2 * CAUTIOUS_STAKE):
+            self.cautious, self.failures = False, 0
+        self._promise, self._charged = 0.0, 0
+        if self.speculates:
+            self._begin_plain(CAUTIOUS_STAKE)
 
     def record(self, tokens: int, seconds: float, settled: bool, drafted: bool = True, foretold: bool = False) -> None:
         """So many tokens took so long. ``settled``: nothing of the way before was under way any more. ``drafted``:

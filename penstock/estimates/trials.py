@@ -126,6 +126,11 @@ class Trials:
         """A request has come: the time until the next token is not that of decoding alone."""
         self._since = None
 
+    def begin_text(self) -> None:
+        """The request that has come is the only one that runs."""
+        if 0 in self._by_load:
+            self._by_load[0].begin_text()
+
     def record_draft(self) -> None:
         """The drafter has answered."""
         self._awaits_draft = False

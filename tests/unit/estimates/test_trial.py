@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.estimates.trial import BOLD, CAUTIOUS_STAKE, LATE, MOST, PLAIN_TOKENS, SHARE, STAKE, Trial
+from penstock.estimates.trial import BOLD, CAUTIOUS_STAKE, LATE, MOST, OF_A_TEXT, PLAIN_TOKENS, SHARE, STAKE, Trial
 
 PLAIN = 0.05
 
@@ -215,6 +215,35 @@ def test_what_is_foretold_does_not_end_what_gains_when_plain_decoding_is_measure
     assert 0.9 * 3000 < speculated < 3000
 
 
+def gained_in_a_text() -> Trial:
+    trial = Trial()
+    foretold(trial, 200, lambda: True, PLAIN / 3)
+    assert trial.stake_s == pytest.approx(MOST * PLAIN)
+    return trial
+
+
+def test_each_text_has_to_be_foretold_itself_and_loses_little_of_what_others_have_gained() -> None:
+    trial = gained_in_a_text()
+    for _ in range(2):
+        trial.begin_text()
+        assert not trial.speculates
+        assert foretold(trial, 64, lambda: False, 10 * PLAIN) == pytest.approx(64 * PLAIN)
+    trial.begin_text()
+    assert foretold(trial, 64, lambda: True, 1.5 * PLAIN) < (64 + OF_A_TEXT + 1) * PLAIN
+    trial.begin_text()
+    assert foretold(trial, 64, lambda: True, PLAIN / 3) < 64 * PLAIN / 2
+    assert not trial.cautious
+
+
+def test_a_text_matters_only_to_drafts_that_are_foretold() -> None:
+    trial = Trial()
+    run(trial, 200, steadily(3.0))
+    before = trial.stake_s
+    trial.begin_text()
+    assert trial.speculates
+    assert trial.stake_s == before
+
+
 def test_without_a_stake_the_first_trial_waits_until_plain_decoding_has_set_one_aside() -> None:
     trial, tokens = Trial(stake=0.0), 0
     while not trial.speculates:
@@ -252,11 +281,16 @@ def test_a_token_for_which_nothing_was_drafted_is_a_plain_one() -> None:
 class Decoding(RuleBasedStateMachine):
     """Whatever speculation does, and however tokens come, plain decoding would have been little faster."""
 
-    @initialize(requests=st.integers(1, 6))
-    def begin(self, requests: int) -> None:
+    @initialize(requests=st.integers(1, 6), foretold=st.booleans())
+    def begin(self, requests: int, foretold: bool) -> None:
         self.requests = requests
+        self.foretold = foretold
         self.trial = Trial(requests)
         self.took = self.plainly = self.worst = 0.0
+
+    @rule()
+    def begin_text(self) -> None:
+        self.trial.begin_text()
 
     @rule(tokens=st.integers(1, 4), times=st.floats(0.0, 3.0), count=st.integers(1, 40), settled=st.booleans())
     def decode(self, tokens: int, times: float, count: int, settled: bool) -> None:
@@ -265,7 +299,8 @@ class Decoding(RuleBasedStateMachine):
             seconds = plain * (times if self.trial.speculates else 1.0)
             self.took, self.plainly = self.took + seconds, self.plainly + plain
             self.worst = max(self.worst, seconds)
-            self.trial.record(tokens, seconds, settled)
+            self.trial.foretell(right=True)
+            self.trial.record(tokens, seconds, settled, foretold=self.foretold)
 
     @invariant()
     def loses_little(self) -> None:
