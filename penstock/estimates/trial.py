@@ -143,6 +143,7 @@ class Trial:
         self._promise, self._charged = 0.0, 0
         if self.speculates:
             self._begin_plain(CAUTIOUS_STAKE)
+            self._enough = self.requests
 
     def record(self, tokens: int, seconds: float, settled: bool, drafted: bool = True, foretold: bool = False) -> None:
         """So many tokens took so long. ``settled``: nothing of the way before was under way any more. ``drafted``:
