@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from benchmarks.costs import restart
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
 from benchmarks.shared.commands import command_line, penstock, with_json_file, with_json_output
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
-from benchmarks.strategies import always_wrong, auto_against, parts, same_texts, several_sources, shared_host
+from benchmarks.strategies import always_wrong, auto_against, parts, restart, same_texts, several_sources, shared_host
 from penstock.bench.formats import markdown
 from penstock.bench.recordings.rules import LABELS as RULES
 from penstock.cluster import load_cluster

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.drafters import drafter_acceptance, learning
+from benchmarks.drafters.drafter_acceptance import shares, together
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.sections.real_model import SETS
-from benchmarks.strategies import drafter_acceptance, learning
-from benchmarks.strategies.drafter_acceptance import shares, together
 from penstock.bench.formats import markdown
 
 RECIPE = (

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.costs import quantized, step
+from benchmarks.drafters import trained
 from benchmarks.sections.base import Section, paragraphs
-from benchmarks.strategies import beside_peers, real_ids, trained, two_stages
+from benchmarks.strategies import beside_peers, real_ids, two_stages
 from benchmarks.strategies.shared_host import ratio_over
 from penstock.bench.formats import markdown
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from benchmarks.costs import halfway, hop_floor, spd_overhead
+from benchmarks.costs import hop_floor, spd_overhead
+from benchmarks.drafters import correction, halfway
 from benchmarks.papers import drafter_time, spd_correction, spd_hybrid, spd_recipes, spd_rejection, spd_tables
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
 from benchmarks.shared.measured import Taken, stored
-from benchmarks.strategies import correction
 from penstock.bench.formats import bounds, markdown, times
 
 CELLS = tuple(

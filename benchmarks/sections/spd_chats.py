@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.drafters import spd_chats
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.sections.spd import CELLS, Row, cells_of, identical, label, sizes, slashed
-from benchmarks.strategies import spd_chats
 from penstock.bench.formats import markdown
 
 PAPER: dict[str, dict[str, Row]] = {

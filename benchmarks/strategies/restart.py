@@ -1,6 +1,6 @@
 """What `auto` remembers over a restart, simulated: an engine's first request with what the last one kept, and without.
 
-    python -m benchmarks.costs.restart [REQUESTS]
+    python -m benchmarks.strategies.restart [REQUESTS]
 
 Four stages of the preset ``demo`` on one host of two cores, where what speculation is worth has to be tried. An engine
 answers nine requests of 100 tokens. Each request to be timed then comes three times: first on an engine that knows

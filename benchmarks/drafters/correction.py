@@ -1,6 +1,6 @@
 """In-flight correction on and off, simulated: what a drafter is worth that knows more of a node half-way through.
 
-    python -m benchmarks.strategies.correction [REQUESTS]
+    python -m benchmarks.drafters.correction [REQUESTS]
 
 The strategy's own code, in virtual time. The drafter's first answers follow the profile of `auto_against.py`. Once a
 node has passed half of the stages the drafter may correct it. What it has learned is a hint: with chance ``sharpness``

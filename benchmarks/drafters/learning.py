@@ -1,9 +1,9 @@
 """Learning curves of a real model's drafters, from what ``penstock train`` keeps of its runs.
 
-    python -m benchmarks.strategies.learning [NAME=FOLDER=HOURS ...]
+    python -m benchmarks.drafters.learning [NAME=FOLDER=HOURS ...]
 
 FOLDER is the output of a run, HOURS the processor time of its training alone. A run's curve is written to
-benchmarks/measured/strategies/learning.json, in place of what NAME has there. Then docs/images/learning.png is drawn
+benchmarks/measured/drafters/learning.json, in place of what NAME has there. Then docs/images/learning.png is drawn
 of all that is stored: shares of held-out tokens at T = 0 over the tokens that were read.
 """
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name, folder, hours = run.split("=")
         figures[name] = curve(Path(folder), float(hours))
         named = " ".join(f"{one}=FOLDER={figure['hours']}" for one, figure in figures.items())
-        store(NAME, HOW, ([f"python -m benchmarks.strategies.learning {named}"], figures))
+        store(NAME, HOW, ([f"python -m benchmarks.drafters.learning {named}"], figures))
     draw(figures, IMAGE)
 
 

@@ -1,13 +1,13 @@
 """Drafters trained for a real model: how often they are right, and what that is worth where nothing is emulated.
 
-    python -m benchmarks.strategies.trained MODEL PROMPTS [--drafter METHOD=FOLDER ...] [--per-set N] [--tokens N]
+    python -m benchmarks.drafters.trained MODEL PROMPTS [--drafter METHOD=FOLDER ...] [--per-set N] [--tokens N]
 
 MODEL is a chat model's folder, in float32, PROMPTS a folder of question files. Two stage processes of one thread each
 answer every prompt at T = 0 and T = 1: plainly, with `auto` and, as it is told, with `continuous`, in turn. Each
 strategy learns from its own runs. Prompt lookup comes first, as the drafter that needs no training; the others compute
 in eight bits.
 
-A drafter's figures are written to benchmarks/measured/strategies/trained.json as it ends, and it is not run again while
+A drafter's figures are written to benchmarks/measured/drafters/trained.json as it ends, and it is not run again while
 they are there with as many prompts and tokens. Stop whatever else runs on the host, or the figures mean little.
 """
 
@@ -26,7 +26,7 @@ from penstock.bench.measure.comparison import measure_all
 from penstock.bench.measure.summary import StrategyRun
 
 NAME, HOW = "trained", "Measured: two stage processes of one thread each on two cores, nothing emulated"
-COMMAND = "python -m benchmarks.strategies.trained MODEL PROMPTS {}--per-set {} --tokens {}"
+COMMAND = "python -m benchmarks.drafters.trained MODEL PROMPTS {}--per-set {} --tokens {}"
 TEMPERATURES = (0.0, 1.0)
 LOOKUP = "ngram"
 DEPTHS = 4

@@ -1,13 +1,13 @@
 """How often drafters know a real model's next token, by prompt set, at T = 0 and T = 1.
 
-    python -m benchmarks.strategies.drafter_acceptance MODEL PROMPTS [--drafter KIND=FOLDER ...] [--per-set N]
+    python -m benchmarks.drafters.drafter_acceptance MODEL PROMPTS [--drafter KIND=FOLDER ...] [--per-set N]
 
 MODEL is a chat model's folder or GGUF file, PROMPTS a folder of question files, FOLDER what ``penstock train KIND`` has
 made. The model answers the first turns in float32. Then every drafter reads the answers as it does in training: it is
 asked at every token, with the text's own tokens before it, and ranks its candidates with the noise that the target has
 picked by. No clock and no strategy has a say. Prompt lookup comes first, as the drafter that needs no training.
 
-A drafter's figures are written to benchmarks/measured/strategies/drafter_acceptance.json, in place of what was there.
+A drafter's figures are written to benchmarks/measured/drafters/drafter_acceptance.json, in place of what was there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.drafters.followers import Followers
 from penstock.stage.sampler import rank_one
 
 NAME, HOW = "drafter_acceptance", "Measured, with SmolLM2-135M-Instruct"
-COMMAND = "python -m benchmarks.strategies.drafter_acceptance MODEL PROMPTS {}--per-set {} --tokens {}"
+COMMAND = "python -m benchmarks.drafters.drafter_acceptance MODEL PROMPTS {}--per-set {} --tokens {}"
 TEMPERATURES = (0.0, 1.0)
 LOOKUP = "ngram"
 LONGEST, SHORTEST = 4, 1

@@ -1,6 +1,6 @@
 """What a token's state half-way through the target knows of the next token: the limit of in-flight correction.
 
-    python -m benchmarks.costs.halfway
+    python -m benchmarks.drafters.halfway
 
 A head is trained for exactly that. It reads the demo target's states after half of the layers, has one layer of the
 target's kind and a head over the whole vocabulary, begins as the target's last layer, norm and head, and learns the

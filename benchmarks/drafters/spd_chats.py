@@ -1,13 +1,13 @@
 """SPD's Tables 3 and 4 with a real instruct model: MT-Bench and GSM8K, as chats.
 
-    python -m benchmarks.strategies.spd_chats MODEL PROMPTS --spd DIR ... --early-exit DIR ... --eagle3 DIR ...
+    python -m benchmarks.drafters.spd_chats MODEL PROMPTS --spd DIR ... --early-exit DIR ... --eagle3 DIR ...
 
 MODEL is a chat model's folder or GGUF file, PROMPTS a folder with mt_bench.jsonl and gsm8k.jsonl, whose first turns are
 asked as the model's chat template puts them. Rows, trees and temperatures are ``benchmarks.papers.spd_tables``'; L' and
 the theoretical speed-up are taken in ideal lockstep, in virtual time. The model computes in float32. Its stages are the
 engine's, alike in parameters, the head counting for the last one.
 
-Each row is written to benchmarks/measured/strategies/spd_chats.json as it finishes. What is there with as many prompts
+Each row is written to benchmarks/measured/drafters/spd_chats.json as it finishes. What is there with as many prompts
 and tokens is not run again; remove the file after a change of the engine or of a drafter.
 """
 
