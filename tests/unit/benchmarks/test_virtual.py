@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from benchmarks import results
+from benchmarks.drafters import spd_chats
 from benchmarks.papers import flowspec, flowspec_eagle, pp_eagle_table, spd_tables
 from benchmarks.sections import spd, vllm
 from benchmarks.sections.flowspec import render_eagle
 from benchmarks.sections.spd_chats import render_chats
 from benchmarks.shared import measured, virtual
-from benchmarks.strategies import spd_chats
 from penstock.bench.entries import PLAIN
 from penstock.bench.grid import Question, Setting
 from penstock.bench.measure.summary import StrategyRun
