@@ -173,7 +173,7 @@ def measured(name: str, requests: int) -> dict[str, Any]:
 
 def main(requests: int) -> None:
     figures = {name: measured(name, requests) for name in CLUSTERS}
-    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME} {requests}"], figures))
+    store(NAME, HOW, ([f"python -m benchmarks.drafters.{NAME} {requests}"], figures))
     for name, found in figures.items():
         print(name, found["over_plain"], *found["corrected"], sep="\n  ")
 

@@ -170,5 +170,5 @@ def measured() -> Iterator[dict[str, Any]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for figures in measured():
-        store(NAME, HOW, ([f"python -m benchmarks.costs.{NAME}"], figures))
+        store(NAME, HOW, ([f"python -m benchmarks.drafters.{NAME}"], figures))
         print(figures["curve"][-1], flush=True)

@@ -70,6 +70,6 @@ def measured(requests: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     figures = measured(int(sys.argv[1]) if len(sys.argv) > 1 else 12)
-    store(NAME, HOW, ([f"python -m benchmarks.costs.{NAME}"], figures))
+    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME}"], figures))
     for name, one in figures.items():
         print(name, one)
