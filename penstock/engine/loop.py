@@ -195,6 +195,7 @@ class EngineLoop:
             self._changed = False
             self._wake_at = math.inf
             self._start_requests()
+            self.estimates.pipeline.decode(len(self.scheduler.running))
             if not self._sends_root_first:
                 self._ask()  # first: what enters may better wait for the answer
                 if self._foretold:

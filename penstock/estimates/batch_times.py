@@ -95,6 +95,11 @@ class BatchTimes:
         if self._means:
             self._changed()
 
+    def let_fade(self) -> None:
+        """What was seen was seen under other conditions: it counts half, and each size that is seen again anew."""
+        self._seen = {size: seen - self._fading.get(size, FADES) for size, seen in self._seen.items()}
+        self._changed()
+
     def _changed(self) -> None:
         """Times are others than before."""
         self._points = None
@@ -216,15 +221,18 @@ class BatchTimes:
     def _faded(self) -> list[tuple[float, float]]:
         """Mean rows and seconds by size, the smallest first, as far as they still count.
 
-        No size is slower than a larger one that was seen: what was late was so by something else.
+        No size is slower than a larger one that was seen as lately: what was late was so by something else.
         """
         sizes = sorted(self._means)
         found = [self._means[size] for size in sizes]
-        least = math.inf
-        for i in reversed(range(len(found))):
-            least = min(least, found[i][1])
-            found[i] = found[i][0], least
         ages = [self._age(size) for size in sizes]
+        least: dict[int, float] = {}
+        """By age, the seconds of the fastest of the larger sizes."""
+        for i in reversed(range(len(found))):
+            rows, seconds = found[i]
+            seconds = min([seconds, *(of_age for age, of_age in least.items() if age <= ages[i])])
+            least[ages[i]] = min(seconds, least.get(ages[i], math.inf))
+            found[i] = rows, seconds
         for i in range(1, len(found)):
             rows, seconds = found[i]
             younger = next((found[j] for j in range(i + 1, len(found)) if ages[j] < ages[i]), None)

@@ -104,10 +104,10 @@ class Estimates:
     def record_result(self, result: Result, now: float) -> None:
         """A batch has come out. While what decodes does so plainly, the drafter takes no time from any stage.
 
-        Of several real stages each is faster while it computes alone. Taken in with the others, that would look as if
-        rows were dear.
+        Of several real stages each is faster while it computes alone, as for one request that decodes plainly. Taken in
+        with the others, that would look as if rows were dear.
         """
-        if self._stages == 1 or not (self.trials.contended and self.trials.plainly):
+        if self._stages == 1 or not (self.trials.contended and self.trials.alone):
             self.pipeline.record_spans(result.spans)
         if self.trials.contended and self._stages != 1:
             self.pipeline.record_overlap(result.spans)

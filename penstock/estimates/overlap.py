@@ -59,7 +59,11 @@ class Overlap:
 
     def slows(self, share: float = 1.0) -> bool:
         """Whether stages had better take turns with batches of whose time one row alone takes this share."""
-        return 1 + (self.slower - 1) * share >= SLOWED
+        return self.factor(share) >= SLOWED
+
+    def factor(self, share: float) -> float:
+        """How many times as long such batches take in a stage while others compute, as far as is known."""
+        return 1 + max(0.0, self.slower - 1) * share
 
     def begin_with(self, slower: float) -> None:
         """What another run has found."""

@@ -23,7 +23,8 @@ class PipelineTimes:
 
     Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches,
     unless it rests. Where stages slow each other so much that overlapping gains nothing, batches are to go one after
-    another: a step is then a whole trip (``Overlap``).
+    another: a step is then a whole trip (``Overlap``). Several requests gain by overlapping even so where one batch for
+    all of them takes longer than one for each stage.
     ``fade``: the stages' times do (``BatchTimes``). ``apart``: stages behind which a batch leaves for another host, -1
     being the engine. Moments of two hosts are never subtracted, since their clocks differ: what such hops take is what
     is left of a round trip by the engine's clock, in equal parts. ``slowed``: as how many times as long stages count
@@ -40,6 +41,10 @@ class PipelineTimes:
         self._rests = False
         """Whether the drafter is asked nothing at present."""
         self._overlap = Overlap()
+        self._requests = 1
+        """That decode at present."""
+        self._taken_off = 0.0
+        """By what times were divided when stages began to take turns; 0 while those times were measured so."""
         self._known: dict[int, tuple[float, float]] = {}
         """Step and latency by number of rows, as far as they have been asked for since the times last changed."""
         self.begin_with_slower(slowed or 0.0)
@@ -93,11 +98,33 @@ class PipelineTimes:
         """Take in when real stages worked on a batch that has come out, which says whether they slow each other."""
         if self._overlaps:
             return
-        in_turn = self._overlap.slows()
+        before, in_turn = self.slower, self._overlap.slows()
         self._overlap.record(spans)
         if self._overlap.slows() != in_turn:  # what is known is of stages that take turns, or of those that overlap
-            slower = self._overlap.slower or 1.0
-            self.scale(slower if in_turn else 1 / slower)
+            self._begin_overlapping() if in_turn else self._begin_turns()
+        if self.slower != before:
+            self._known.clear()
+
+    def _begin_turns(self) -> None:
+        """What a row took beside others was slowed; batches of more rows were by less, as will be seen."""
+        self._taken_off = self.slower
+        self._change_over(1 / self._taken_off)
+
+    def _begin_overlapping(self) -> None:
+        """Stages were found to be slowed little. By what times were divided they are multiplied again, however often
+        that goes."""
+        self._change_over(self._taken_off or self.slower or 1.0)
+
+    def _change_over(self, factor: float) -> None:
+        self.scale(factor)
+        for times in self._stages.values():
+            times.let_fade()
+
+    def decode(self, requests: int) -> None:
+        """So many requests decode from now on."""
+        if requests != self._requests:
+            self._requests = requests
+            self._known.clear()
 
     def record_round_trip(self, spans: Sequence[Span], seconds: float) -> None:
         """Take in how long it was from a batch's entering to its result, by the engine's clock."""
@@ -146,8 +173,18 @@ class PipelineTimes:
         links = [times.seconds(rows) for times in self._links.values()]
         hops = [times.there_and_back(rows) for times in self._links.values()]
         latency = sum(stages + links)
-        of_one = sum(times.seconds(1) for times in self._stages.values())
-        in_turn = bool(computing) and self._overlap.slows(of_one / (sum(computing) or 1.0))
-        step = latency if in_turn else max(stages + hops, default=0.0)
+        step = latency if self.in_turn(rows) else max(stages + hops, default=0.0)
         self._known[rows] = found = step, latency
         return found
+
+    def in_turn(self, rows: int) -> bool:
+        """Whether batches of so many rows are to go one after another."""
+        computing = [times.seconds(rows) for times in self._stages.values()]
+        if not any(computing):
+            return False
+        share = sum(times.seconds(1) for times in self._stages.values()) / sum(computing)
+        batches = min(len(computing), self._requests)
+        if batches == 1 or not self._overlap.slows(share):
+            return self._overlap.slows(share)
+        in_one = sum(times.seconds(batches * rows) for times in self._stages.values())
+        return in_one <= batches * max(computing) * self._overlap.factor(share)

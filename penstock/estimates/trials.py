@@ -75,8 +75,13 @@ class Trials:
 
     @property
     def plainly(self) -> bool:
-        """Whether what decodes now does so plainly, by what was decided: its batches have the stages to themselves."""
+        """Whether what decodes now does so plainly, by what was decided."""
         return self._mode is not None and not self._mode[1]
+
+    @property
+    def alone(self) -> bool:
+        """Whether one request decodes, and plainly: each of its batches has all stages to itself."""
+        return self._mode == (0, False)
 
     def cautious(self, requests: int) -> bool:
         """Whether only drafts that are all but sure are worth sending while so many requests run."""

@@ -191,3 +191,23 @@ def test_where_times_fade_what_was_late_is_no_slower_than_a_larger_size() -> Non
     times.record(4, 0.080)
     times.record(16, 0.020)
     assert times.seconds(4) == times.seconds(16) == pytest.approx(0.020)
+
+
+def test_what_was_seen_long_ago_of_many_rows_says_nothing_against_fewer() -> None:
+    times = BatchTimes(fade=True)
+    for rows, seconds in ((1, 0.01), (16, 0.012)):
+        times.record(rows, seconds)
+    for _ in range(2 * FADES):
+        times.record(8, 0.018)
+    assert times.seconds(8) == pytest.approx(0.018)
+
+
+def test_what_is_to_fade_is_replaced_by_what_is_seen_next() -> None:
+    times = BatchTimes(fade=True)
+    for _ in range(3):
+        times.record(1, 0.01)
+        times.record(8, 0.04)
+    times.let_fade()
+    assert 0.01 < times.seconds(8) < 0.03
+    times.record(8, 0.05)
+    assert times.seconds(8) == pytest.approx(0.05)

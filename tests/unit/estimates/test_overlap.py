@@ -114,3 +114,25 @@ def test_another_run_begins_with_what_one_has_found() -> None:
     assert overlap.slower == 0.0
     overlap.begin_with(1.5)
     assert overlap.slows()
+
+
+def test_times_are_the_same_however_often_stages_begin_and_cease_to_take_turns() -> None:
+    times = PipelineTimes(fade=True)
+    at = one_by_one(times, 3)
+    times.record_spans(batch(at, 2 * ALONE))
+    for slower in (1.3, 1.0) * 10:
+        at = one_by_one(times, 3, overlapping(times, 3 * ENOUGH, at, slower))
+    assert not times.in_turn(1)
+    assert times.step_and_latency_s(1) == pytest.approx((2 * ALONE, 4 * ALONE))
+
+
+@pytest.mark.parametrize(("growth", "in_turn"), [(0.1, True), (0.9, False)], ids=["rows are cheap", "rows are dear"])
+def test_several_requests_overlap_where_one_batch_for_all_takes_longer(growth: float, in_turn: bool) -> None:
+    """One of two rows takes less or more than a row in each of two stages that slow each other by half."""
+    times = PipelineTimes(fade=True, slowed=1.5)
+    for rows in (1, 2, 2, 2):
+        times.record_spans(batch(0.0, ALONE * (1 + growth * (rows - 1)), rows))
+    assert times.in_turn(1)
+    times.decode(requests=2)
+    assert times.in_turn(1) is in_turn
+    assert times.step_s(1) == pytest.approx(ALONE * (2 if in_turn else 1))
