@@ -128,7 +128,8 @@ class Continuous:
 
         Waiting helps a path that ends with what the answer brings: else that would miss this batch, and with it a step
         of the slowest stage. It delays a path that ends before, or leads through nodes that could enter now, and one
-        that goes on, if the drafter is fast enough for the stages to be what it waits for.
+        that goes on, if the drafter is fast enough for the stages to be what it waits for. Where batches go one after
+        another each row of the path saves a trip, however late its batch begins.
         """
         if context.draft_due == math.inf:  # nothing is to come
             return False
@@ -154,7 +155,8 @@ class Continuous:
         """Whether to wait so many seconds for children of nodes that are on the path with this chance."""
         ends = estimates.drafts.miss_rate
         coming *= 1 - ends
-        gain = coming * ends * (step - wait)
+        in_turn = estimates.pipeline.latency_s(1) <= step
+        gain = coming * ends * (step if in_turn else step - wait)
         if gain <= 0 or not tree.root.entered:
             return gain > wait
         goes_on = coming * (1 - ends) if estimates.drafter.seconds(1) < step else 0.0
