@@ -366,10 +366,9 @@ def render_shared_host(figures: Any) -> str:
         "never right it decodes plainly throughout: what that row's sets are off 1 is chance. Both stages read their "
         "weights from one memory and slow each other, so that batches go one after another "
         "([in turn](../strategies.md#what-continuous-does)), and what speculation gains is the rows that each holds. "
-        "Processors differ in what a row of floats costs them: here, on an AMD EPYC (Zen 4), torch reads the weights of "
-        "one row at 11 GB/s, and a plain token takes 47 ms. On a processor that read them at four times that, 22 ms a "
-        "token, the model that drafts with itself made 2.37 (2.12 to 2.66) by `auto`. Rows of `int4` are of our own code, "
-        "which reads weights as fast as the memory gives them.",
+        "Processors differ in what a row of floats costs them: here, on an AMD EPYC (Zen 4), torch reads the weights "
+        "for one row at 11 GB/s, and a plain token takes 47 ms. On a processor where it took 22 ms the model that "
+        "drafts with itself made 2.37 (2.12 to 2.66) by `auto`. In `int4` our own code computes.",
     )
 
 

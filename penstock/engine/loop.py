@@ -198,7 +198,7 @@ class EngineLoop:
             self.estimates.pipeline.decode(len(self.scheduler.running))
             if not self._sends_root_first:
                 self._ask()  # first: what enters may better wait for the answer
-                if self._foretold:
+                if self._foretold and self.draft_due < math.inf:
                     self._take_drafts()  # they are there at once
             self._submit()
             self._ask()  # again: of what has just entered
@@ -409,8 +409,9 @@ class EngineLoop:
         if self.drafter is None:
             return
         drafts = self.drafter.poll()
-        context = self._context()
+        context = self._context() if drafts else None
         for draft in drafts:
+            assert context is not None
             self._take_draft(draft, context)
         if not self.drafter.busy:
             if self.draft_due < math.inf:

@@ -222,3 +222,20 @@ def test_a_prompt_counts_once_its_load_has_been_tried() -> None:
 def test_what_may_be_lost_is_without_bound_where_nothing_is_tried() -> None:
     assert Trials().stake_s(1) == math.inf
     assert Trials(contended=True).stake_s(1) == 0.0
+
+
+@pytest.mark.parametrize("rows_are_dear", [True, False])
+def test_drafts_that_are_foretold_have_to_be_in_each_text_where_wrong_ones_cost_something(rows_are_dear: bool) -> None:
+    trials = Trials(contended=True, stages=2, has_room=lambda requests: not rows_are_dear)
+    trials.begin_text()  # the first one: nothing is known yet
+    trial, now = trials.of(1), 0.0
+    for stream in range(50):
+        now += TRIP
+        trials.foretell(1, right=True)
+        if trial.speculates:
+            trials.record_draft()
+            trials.record_drafted(stream)
+        trials.record_tokens(1 + trial.speculates, now, 1, stream, stream + 1, foretold=True)
+    assert trials.speculates(1)
+    trials.begin_text()
+    assert trials.speculates(1) is not rows_are_dear
