@@ -84,9 +84,9 @@ class Estimates:
         self._kept_alone_s = 0.0
         self.trials.interrupt()
 
-    def _has_room(self, requests: int) -> bool:
-        """Whether batches have room for drafts while so many requests decode, one batch for each stage."""
-        return self._stages is not None and self.pipeline.has_room(-(-requests // self._stages))
+    def _has_room(self, requests: int, times: int) -> bool:
+        """Whether batches have room for so many times the rows while so many requests decode, one for each stage."""
+        return self._stages is not None and self.pipeline.has_room(-(-requests // self._stages), times)
 
     @property
     def plain_s(self) -> float:

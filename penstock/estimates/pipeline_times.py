@@ -157,11 +157,11 @@ class PipelineTimes:
         """Seconds through all stages and the links between them; 0 while nothing is known."""
         return self.step_and_latency_s(rows)[1]
 
-    def has_room(self, rows: int) -> bool:
-        """Whether batches of so many rows would hardly be slower with as many more, every stage having seen that."""
-        times = self._stages.values()
-        known = bool(times) and all(one.has_seen(2 * rows) for one in times)
-        return known and self.latency_s(2 * rows) <= HARDLY * self.latency_s(rows)
+    def has_room(self, rows: int, times: int) -> bool:
+        """Whether batches of so many rows would hardly be slower with so many times more: every stage has seen that."""
+        stages = self._stages.values()
+        known = bool(stages) and all(one.has_seen(times * rows) for one in stages)
+        return known and self.latency_s(times * rows) <= HARDLY * self.latency_s(rows)
 
     def step_and_latency_s(self, rows: int) -> tuple[float, float]:
         return self._known.get(rows) or self._look_up(rows)

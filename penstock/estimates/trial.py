@@ -41,7 +41,7 @@ RIGHT: Final = 0.5
 as much after each trial that ended without having gained."""
 WRONG: Final = 0.125
 """What such a draft takes back where it was wrong."""
-OF_A_TEXT: Final = 3.0
+OF_A_TEXT: Final = 2.0
 """Plain tokens that drafts copied from the text may lose in each one before they have gained any in it."""
 CHANCE: Final = 0.3
 """Plain decoding that has become slower by no more than this share may be chance: speculation gets nothing back for it.
@@ -138,7 +138,7 @@ class Trial:
         total = min(max(self.stake_s, 0.0) + self._kept_s, self._of_plain(MOST))
         self.stake_s = self._highest = min(total, self._of_plain(OF_A_TEXT))
         self._kept_s = total - self.stake_s
-        if self.stake_s >= self._of_plain(2 * CAUTIOUS_STAKE):
+        if self.stake_s >= self._of_plain(OF_A_TEXT):
             self.cautious, self.failures = False, 0
         self._promise, self._charged = 0.0, 0
         if self.speculates:

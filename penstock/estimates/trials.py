@@ -8,8 +8,10 @@ from typing import Final
 
 from penstock.estimates.trial import STAKE, Trial
 
-FEW_ROWS: Final = 2
-"""Rows of a batch with a draft or two: where twice as many take hardly longer, wrong ones cost next to nothing."""
+DRAFTED: Final = 2
+"""So many times the rows that batches without drafts have need to have room before there is a trial."""
+FEW_ROWS: Final = 4
+"""Rows of a batch with a few drafts: where one row takes hardly less long, wrong drafts cost next to nothing."""
 
 
 class Trials:
@@ -28,13 +30,13 @@ class Trials:
         self,
         contended: bool = False,
         stages: int | None = None,
-        has_room: Callable[[int], bool] = lambda requests: False,
+        has_room: Callable[[int, int], bool] = lambda requests, times: False,
     ) -> None:
         self.contended = contended
         self._stages = stages
         """None where only contended stages are tried."""
         self._has_room = has_room
-        """Whether the batches of so many requests would hardly be slower with drafts."""
+        """Whether the batches of so many requests would hardly be slower with so many times the rows."""
         self._by_load: dict[int, Trial] = {}
         self._crowded: set[int] = set()
         """Loads whose trial has no stake because nothing shows that batches have room, which may show later."""
@@ -103,7 +105,7 @@ class Trials:
         """
         load = load_of(requests)
         if load not in self._by_load:
-            spare = self._stages is None or requests <= self._stages or self._has_room(requests)
+            spare = self._stages is None or requests <= self._stages or self._has_room(requests, DRAFTED)
             stake = STAKE if spare and not self._lost(load) else 0.0
             self._by_load[load] = Trial(2**load, stake, self._found.get(load, False))
             if not spare:
@@ -116,7 +118,7 @@ class Trials:
 
     def _look_for_room(self, requests: int) -> None:
         load = load_of(requests)
-        if load in self._crowded and self._has_room(requests):
+        if load in self._crowded and self._has_room(requests, DRAFTED):
             self._crowded.remove(load)
             if not self._lost(load):
                 self.of(requests).give(STAKE)
@@ -137,7 +139,7 @@ class Trials:
 
     def begin_text(self) -> None:
         """The request that has come runs alone. Where rows cost next to nothing, its drafts need no proof."""
-        if 0 in self._by_load and not self._has_room(FEW_ROWS * (self._stages or 1)):
+        if 0 in self._by_load and not self._has_room(1, FEW_ROWS):
             self._by_load[0].begin_text()
 
     def record_draft(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -60,10 +61,10 @@ def measure_all(
     """Run every question alone through every strategy, strategy after strategy within each question.
 
     Interleaving spreads whatever disturbs the host over all strategies alike, and so does that another one begins with
-    every question: where prefixes are cached whichever comes first reads the prompt for all. Each strategy learns
-    from its own runs only, a short one to warm up included, which does not count. The outputs of the autoregressive run
-    (added where ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run too. Returns
-    one entry per setting and strategy, in the order of their coming.
+    every question of a setting: where prefixes are cached whichever comes first reads the prompt for all. Each strategy
+    learns from its own runs only, a short one to warm up included, which does not count. The outputs of the
+    autoregressive run (added where ``strategies`` lacks it) are the reference for identity. ``observer`` watches every
+    run too. Returns one entry per setting and strategy, in the order of their coming.
     """
     named = with_plain(strategies)
     estimates = {name: llm.loop.estimates.anew() for name, _ in named}
@@ -71,17 +72,19 @@ def measure_all(
         run_alone(llm, replace(questions[0], params=short(questions[0].params)), config, estimates[name])
     samples: dict[str, list[Sample]] = {name: [] for name, _ in named}
     timelines: dict[str, Timeline] = {}
+    turns: Counter[Setting] = Counter()
     for i, question in enumerate(questions):
         llm.loop.use_estimates(estimates[named[0][0]])  # what is no run of any strategy counts as plain decoding
         learn_answers(llm, [question.prompt], [question.params])
         with llm.observing(observer or Observer()):
-            for name, config in rotated(named, i):
+            for name, config in rotated(named, turns[question.setting]):
                 if on_progress is not None:
                     on_progress(name, i, len(questions))
                 sample, meter = run_one(llm, question, config, estimates[name])
                 samples[name].append(sample)
                 if i == 0:
                     timelines[name] = timeline_of(meter)
+        turns[question.setting] += 1
         if on_answered is not None:
             on_answered(question, samples[named[0][0]][-1].output)
     runs = []

@@ -38,11 +38,11 @@ def test_a_stage_that_gives_its_device_to_a_drafter_takes_its_pass_longer() -> N
 @pytest.mark.parametrize(("knee", "rows", "room"), [(8, 4, True), (8, 5, False), (8, 8, False), (64, 16, True)])
 def test_batches_have_room_where_twice_the_rows_take_hardly_longer(knee: int, rows: int, room: bool) -> None:
     times = PipelineTimes()
-    assert not times.has_room(rows), "nothing is known"
+    assert not times.has_room(rows, 2), "nothing is known"
     for size in (1, 2, 4, 8, 12, 16, 32):
         times.record_spans(spans(0.0, [0.01 * max(1.0, size / knee)] * 2, 0.0, size))
-    assert times.has_room(rows) is room
-    assert not times.has_room(20), "no batch of so many was seen"
+    assert times.has_room(rows, 2) is room
+    assert not times.has_room(20, 2), "no batch of so many was seen"
 
 
 def test_a_batch_without_surviving_rows_says_nothing_of_the_stages_time() -> None:

@@ -226,7 +226,7 @@ def test_what_may_be_lost_is_without_bound_where_nothing_is_tried() -> None:
 
 @pytest.mark.parametrize("rows_are_dear", [True, False])
 def test_drafts_that_are_foretold_have_to_be_in_each_text_where_wrong_ones_cost_something(rows_are_dear: bool) -> None:
-    trials = Trials(contended=True, stages=2, has_room=lambda requests: not rows_are_dear)
+    trials = Trials(contended=True, stages=2, has_room=lambda requests, times: not rows_are_dear)
     trials.begin_text()  # the first one: nothing is known yet
     trial, now = trials.of(1), 0.0
     for stream in range(50):
