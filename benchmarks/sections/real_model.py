@@ -125,8 +125,8 @@ def render_trained(figures: Mapping[str, Any]) -> str:
         "layers, distilled from 156 thousand tokens of its own answers (`penstock train draft --layers 22`, 435 steps "
         "of 512 tokens, [no data set](../../how-to/training.md)); it computes in `int8`. A plain token takes 47 ms "
         "here, on an AMD EPYC (Zen 4), and the drafter's round 8 ms. On a processor where it took 22 ms, and a round "
-        "4.3, 20 layers made 1.12 by `continuous` and 0.99 by `auto`, with an engine that sent roots without waiting for "
-        "their drafts.",
+        "4.3, 20 layers made 1.12 by `continuous` and 0.99 by `auto`, with an engine that sent roots without waiting "
+        "for their drafts.",
         markdown(
             ["drafter", "T", "`auto`", "least of the sets", "`continuous`"],
             [speed_cells(*case) for case in every],
