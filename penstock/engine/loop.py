@@ -409,10 +409,10 @@ class EngineLoop:
         if self.drafter is None:
             return
         drafts = self.drafter.poll()
-        context = self._context() if drafts else None
-        for draft in drafts:
-            assert context is not None
-            self._take_draft(draft, context)
+        if drafts:
+            context = self._context()
+            for draft in drafts:
+                self._take_draft(draft, context)
         if not self.drafter.busy:
             if self.draft_due < math.inf:
                 seconds = self.clock.now() - self._asked_at

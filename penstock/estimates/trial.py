@@ -141,7 +141,7 @@ class Trial:
         if self.stake_s >= self._of_plain(OF_A_TEXT):
             self.cautious, self.failures = False, 0
         self._promise, self._charged = 0.0, 0
-        if self.speculates:
+        if self.speculates or not self._needed:  # or plain tokens amid speculation are being measured
             self._begin_plain(CAUTIOUS_STAKE)
             self._enough = self.requests
 

@@ -235,6 +235,14 @@ def test_each_text_has_to_be_foretold_itself_and_loses_little_of_what_others_hav
     assert not trial.cautious
 
 
+def test_a_text_that_comes_while_plain_tokens_are_measured_has_to_be_foretold_as_well() -> None:
+    trial = gained_in_a_text()
+    while trial.speculates:
+        foretold(trial, 1, lambda: True, PLAIN / 1.1)
+    trial.begin_text()
+    assert foretold(trial, 64, lambda: False, 10 * PLAIN) == pytest.approx(64 * PLAIN)
+
+
 def test_a_text_matters_only_to_drafts_that_are_foretold() -> None:
     trial = Trial()
     run(trial, 200, steadily(3.0))
