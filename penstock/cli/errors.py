@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from penstock.core import ConfigError, PenstockError, RequestError
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
+AGAIN_S: Final = 0.05
+"""Seconds after which Ctrl-C comes again that Python has dropped."""
 
 
 @contextmanager
 def reported() -> Iterator[None]:
     """Turn Penstock's errors into one line on stderr, and them and Ctrl-C into exit codes."""
+    hook, sys.unraisablehook = sys.unraisablehook, interrupt_again
     try:
         yield
     except KeyboardInterrupt:
@@ -24,3 +34,13 @@ def reported() -> Iterator[None]:
     except PenstockError as error:
         typer.echo(f"penstock: error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError | RequestError) else 1) from None
+    finally:
+        sys.unraisablehook = hook
+
+
+def interrupt_again(dropped: UnraisableHookArgs) -> None:
+    """Python drops what is raised while an object is deleted. If that is Ctrl-C, have it come once more."""
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(dropped)
