@@ -200,6 +200,7 @@ class EngineLoop:
                 self._ask()  # first: what enters may better wait for the answer
                 if self._foretold and self.draft_due < math.inf:
                     self._take_drafts()  # they are there at once
+                    self._ask()  # what enters may better wait for what follows them, too
             self._submit()
             self._ask()  # again: of what has just entered
             # What became free meanwhile has not been made use of: for that there is another step.
