@@ -3,9 +3,9 @@
     python -m benchmarks.strategies.shared_host MODEL PROMPTS [--only CASE ...] [--per-set N] [--tokens N]
 
 MODEL is a chat model's folder, or a GGUF file of four bits for all cases but ``random`` and ``itself``, PROMPTS a
-folder of question files. Every prompt is decoded greedily and plainly, with `auto` and, as it is told, with
-`continuous`, in turn; each learns from its own runs. A case is a drafter, alone on the host or beside a process that
-burns one core:
+folder of question files. Every prompt is decoded greedily and plainly, plainly once more, with `auto` and, as it is
+told, with `continuous`, in turn; each learns from its own runs. The second plain run shows what chance does. A case is
+a drafter, alone on the host or beside a process that burns one core:
 
 - ``ngram``: prompt lookup;
 - ``right``: synthetic, right in 80 to 95% of the steps;
@@ -45,6 +45,7 @@ COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --per-set {
 IN_INT4 = ", int4"
 """What a case is called further where MODEL is a GGUF file of four bits."""
 ENTRIES = ("autoregressive", "auto", "continuous")
+AGAIN = "plain again"
 RIGHT = [0.88, 0.94]
 """The synthetic drafter's: the target's token is its best candidate in 88% of the steps, one of its best two in 94%."""
 PERCENT = (45, 60, 75)
@@ -125,6 +126,7 @@ def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
         named = parse_entries(ENTRIES, drafter)
         with LLM(options.model, pipeline_parallel_size=2, speculative_config=named[1][1]) as llm:
             params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
+            named.insert(1, (AGAIN, named[0][1]))
             asked = questions(llm, options.prompts, options.per_set, params)
             runs = measure_all(llm, asked, named)
     seconds: dict[str, dict[str, list[float]]] = {}
@@ -145,10 +147,10 @@ def ratio_over(sets: Iterable[Mapping[str, Sequence[float]]], base: str, entry: 
 def lines(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
     for name, by_entry in figures["seconds"].items():
         plain = by_entry["autoregressive"]
-        ratios = [f"{entry} {sum(plain) / sum(by_entry[entry]):.3f}" for entry in ENTRIES[1:]]
+        ratios = [f"{entry} {sum(plain) / sum(by_entry[entry]):.3f}" for entry in (AGAIN, *ENTRIES[1:])]
         speed = (figures["tokens"] - 1) * len(plain) / sum(plain)
         yield f"{case:12} {name:10} plain {speed:5.1f} tokens/s, " + ", ".join(ratios)
-    for entry in ENTRIES[1:]:
+    for entry in (AGAIN, *ENTRIES[1:]):
         ratio = ratio_over(figures["seconds"].values(), ENTRIES[0], entry)
         yield f"{case:12} all: {entry} {ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 

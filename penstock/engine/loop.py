@@ -227,8 +227,11 @@ class EngineLoop:
     @property
     def _sends_root_first(self) -> bool:
         """Whether all that can enter are new roots, which do so at once: to miss is dear enough without any delay."""
+        plainly = self.estimates.trials.plainly
         return all(
-            request.strategy.sends_root_first and not request.prefilling and not request.tree.root.entered
+            (request.strategy.sends_root_first or (plainly and request.strategy.on_trial))
+            and not request.prefilling
+            and not request.tree.root.entered
             for request in self.scheduler.running
         )
 
