@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -66,6 +67,8 @@ def measure_all(
     autoregressive run (added where ``strategies`` lacks it) are the reference for identity. ``observer`` watches every
     run too. Returns one entry per setting and strategy, in the order of their coming.
     """
+    gc.collect()
+    gc.freeze()  # else a collection, as long as dozens of tokens, falls to whichever strategy runs by then
     named = with_plain(strategies)
     estimates = {name: llm.loop.estimates.anew() for name, _ in named}
     for name, config in named:

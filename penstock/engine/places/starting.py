@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ def watched(
 ) -> tuple[Engine, Start]:
     """``make``'s engine, once its stages have loaded their layers. ``loading`` hears how far they are.
 
-    It is a bar on stderr where it is None. ``make`` is ``LLM`` or ``AsyncLLM``. Raises what it raises.
+    It is a bar on stderr where it is None. ``make`` is ``LLM`` or ``AsyncLLM``. Raises what it raises. No garbage among
+    what is alive by then is collected later: for programs that run the engine and end.
     """
     begin = time.monotonic()
     with loading or LoadingBar(Console(stderr=True)) as bar:
@@ -40,4 +42,6 @@ def watched(
         except BaseException:
             host.close()
             raise
+    gc.collect()
+    gc.freeze()  # a collection would hold up a token for as long as it takes to look through all that was imported
     return engine, Start(time.monotonic() - begin, *bar.held)
