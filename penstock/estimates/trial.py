@@ -13,6 +13,12 @@ STAKE: Final = 3.0
 CAUTIOUS_STAKE: Final = 1.0
 """Plain tokens of a stake that are left to cautious speculation, which follows at once where bold speculation has
 ended; and what has to be set aside for it later."""
+FOR_DRAFTING: Final = 2.0
+"""Plain tokens that have to be set aside besides where one request decodes and its drafter was not asked meanwhile. It
+first reads what it lacks of the text, beside the stages: for the first token nothing is drafted, for the second little.
+"""
+CHOSEN: Final = 2.0
+"""So many times the stake for such a drafter, which somebody has chosen: to begin with it reads all of the text."""
 MOST: Final = 8.0
 """Plain tokens that speculation may lose, once it has gained as many, before it ends."""
 BOLD: Final = 8.0
@@ -74,6 +80,9 @@ class Trial:
     worth in one text says little of the next: each one has to be promising itself, and most of what others have gained
     is kept for those to come (``begin_text``).
 
+    A drafter that costs time is asked only while speculation goes on, and it is slow to begin. Where one request
+    decodes its stakes are higher, and what it drafts is sent, be it sure or not.
+
     ``requests`` that decode together bring as many tokens at a time, so that all counts of tokens are times that.
     ``stake``: plain tokens that may be lost at once; without any, all of it has to be set aside first. ``promising``:
     speculation has gained before, in another run, so that nothing has to be foretold first, and one plain token of each
@@ -126,6 +135,11 @@ class Trial:
         """Speed with speculation over plain decoding's; 0 while one is not known."""
         speculating = self.speculating.seconds_per_token
         return self.plain.seconds_per_token / speculating if speculating else 0.0
+
+    @property
+    def sends_sure_drafts_only(self) -> bool:
+        """Whether only drafts that are all but sure are worth sending, and not all that has been paid for."""
+        return self.cautious and not self._costs_drafting
 
     def give(self, stake: float) -> None:
         """A stake beside what is set aside, in plain tokens: it may be known late that there is room for a trial."""
@@ -195,7 +209,7 @@ class Trial:
             self._bold *= 2
         self.failures += self.cautious or self._foretold
         self.cautious, self._gained = True, 0.0
-        self._begin_plain(0.0 if self.stake_s > 0 and not self._foretold else CAUTIOUS_STAKE)
+        self._begin_plain(0.0 if self.stake_s > 0 and not self._foretold else self._next_stake)
 
     def _record_plain(self, tokens: int, seconds: float, settled: bool) -> None:
         if not settled:
@@ -207,7 +221,7 @@ class Trial:
             return
         if before < self._enough:
             self._correct()
-        self.stake_s += self._of_plain(self._given)
+        self.stake_s += self._of_plain(self._given * (CHOSEN if self._costs_drafting else 1.0))
         self._given = 0.0
         halvings = min(max(0, self.failures - 1), HALVINGS)
         self.stake_s += SHARE / 2**halvings * seconds
@@ -226,7 +240,18 @@ class Trial:
         corrected = min(self.stake_s + charged * slower, max(self.stake_s, self._highest))
         self.stake_s = max(corrected, min(self.stake_s, 0.0))
         if self.stake_s <= self._of_plain(self._needed):
-            self._needed = CAUTIOUS_STAKE
+            self._needed = self._next_stake
+
+    @property
+    def _next_stake(self) -> float:
+        """What has to be set aside for the next trial: plain tokens."""
+        return CAUTIOUS_STAKE + FOR_DRAFTING if self._costs_drafting else CAUTIOUS_STAKE
+
+    @property
+    def _costs_drafting(self) -> bool:
+        """Whether it is the drafter, which is asked only then, that makes speculation dear, and not the rows of one
+        request."""
+        return self.requests == 1 and not self._foretold
 
     def _of_plain(self, tokens: float) -> float:
         """What so many plain tokens take for each request: seconds."""

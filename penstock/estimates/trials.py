@@ -91,7 +91,7 @@ class Trials:
 
     def cautious(self, requests: int) -> bool:
         """Whether only drafts that are all but sure are worth sending while so many requests run."""
-        return self.needed(requests) and self.of(requests).cautious
+        return self.needed(requests) and self.of(requests).sends_sure_drafts_only
 
     def stake_s(self, requests: int) -> float:
         """Seconds that speculation may lose while so many requests run, before it ends."""

@@ -101,7 +101,7 @@ class Continuous:
         if tree.root.entered and 0 < latency <= step:  # a single stage: behind the root's batch this would only wait
             return ON_EVENT
         if self._waits_for_draft(tree, context, step):
-            return ON_EVENT
+            return max(context.now, context.draft_due) + FRESH * step  # it may be late
         return self._patient_until(tree.root.due, context.now, FRESH * step) if tree.root.entered else NOW
 
     def most_rows(self, context: Context) -> int:
@@ -134,7 +134,7 @@ class Continuous:
         if context.draft_due == math.inf:  # nothing is to come
             return False
         drafting = context.estimates.drafter.seconds(1)
-        wait = max(0.0, context.draft_due - context.now)
+        wait = abs(context.draft_due - context.now)
         awaited, unasked = self._order.mass_awaited(tree), self._order.mass_unasked(tree)
         if self._is_worth_waiting(tree, context.estimates, awaited, wait, step):
             return True
