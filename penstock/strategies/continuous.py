@@ -155,8 +155,9 @@ class Continuous:
         """Whether to wait so many seconds for children of nodes that are on the path with this chance."""
         ends = estimates.drafts.miss_rate
         coming *= 1 - ends
-        in_turn = estimates.pipeline.latency_s(1) <= step
-        gain = coming * ends * (step if in_turn else step - wait)
+        if estimates.pipeline.latency_s(1) <= step:  # one batch after another: more tokens in one that takes longer
+            return coming * step > self._order.mass_unsent(tree, self.width) * wait
+        gain = coming * ends * (step - wait)
         if gain <= 0 or not tree.root.entered:
             return gain > wait
         goes_on = coming * (1 - ends) if estimates.drafter.seconds(1) < step else 0.0

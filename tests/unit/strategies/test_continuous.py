@@ -397,6 +397,19 @@ def test_over_a_single_stage_nothing_enters_behind_the_root() -> None:
     assert asker.ready_at(tree) == ON_EVENT
 
 
+def test_a_draft_that_is_late_is_waited_for_no_longer_than_it_is_worth() -> None:
+    """A draft model that has a long prompt to read answers dozens of tokens after it was expected to."""
+    asker, tree = alone(flat), make_tree()
+    for node in asker.ask(tree):
+        node.asked = True
+    asker.draft_due = asker.now + STEP / 100
+    assert not asker.is_ready(tree)
+    while (at := asker.ready_at(tree)) != NOW:
+        assert asker.now < at < ON_EVENT
+        asker.now = at
+    assert asker.draft_due < asker.now <= asker.draft_due + 2 * STEP
+
+
 @pytest.mark.parametrize(("chance", "enters"), [(0.15, False), (0.25, True)])
 def test_over_a_single_stage_a_row_enters_if_that_gives_more_tokens_per_second(chance: float, enters: bool) -> None:
     """A row adds a fifth to the time that a batch of one takes."""
