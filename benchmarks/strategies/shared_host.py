@@ -63,6 +63,12 @@ PARTLY_RIGHT = {
     f"right{percent}": {"method": "synthetic", "accuracy": [percent / 100, percent / 100 + 0.05]} for percent in PERCENT
 }
 BUSY = "+busy"
+BURN = """
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+while True: pass
+"""
+"""A process that computes until its standard input is closed, as by its parent's end."""
 CASES = (*DRAFTERS, *PARTLY_RIGHT, *(f"{drafter}{BUSY}" for drafter in DRAFTERS))
 OF_FLOATS = ("itself", "random")
 """Draft models, which a model in four bits is not measured with."""
@@ -89,7 +95,7 @@ def one_core_busy(busy: bool) -> Iterator[None]:
     if not busy:
         yield
         return
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE) as process:
         try:
             yield
         finally:
