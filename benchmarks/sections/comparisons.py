@@ -342,7 +342,7 @@ def render_shared_host(figures: Any) -> str:
         sets = one["seconds"].values()
         plain = sum(len(by["autoregressive"]) for by in sets) * (one["tokens"] - 1)
         speed = plain / sum(sum(by["autoregressive"]) for by in sets)
-        again = f"{least_of_sets(one, shared_host.AGAIN):.2f}"
+        again = f"{least_of_sets(one, shared_host.AGAIN):.2f}" if all(shared_host.AGAIN in by for by in sets) else ""
         ratios = [over_plain(one, "auto"), f"{least_of_sets(one, 'auto'):.2f}", again, over_plain(one, "continuous")]
         host = "one core busy" if drafter != case else "quiet"
         weights = "`int4`" if case != key else "float32"
