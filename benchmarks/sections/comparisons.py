@@ -366,7 +366,8 @@ def render_shared_host(figures: Any) -> str:
         f"six prompt sets the first chats, {sizes['tokens']} tokens each. Speed over plain "
         'decoding of the same prompt, all in turn, with 95% bounds. "One core busy": beside a process that computes. '
         "`auto` begins as new in every row, so that its first trials count. Each prompt is decoded plainly a second "
-        'time; the least of the six sets by that, "plain again", is what chance does to a set.',
+        'time; the least of the six sets by that, "plain again", is what chance does to a set. '
+        "Rows without it are of an engine of the day before.",
         markdown(headings, [cells(key) for key in keys if key in figures]),
         "`continuous` does as told. `auto` falls back to plain decoding where that is faster. Both stages read their "
         "weights from one memory and slow each other, so that batches go one after another "

@@ -46,6 +46,7 @@ IN_INT4 = ", int4"
 """What a case is called further where MODEL is a GGUF file of four bits."""
 ENTRIES = ("autoregressive", "auto", "continuous")
 AGAIN = "plain again"
+"""The second plain run: what it is off the first is chance."""
 RIGHT = [0.88, 0.94]
 """The synthetic drafter's: the target's token is its best candidate in 88% of the steps, one of its best two in 94%."""
 PERCENT = (45, 60, 75)
