@@ -194,19 +194,24 @@ class EngineLoop:
         if self._changed or free != self._free_at_last or self.clock.now() >= self._wake_at:
             self._changed = False
             self._wake_at = math.inf
-            self._start_requests()
-            self.estimates.pipeline.decode(len(self.scheduler.running))
-            if not self._sends_root_first:
-                self._ask()  # first: what enters may better wait for the answer
-                if self._foretold and self.draft_due < math.inf:
-                    self._take_drafts()  # they are there at once
-                    self._ask()  # what enters may better wait for what follows them, too
-            self._submit()
-            self._ask()  # again: of what has just entered
+            if not self._awaits_results:
+                self._compose()
             # What became free meanwhile has not been made use of: for that there is another step.
             self._free_at_last = tuple(then and now for then, now in zip(free, self._free, strict=True))
         self._send_cancels()  # every stage gets one, and none is in such haste as what enters
         self._do_deferred()
+
+    def _compose(self) -> None:
+        """Let in what may enter, and ask the drafter."""
+        self._start_requests()
+        self.estimates.pipeline.decode(len(self.scheduler.running))
+        if not self._sends_root_first:
+            self._ask()  # first: what enters may better wait for the answer
+            if self._foretold and self.draft_due < math.inf:
+                self._take_drafts()  # they are there at once
+                self._ask()  # what enters may better wait for what follows them, too
+        self._submit()
+        self._ask()  # again: of what has just entered
 
     def _recover(self, lost: PipelineLost) -> None:
         """Begin to replace what is lost, or end all requests."""
@@ -227,13 +232,27 @@ class EngineLoop:
     @property
     def _sends_root_first(self) -> bool:
         """Whether all that can enter are new roots, which do so at once: to miss is dear enough without any delay."""
-        plainly = self.estimates.trials.plainly
         return all(
-            (request.strategy.sends_root_first or (plainly and request.strategy.on_trial))
+            (request.strategy.sends_root_first or self._is_plain(request))
             and not request.prefilling
             and not request.tree.root.entered
             for request in self.scheduler.running
         )
+
+    @property
+    def _awaits_results(self) -> bool:
+        """Whether nothing can enter before a result comes: all decode plainly, their roots are under way, none waits.
+
+        The drafter was asked about them as they entered. A host's cores are better left to its stages meanwhile."""
+        running = self.scheduler.running
+        return not self.scheduler.waiting and all(
+            self._is_plain(one) and not one.prefilling and one.tree.root.entered for one in running
+        )
+
+    def _is_plain(self, request: Request) -> bool:
+        """Whether nothing but roots is sent for a request, by its strategy or by what trials decided last."""
+        strategy = request.strategy
+        return not strategy.candidates or (strategy.on_trial and self.estimates.trials.plainly)
 
     @property
     def _held(self) -> bool:
@@ -298,7 +317,7 @@ class EngineLoop:
             moments.append(due)
         if self.drafter is not None and (due := self.drafter.due) is not None:
             moments.append(due)
-        if self.pace.until > self.clock.now():
+        if self.pace.until > self.clock.now() and not self._awaits_results:
             moments.append(self.pace.until)
         # A request may have come or been aborted between two steps; a moment that has just passed is none of the above.
         if self._changed or self._free != self._free_at_last:

@@ -13,7 +13,7 @@ from penstock.drafters.base import Draft, DraftRequest
 from penstock.drafters.instant import InstantDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.scheduler import Schedule, Scheduler
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Batch, SampledToken, Sampling
 from penstock.pipeline.clock import VirtualClock
@@ -24,6 +24,7 @@ from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
+from penstock.strategies.context import Context
 from penstock.strategies.continuous import Continuous
 from penstock.strategies.pipedec import PipeDec
 from penstock.tree import Node
@@ -78,6 +79,30 @@ def test_estimates_are_changed_while_idle_only_and_left_as_they_were() -> None:
         loop.step()
     assert other.pipeline.step_s(1) == 1.0
     assert first.drafts.miss_rate == learned
+
+
+class Counting(Scheduler):
+    """Counts how often it is asked what enters next."""
+
+    asked = 0
+
+    def schedule(self, context: Context, batches: int, held: bool = False) -> Schedule:
+        self.asked += 1
+        return super().schedule(context, batches, held)
+
+
+def test_plain_decoding_is_left_alone_between_its_results() -> None:
+    """Whatever else happens meanwhile, a stage that takes the batch or the moment of the next one, nothing enters."""
+    clock, pool = VirtualClock(), SlotPool(40, 20)
+    second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
+    cores = [StageCore(HashLayers(i, pool.total, 4), pool.total, is_last=i == 1) for i in range(2)]
+    pipeline = InProcessPipeline([emulated_driver(i, core, clock.now, second) for i, core in enumerate(cores)], clock)
+    scheduler = Counting(pool, 8, 1, 40)
+    loop = EngineLoop(pipeline, None, scheduler, clock)
+    loop.add(Request(0, [1, 2, 3], Sampling(), 20, frozenset(), Autoregressive(), Collected()))
+    while loop.busy:
+        loop.step()
+    assert scheduler.asked <= loop.tokens + 1, "once for the prompt and once for each token"
 
 
 class AfterEntering(InstantDrafter):
