@@ -342,8 +342,8 @@ def render_shared_host(figures: Any) -> str:
         sets = one["seconds"].values()
         plain = sum(len(by["autoregressive"]) for by in sets) * (one["tokens"] - 1)
         speed = plain / sum(sum(by["autoregressive"]) for by in sets)
-        again = f"{least_of_sets(one, shared_host.AGAIN):.2f}" if all(shared_host.AGAIN in by for by in sets) else ""
-        ratios = [over_plain(one, "auto"), f"{least_of_sets(one, 'auto'):.2f}", again, over_plain(one, "continuous")]
+        auto, again = (f"{least_of_sets(one, entry):.2f}" for entry in ("auto", shared_host.AGAIN))
+        ratios = [over_plain(one, "auto"), auto, again, over_plain(one, "continuous")]
         host = "one core busy" if drafter != case else "quiet"
         weights = "`int4`" if case != key else "float32"
         return [weights, SHARED[drafter], host, str(one["per_set"]), f"{speed:.1f}", *ratios]
@@ -366,8 +366,7 @@ def render_shared_host(figures: Any) -> str:
         f"six prompt sets the first chats, {sizes['tokens']} tokens each. Speed over plain "
         'decoding of the same prompt, all in turn, with 95% bounds. "One core busy": beside a process that computes. '
         "`auto` begins as new in every row, so that its first trials count. Each prompt is decoded plainly a second "
-        'time; the least of the six sets by that, "plain again", is what chance does to a set. '
-        "Rows without it are of an engine of the day before.",
+        'time; the least of the six sets by that, "plain again", is what chance does to a set.',
         markdown(headings, [cells(key) for key in keys if key in figures]),
         "`continuous` does as told. `auto` falls back to plain decoding where that is faster. Both stages read their "
         "weights from one memory and slow each other, so that batches go one after another "
