@@ -170,18 +170,22 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None
         options.prefill_stretch,
         pieces,
     )
-    emulated = setup.cluster is not None and setup.cluster.emulated
     recovery = Recovery(parts, clock, options.recovery_timeout)
     return EngineLoop(
         parts.pipeline,
         parts.drafter,
         scheduler,
         clock,
-        contended=not emulated,
+        contended=not is_emulated(setup),
         apart=parts.apart,
         slowed=slowed(setup),
         recovery=recovery,
     )
+
+
+def is_emulated(setup: Resolved) -> bool:
+    """Whether stages take the times of modelled devices, however many of them compute."""
+    return setup.cluster is not None and setup.cluster.emulated
 
 
 def slowed(setup: Resolved) -> float | None:
@@ -190,6 +194,8 @@ def slowed(setup: Resolved) -> float | None:
     On CPUs they read their weights from one memory, so that a first trial of speculation gains by taking turns. None
     for a drafter that says nothing of a node before it has entered.
     """
+    if is_emulated(setup):
+        return 0.0
     if setup.speculation is not None and setup.speculation.drafter_options.needs_entered is not None:
         return None
     return TAKEN if all(device == "cpu" for device in setup.devices[: setup.stages]) else 0.0

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from penstock.engine.build import apart
+from penstock.engine.build import apart, slowed
+from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import resolve_options
+from penstock.estimates.overlap import TAKEN
 
 
 @pytest.mark.parametrize(
@@ -19,3 +24,20 @@ from penstock.engine.build import apart
 def test_hops_between_hosts(hosts: tuple[str, ...], expected: set[int]) -> None:
     """The engine, at both ends, is on the host without a name."""
     assert apart(hosts) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"pipeline_parallel_size": 2}, TAKEN),
+        ({"cluster": "local-2"}, TAKEN),
+        ({"cluster": "demo"}, 0.0),
+        ({"cluster": "pipedec-14x3090"}, 0.0),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+def test_stages_of_this_host_take_turns_at_first_and_modelled_ones_do_not(
+    options: dict[str, Any], expected: float
+) -> None:
+    """Modelled devices take their own times, however many of them compute."""
+    assert slowed(resolve_options(EngineOptions(**options))) == expected
