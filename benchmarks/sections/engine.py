@@ -94,7 +94,7 @@ def render_lookup(figures: Any) -> str:
 
 
 def take_demo() -> Taken:
-    command, content = with_json_output(["demo"])
+    command, content = with_json_output(["demo", "--embedded"])
     fast = content["runs"][1]
     names = ("strategy", "overrun_fraction")
     figures = {**{name: fast[name] for name in names}, **{name: content[name] for name in ("speedup", "identical")}}
