@@ -236,7 +236,7 @@ def metrics_of(
         "method": " + ".join(speculation.methods) if speculation and drafts else None,
         "stages": setup.stages,
         "cluster": setup.cluster.name if setup.cluster else None,
-        "emulated": setup.cluster is not None and setup.cluster.emulated,
+        "emulated": setup.emulated,
     }
 
 

@@ -13,14 +13,13 @@ they mean little.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.shared.burner import one_core_busy
 from benchmarks.shared.measured import store
 from penstock import LLM, SamplingParams
 from tests.namespaces import network
@@ -29,7 +28,7 @@ from tests.workers import Worker
 NAME, HOW = "planned_hosts", "Measured on three namespaces of two cores, nothing emulated"
 COMMAND: Final = "python -m benchmarks.strategies.planned_hosts MODEL.gguf --repeats {} --tokens {}"
 WORKERS: Final = (("taskset", "-c", "0"), ("taskset", "-c", "1"), ("taskset", "-c", "1", "nice", "-n", "4"))
-RIVAL: Final = ("taskset", "-c", "1", sys.executable, "-c", "while True: pass")
+RIVAL: Final = ("taskset", "-c", "1")
 LENGTH: Final = 1024
 PROMPTS: Final = (
     "List the planets of the solar system in order, and then list them once more.",
@@ -45,8 +44,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
     with ExitStack() as running:
         hosts = ",".join(running.enter_context(three_hosts()))
-        rival = running.enter_context(subprocess.Popen(RIVAL))
-        running.callback(rival.kill)
+        running.enter_context(one_core_busy(*RIVAL))
         engines = {
             (way, split): running.enter_context(engine(options.model, hosts, layers, config))
             for way, config in WAYS.items()

@@ -10,7 +10,7 @@ a drafter, alone on the host or beside a process that burns one core:
 - ``ngram``: prompt lookup;
 - ``right``: synthetic, right in 80 to 95% of the steps;
 - ``wrong``: synthetic, never right;
-- ``itself``: the model itself in four bits as draft model, in a process of its own;
+- ``itself``: the model itself in eight bits as draft model, in a process of its own;
 - ``random``: a draft model of two small layers with random weights, in a process of its own;
 - ``right45``, ``right60``, ``right75``: synthetic, right in so many of 100 steps; on a quiet host only.
 
@@ -23,8 +23,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,6 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.burner import one_core_busy
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
 from penstock.bench.entries import parse_entries
@@ -64,12 +63,6 @@ PARTLY_RIGHT = {
     f"right{percent}": {"method": "synthetic", "accuracy": [percent / 100, percent / 100 + 0.05]} for percent in PERCENT
 }
 BUSY = "+busy"
-BURN = """
-import os, sys, threading
-threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-while True: pass
-"""
-"""A process that computes until its standard input is closed, as by its parent's end."""
 CASES = (*DRAFTERS, *PARTLY_RIGHT, *(f"{drafter}{BUSY}" for drafter in DRAFTERS))
 OF_FLOATS = ("itself", "random")
 """Draft models, which a model in four bits is not measured with."""
@@ -88,19 +81,6 @@ def questions(llm: LLM, folder: Path, per_set: int, params: SamplingParams) -> l
 def chat(llm: LLM, text: str) -> dict[str, list[int]]:
     messages = [{"role": "user", "content": text}]
     return {"prompt_token_ids": llm.get_tokenizer().apply_chat_template(messages)}
-
-
-@contextmanager
-def one_core_busy(busy: bool) -> Iterator[None]:
-    """A process that computes for as long as the block lasts."""
-    if not busy:
-        yield
-        return
-    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
 
 
 def drafted_by(case: str, options: argparse.Namespace) -> AbstractContextManager[str]:
@@ -127,7 +107,7 @@ def random_draft_model(model: Path) -> Iterator[str]:
 def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
     """By set, seconds of every prompt by entry; and whether all entries gave the same tokens."""
     drafter = dict({**DRAFTERS, **PARTLY_RIGHT}[case.removesuffix(BUSY)])
-    with drafted_by(case, options) as draft, one_core_busy(case.endswith(BUSY)):
+    with drafted_by(case, options) as draft, one_core_busy() if case.endswith(BUSY) else nullcontext():
         if drafter["method"] == "draft_model":
             drafter["model"] = draft
         named = parse_entries(ENTRIES, drafter)

@@ -176,16 +176,11 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None
         parts.drafter,
         scheduler,
         clock,
-        contended=not is_emulated(setup),
+        contended=not setup.emulated,
         apart=parts.apart,
         slowed=slowed(setup),
         recovery=recovery,
     )
-
-
-def is_emulated(setup: Resolved) -> bool:
-    """Whether stages take the times of modelled devices, however many of them compute."""
-    return setup.cluster is not None and setup.cluster.emulated
 
 
 def slowed(setup: Resolved) -> float | None:
@@ -194,7 +189,7 @@ def slowed(setup: Resolved) -> float | None:
     On CPUs they read their weights from one memory, so that a first trial of speculation gains by taking turns. None
     for a drafter that says nothing of a node before it has entered.
     """
-    if is_emulated(setup):
+    if setup.emulated:
         return 0.0
     if setup.speculation is not None and setup.speculation.drafter_options.needs_entered is not None:
         return None

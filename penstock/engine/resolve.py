@@ -83,6 +83,11 @@ class Resolved:
         """Slots of every stage's arenas."""
         return self.kv_slots + self.speculative_slots
 
+    @property
+    def emulated(self) -> bool:
+        """Whether stages take the times of modelled devices, however many of them compute."""
+        return self.cluster is not None and self.cluster.emulated
+
 
 def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | None = None) -> Resolved:
     """Look at device, checkpoints and cluster. Raises ConfigError for whatever cannot work here or together.

@@ -269,8 +269,7 @@ def on_host(host: str, clock_errors: Mapping[str, float]) -> str:
 
 def shared_cores(setup: Resolved) -> SharedCores | None:
     """None where nothing computes on this host's cores in its own time."""
-    emulated = setup.cluster is not None and setup.cluster.emulated
-    if emulated or setup.options.device != "cpu":
+    if setup.emulated or setup.options.device != "cpu":
         return None
     here = [threads for threads, host in zip(setup.threads, setup.hosts, strict=False) if not host]
     if setup.draft is not None or setup.speculator is not None:

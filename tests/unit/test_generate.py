@@ -15,7 +15,7 @@ from penstock.speculation import SpeculativeConfig
 def said(strategy: str | None, plain_s: float) -> str:
     """Of 11 tokens, one at once and ten a second."""
     speculation = SpeculativeConfig(method="ngram", strategy=strategy) if strategy is not None else None
-    setup: Any = SimpleNamespace(speculation=speculation, stages=2, cluster=None)
+    setup: Any = SimpleNamespace(speculation=speculation, stages=2, cluster=None, emulated=False)
     completion = CompletionOutput(0, list(range(11)), seconds=1.5, first_token_seconds=0.5)
     return statistics_line(metrics_of(setup, completion, 2.04, plain_s))
 

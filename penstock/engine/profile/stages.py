@@ -26,8 +26,7 @@ LOCAL_BYTES_PER_S: Final = 1e9
 def with_prefill_times(setup: Resolved, living: Mapping[str, HostFacts], *, encrypted: bool) -> Resolved:
     """The same, with its pipeline's times if every stage's device and every link has been measured."""
     folder = profiles_folder()
-    emulated = setup.cluster is not None and setup.cluster.emulated
-    if emulated or setup.options.prefill_chunk is not None or not folder.is_dir():
+    if setup.emulated or setup.options.prefill_chunk is not None or not folder.is_dir():
         return setup
     store = ProfileStore(folder)
     stages, links = stage_times(setup, living, store), link_times(setup, store, encrypted=encrypted)

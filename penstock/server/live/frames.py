@@ -101,7 +101,6 @@ class Frame(msgspec.Struct, frozen=True):
 def setup_of(setup: Resolved) -> Setup:
     cluster, speculation = setup.cluster, setup.speculation
     names = [", ".join(stage.devices) for stage in cluster.stages] if cluster is not None else [""] * setup.stages
-    emulated = cluster is not None and cluster.emulated
     return Setup(
         run=RUN,
         stages=[
@@ -110,7 +109,7 @@ def setup_of(setup: Resolved) -> Setup:
         ],
         strategy=speculation.strategy if speculation is not None else "autoregressive",
         drafter=" + ".join(speculation.methods) if speculation is not None else None,
-        emulated=EMULATED if emulated else None,
+        emulated=EMULATED if setup.emulated else None,
         max_model_len=setup.max_model_len,
     )
 

@@ -153,6 +153,7 @@ def test_an_empty_trace_is_valid() -> None:
 def test_tracks_are_named_after_devices_and_emulation_is_said() -> None:
     setup: Any = SimpleNamespace(
         cluster=load_cluster("demo"),
+        emulated=True,
         options=SimpleNamespace(model="m"),
         layers=[],
         hosts=("",) * 4,
@@ -164,6 +165,7 @@ def test_tracks_are_named_after_devices_and_emulation_is_said() -> None:
     assert any(e["args"].get("name") == "stage 3: board-4" for e in trace["traceEvents"])
     setup = SimpleNamespace(
         cluster=None,
+        emulated=False,
         options=SimpleNamespace(model="m", device="cuda"),
         layers=[(0, 4), (4, 16), (16, 20)],
         hosts=("", "b:7700", "c"),

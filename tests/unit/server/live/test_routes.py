@@ -36,6 +36,7 @@ class Engine:
             layers=((0, 3), (3, 5)),
             hosts=("", "10.0.0.2"),
             cluster=None,
+            emulated=False,
             speculation=None,
             max_model_len=64,
         )
