@@ -78,6 +78,10 @@ class PipelineLost(PipelineError):
     """A stage or the drafter was lost while the engine ran. The engine recovers from it, if it is to, and if it can."""
 
 
+class CheckpointChanged(PipelineError):
+    """A file of the model has changed since the engine started: what is there now would give other tokens."""
+
+
 class FinishReason(StrEnum):
     """Why a completion ended, in the words of the OpenAI API; ``ABORT`` and ``ERROR`` are vLLM's.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -166,3 +166,40 @@ def cache_folder() -> Path:
     """``penstock`` in the user's folder for such things. Raises RuntimeError where there is no such user."""
     place = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(place) / "penstock"
+
+
+CHANGED: Final = "has changed since the engine started; start it again to use what is there now"
+"""What is wrong with a file whose stamp is another one."""
+
+
+class FileStamps:
+    """What tells that files have not changed since they were looked at: nobody writes a file and leaves its stamp.
+
+    Links are followed, as reading does.
+    """
+
+    def __init__(self, stamps: dict[Path, tuple[int, ...]]) -> None:
+        self._stamps = stamps
+
+    @classmethod
+    def of(cls, files: Iterable[Path]) -> FileStamps:
+        """Raises OSError."""
+        return cls({file: stamp_of(file) for file in files})
+
+    @property
+    def changed(self) -> Path | None:
+        """A file that is another one by now, or that cannot be looked at; None if there is none."""
+        for file, before in self._stamps.items():
+            try:
+                now = stamp_of(file)
+            except OSError:
+                return file
+            if now != before:
+                return file
+        return None
+
+
+def stamp_of(file: Path) -> tuple[int, ...]:
+    """A file's device, number, size, and the nanosecond in which its content was last changed. Raises OSError."""
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

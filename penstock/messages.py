@@ -35,15 +35,48 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
 """One of these. What of them there is, a stage's own capacity and vocabulary say."""
 Parent = Annotated[int, msgspec.Meta(ge=NO_SLOT, lt=MOST)]
 SeedWord = Annotated[int, msgspec.Meta(ge=0)]
-"""Up to 2**64 - 1, the largest that msgpack holds."""
+"""Up to 2**64 - 1, the largest that msgpack holds; msgspec takes no bound above 2**63 - 1."""
 LARGEST: Final = sys.float_info.max
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Moment = Annotated[float, msgspec.Meta(ge=0.0, le=1e10)]
+"""Of a monotonic clock, in seconds: less than 300 years after its host has started."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=LARGEST)]
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Logarithm = Annotated[float, msgspec.Meta(le=0.0)]
 """Of a probability, which may be 0."""
 AnyStage = Annotated[int, msgspec.Meta(ge=-1, lt=MOST)]
 """The number of a stage; -1: of none in particular."""
+IPV4: Final = r"(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+IPV6: Final = r"\[[0-9A-Fa-f:.]{2,45}(?:%[\w.-]{1,32})?\]"
+Numeric = Annotated[str, msgspec.Meta(max_length=96, pattern=rf"\A(?:{IPV4}|{IPV6})\Z")]
+"""The address of a host. A name would have to be looked up, and whoever sent it could make that last."""
+HostPort = Annotated[str, msgspec.Meta(max_length=128, pattern=rf"\A(?:{IPV4}|{IPV6}):\d{{1,5}}\Z")]
+Address = Annotated[
+    str, msgspec.Meta(max_length=256, pattern=rf"\A(?:ipc://[^\x00]{{1,200}}|tcp://(?:{IPV4}|{IPV6}):\d{{1,5}})\Z")
+]
+"""Where an inbox listens."""
+MOST_WORDS: Final = 4096
+Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
+"""What a process says to people. Whoever sends it cuts it: see ``cut``."""
+MOST_DETAILS: Final = 16 * MOST_WORDS
+Details = Annotated[str, msgspec.Meta(max_length=MOST_DETAILS)]
+"""The end of a traceback."""
+Label = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f]*\Z")]
+"""What a process, a device or a dtype is called."""
+FilePath = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\x00]*\Z")]
+GrammarText = Annotated[str, msgspec.Meta(max_length=1 << 22)]
+MOST_ROWS: Final = 1 << 20
+"""Rows of a batch, and of whatever comes with each of them, are at most so many."""
+Many = msgspec.Meta(max_length=MOST_ROWS)
+Numbers = Annotated[list[Word], Many]
+Indices = Annotated[list[Index], Many]
+MOST_LAYERS: Final = 1 << 14
+LayerNumbers = Annotated[list[Index], msgspec.Meta(max_length=MOST_LAYERS)]
+
+
+def cut(text: str, most: int = MOST_WORDS) -> str:
+    """The beginning of a text, as long as a message may hold it: ``Words``, unless a field says otherwise."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class ForeignFrame(PenstockError):
@@ -71,14 +104,14 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     top_k: Index = 0
     min_p: Probability = 0.0
     logprobs: Annotated[int, msgspec.Meta(ge=-1, lt=MOST)] = -1
-    barred: tuple[Index, ...] = ()
+    barred: Annotated[tuple[Index, ...], Many] = ()
     barred_before: Index = 0
     presence_penalty: Finite = 0.0
     frequency_penalty: Finite = 0.0
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=LARGEST)] = 1.0
-    logit_bias: tuple[tuple[Index, Finite], ...] = ()
-    allowed_token_ids: tuple[Index, ...] = ()
-    grammar: str = ""
+    logit_bias: Annotated[tuple[tuple[Index, Finite], ...], Many] = ()
+    allowed_token_ids: Annotated[tuple[Index, ...], Many] = ()
+    grammar: GrammarText = ""
     prompt_length: Index = 0
 
 
@@ -93,18 +126,18 @@ class CommittedSlots(msgspec.Struct, frozen=True, array_like=True):
     """Slots of one request that have been committed since the last batch, in position order, no position left out."""
 
     request: Word
-    slots: list[Index]
+    slots: Indices
 
 
 class Rows(msgspec.Struct, array_like=True):
     """The rows of a batch, column by column; all six lists have one entry per row."""
 
-    requests: list[Word] = []
-    nodes: list[Word] = []
-    slots: list[Index] = []
-    parents: list[Parent] = []
-    positions: list[Index] = []
-    tokens: list[Index] = []
+    requests: Numbers = []
+    nodes: Numbers = []
+    slots: Indices = []
+    parents: Annotated[list[Parent], Many] = []
+    positions: Indices = []
+    tokens: Indices = []
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -128,13 +161,13 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     """
 
     stage: Index
-    received: Finite
-    start: Finite
-    end: Finite
-    computed: Finite
-    modelled: Finite
+    received: Moment
+    start: Moment
+    end: Moment
+    computed: Moment
+    modelled: Moment
     rows: Index
-    features: Finite | None = None
+    features: Moment | None = None
 
     @property
     def overrun(self) -> bool | None:
@@ -144,6 +177,10 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 SHORT_NAMES: Final = {"committed": "certain", "feature_nodes": "joins", "feature_levels": "levels"}
 """What a batch's longer fields are called on the wire: every header carries the names."""
+
+
+Spans = Annotated[list[Span], msgspec.Meta(max_length=MOST_LAYERS)]
+"""Those of a batch: one from each stage."""
 
 
 class Batch(msgspec.Struct, tag="batch", kw_only=True, rename=SHORT_NAMES):
@@ -158,18 +195,18 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True, rename=SHORT_NAMES):
     """
 
     stream: Word
-    opened: list[Opened] = []
-    committed: list[CommittedSlots] = []
-    closed: list[Word] = []
+    opened: Annotated[list[Opened], Many] = []
+    committed: Annotated[list[CommittedSlots], Many] = []
+    closed: Numbers = []
     rows: Rows
-    wanted: list[Index] = []
+    wanted: Indices = []
     candidates: Index = 0
-    feature_nodes: list[Word] = []
-    feature_levels: list[Index] = []
-    alive: list[Index] = []
-    dtype: str = ""
-    width: Word = 0
-    spans: list[Span] = []
+    feature_nodes: Numbers = []
+    feature_levels: Indices = []
+    alive: Indices = []
+    dtype: Label = ""
+    width: Index = 0
+    spans: Spans = []
 
 
 class Features(msgspec.Struct, tag="features", kw_only=True):
@@ -179,11 +216,11 @@ class Features(msgspec.Struct, tag="features", kw_only=True):
     final-normed. The tensor frame has one line per row: its states side by side, ``width`` values in all.
     """
 
-    layers: list[Index]
-    nodes: list[Word]
-    slots: list[Index]
-    dtype: str = ""
-    width: Word = 0
+    layers: LayerNumbers
+    nodes: Numbers
+    slots: Indices
+    dtype: Label = ""
+    width: Index = 0
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
@@ -197,32 +234,32 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     token: Index
     logprob: Logarithm = 0.0
     rank: Index = 0
-    top: list[tuple[Index, Logarithm]] = []
-    error: str = ""
+    top: Annotated[list[tuple[Index, Logarithm]], Many] = []
+    error: Words = ""
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True):
     """A drafter's answer for one row: tokens best first, and the log of the chance that the target picks each."""
 
     node: Word
-    tokens: list[Index]
-    scores: list[Logarithm]
+    tokens: Indices
+    scores: Annotated[list[Logarithm], Many]
 
 
 class Result(msgspec.Struct, tag="result", kw_only=True):
     """What came out of the last stage for one batch. Every batch has exactly one, also when no row survived."""
 
     stream: Word
-    picks: list[SampledToken] = []
-    candidates: list[Candidates] = []
-    spans: list[Span] = []
+    picks: Annotated[list[SampledToken], Many] = []
+    candidates: Annotated[list[Candidates], Many] = []
+    spans: Spans = []
 
 
 class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
     """These nodes are dead: drop their rows from batches numbered below ``before``. Late, early or twice: no harm."""
 
     before: Word
-    nodes: list[Word]
+    nodes: Numbers
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
@@ -249,7 +286,7 @@ class PrepareGrammar(msgspec.Struct, tag="prepare_grammar", kw_only=True):
     """To the last stage: compile a request's grammar beside the batches. Sent before the request's first row enters."""
 
     request: Word
-    grammar: str
+    grammar: GrammarText
 
 
 class GrammarPrepared(msgspec.Struct, tag="grammar_prepared", kw_only=True):
@@ -276,7 +313,7 @@ class Started(msgspec.Struct, tag="started", kw_only=True):
     """A stage has loaded its layers and listens at ``address``. Sizes of its arenas and its tensors in bytes."""
 
     stage: Index
-    address: str
+    address: Address
     kv_bytes: Word
     weight_bytes: Word
 
@@ -284,8 +321,8 @@ class Started(msgspec.Struct, tag="started", kw_only=True):
 class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):
     """Tells a stage its neighbours' addresses. The engine is both the first stage's and the last stage's neighbour."""
 
-    upstream: str
-    downstream: str
+    upstream: Address
+    downstream: Address
 
 
 class Rejoin(msgspec.Struct, tag="rejoin", kw_only=True):
@@ -294,7 +331,7 @@ class Rejoin(msgspec.Struct, tag="rejoin", kw_only=True):
     ``spec`` is what its process would be started with there: a ``StageSpec`` as JSON.
     """
 
-    spec: bytes
+    spec: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", kw_only=True):
@@ -311,8 +348,11 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
     """A stage cannot go on; ``cause`` is one line for people, ``details`` its traceback."""
 
     stage: AnyStage
-    cause: str
-    details: str = ""
+    cause: Words
+    details: Details = ""
+
+
+Neighbour = Annotated[str, msgspec.Meta(max_length=10, pattern=r"\A(?:upstream|downstream|drafter)?\Z")]
 
 
 class LinkBroken(msgspec.Struct, tag="link_broken", kw_only=True):
@@ -323,8 +363,8 @@ class LinkBroken(msgspec.Struct, tag="link_broken", kw_only=True):
     """
 
     stage: Index
-    to: str = ""
-    cause: str = ""
+    to: Neighbour = ""
+    cause: Words = ""
 
 
 class Stop(msgspec.Struct, tag="stop", kw_only=True):

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.hosts.agent import HostAgent
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.weights.cache import WeightCache
+from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.plan import StagePlan, StageSpec
 from penstock.transport.security import LinkSecurity
 
 SOON: Final = 20.0
+_folder = tempfile.TemporaryDirectory(prefix="penstock-tests-")
+CHECKPOINT: Final = Path(_folder.name)
+"""As much of one as agents look at, of one layer without weights."""
+(CHECKPOINT / "config.json").write_text("{}")
+OFFER: Final = Offer(CHECKPOINT, 1)
+LAYER: Final = (0, 1)
 PLAN: Final = StagePlan(
-    model="m", first=0, last=1, capacity=1, dtype="float32", device="cpu", max_model_len=1, vocab_size=2
+    model=str(CHECKPOINT), first=0, last=1, capacity=1, dtype="float32", device="cpu", max_model_len=1, vocab_size=2
 )
 
 
@@ -59,8 +68,10 @@ def agent(
 
 @contextmanager
 def fleet(*members: HostAgent, security: LinkSecurity | None) -> Iterator[Fleet]:
+    """Every host holds the checkpoint of ``PLAN``."""
     made = Fleet([name_of(one) for one in members], security)
     try:
+        made.provide(OFFER, {name: [LAYER] for name in made.hosts})
         yield made
     finally:
         made.close()

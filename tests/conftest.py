@@ -80,6 +80,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Like ``target``, with layers of some hundred kilobytes: those of a stage are only a part of the file."""
+    from tests.checkpoints import make_checkpoint
+
+    size = {"hidden_size": 256, "intermediate_size": 768}
+    return make_checkpoint(tmp_path_factory.mktemp("wide"), "llama", seed=2, tokenizer=True, **size)
+
+
+@pytest.fixture(scope="session")
 def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target with noise on its weights: right often enough for hits, wrong often enough for misses."""
     return noisy_copy(target, tmp_path_factory.mktemp("draft") / "model", noise=0.1)

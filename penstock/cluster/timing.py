@@ -11,17 +11,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from penstock.cluster.measured import Grid, interpolated
+from penstock.cluster.measured import interpolated
 from penstock.cluster.prices import ModelPrice
 from penstock.cluster.spec import Cluster, Device
 from penstock.core import ConfigError
+from penstock.messages import Index, Seconds
 
 MESSAGE_ROW_BYTES: Final = 24
 """One row to or from the engine, where no hidden state travels: six integers of 1 to 5 bytes in msgpack, rounded up."""
+
+
+AXIS: Final = msgspec.Meta(max_length=4096)
+GridAxis = Annotated[tuple[Index, ...], AXIS]
+BoundedGrid = Annotated[tuple[Annotated[tuple[Seconds, ...], AXIS], ...], AXIS]
 
 
 class Attended(NamedTuple):
@@ -45,11 +51,11 @@ class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     ``pair_s`` is a row's attention to one token, ``slot_s`` reads one token's keys and values.
     """
 
-    fixed_s: float
-    weight_s: float
-    row_s: float
-    pair_s: float = 0.0
-    slot_s: float = 0.0
+    fixed_s: Seconds
+    weight_s: Seconds
+    row_s: Seconds
+    pair_s: Seconds = 0.0
+    slot_s: Seconds = 0.0
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
         """Time for a batch. One without surviving rows is only passed on."""
@@ -62,9 +68,9 @@ class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class MeasuredTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One device's part of a stage as it was measured: seconds by the rows of a batch and the tokens before it."""
 
-    rows: tuple[int, ...]
-    contexts: tuple[int, ...]
-    grid: Grid
+    rows: GridAxis
+    contexts: GridAxis
+    grid: BoundedGrid
     """[rows][contexts]"""
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
@@ -77,9 +83,9 @@ class MeasuredTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
     """A link and what a row weighs on it. Within one device: no latency, infinite rate."""
 
-    latency_s: float
-    bytes_per_s: float
-    row_bytes: float
+    latency_s: Seconds
+    bytes_per_s: Annotated[float, msgspec.Meta(gt=0.0)]
+    row_bytes: Annotated[float, msgspec.Meta(ge=0.0)]
 
     def seconds(self, rows: int, header_bytes: int = 0) -> float:
         """Time from the first byte sent to the last received.
@@ -92,8 +98,8 @@ class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
 class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     """A stage: its devices in sequence and the links between them. It takes one batch at a time."""
 
-    devices: tuple[DeviceTiming | MeasuredTiming, ...]
-    between: tuple[LinkTiming, ...] = ()
+    devices: Annotated[tuple[DeviceTiming | MeasuredTiming, ...], AXIS]
+    between: Annotated[tuple[LinkTiming, ...], AXIS] = ()
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
         """Time a batch occupies the stage. Without surviving rows the header alone crosses the inner links."""

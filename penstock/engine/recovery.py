@@ -23,7 +23,7 @@ import math
 from collections.abc import Generator
 from typing import Final, Protocol
 
-from penstock.core import PipelineError, PipelineLost
+from penstock.core import CheckpointChanged, PipelineError, PipelineLost
 from penstock.drafters.base import Drafter
 from penstock.pipeline.base import Clock, Pipeline
 from penstock.requests.request import Request
@@ -226,18 +226,25 @@ class Recovery:
         except StopIteration:
             self._finish(loop)
         except PipelineError as error:
-            self._attempt = None
-            self._attempts += 1
-            self._retry(loop, error)
+            self._fail(loop, error)
+        except Exception as error:
+            log.exception("stages could not be started")
+            self._fail(loop, PipelineError(f"{type(error).__name__}: {error}"))
         else:
             self.due = self._latest if due is None else min(due, self._latest)
+
+    def _fail(self, loop: Requests, error: PipelineError) -> None:
+        """The attempt has failed: begin another one later, if there is to be one."""
+        self._attempt = None
+        self._attempts += 1
+        self._retry(loop, error)
 
     def _retry(self, loop: Requests, error: PipelineError) -> None:
         assert self._lost is not None, "a drafter that cannot be had is done without"
         if self._moving:  # now it is a loss
             self._moving, self._began_at = False, self._clock.now()
         again = self._clock.now() + delay(self._attempts)
-        if again > self._latest:
+        if again > self._latest or isinstance(error, CheckpointChanged):
             self._give_up(loop, self._lost, str(error))
         if self.given_up is None:
             log.warning("the restart has failed: %s; trying again in %.0f s", error, delay(self._attempts))

@@ -1,6 +1,7 @@
-"""The agent of a host: starts stages for heads on other hosts, and ends them when their head is gone.
+"""The agent of a host: serves heads on other hosts, and ends what they have started when they are gone.
 
-It decides nothing. Each head that attaches has a lease, which lasts for as long as its beats come. What the lease's
+It decides nothing. Each head that attaches has a lease, which lasts for as long as its beats come. Its thread keeps
+leases and does nothing else: whatever may take time, or fail, is done by the threads of the leases. What a lease's
 stages send and receive never passes the agent.
 """
 
@@ -9,27 +10,23 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import secrets
+import threading
 import time
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import Final
-
-from msgspec.structs import replace
 
 from penstock.core import ConfigError
 from penstock.hosts import control
-from penstock.hosts.doctor.probe import ProbeSpec
-from penstock.hosts.doctor.probe_process import ProbeProcess
 from penstock.hosts.facts import own_facts
+from penstock.hosts.lease import Lease, Own
+from penstock.hosts.refusals import Refusals
 from penstock.hosts.weights.cache import WeightCache
-from penstock.hosts.weights.digest import digest_of
-from penstock.hosts.weights.fetching import Fetch
-from penstock.messages import ForeignFrame, Frame, MalformedMessage
+from penstock.messages import ForeignFrame, Frame, MalformedMessage, cut
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
-from penstock.pipeline.plan import StageSpec
 from penstock.pipeline.silence import Listening
+from penstock.transport.addresses import is_unspecified
 from penstock.transport.outbox import Outbox
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
@@ -38,28 +35,9 @@ log = logging.getLogger(__name__)
 
 MOST_LEASES: Final = 16
 """Heads at a time: who lists hosts is one, too."""
-
-
-class Lease:
-    """One head, and what has been started for it."""
-
-    def __init__(self, secret: str, head: Outbox, host: str) -> None:
-        self.secret = secret
-        self.host = host
-        """This host's address, as the head has it."""
-        self.stages: dict[str, ForkServer] = {}
-        """By the names of their processes, those that have not ended: who started each."""
-        self.silent = 0.0
-        """Seconds for which nothing has come of it."""
-        self.fetches: dict[str, Fetch] = {}
-        """By the head's paths, what is or was sent of checkpoints that are not here."""
-        self.copies: dict[str, Path] = {}
-        """By the head's paths, where that is."""
-        self.probe: ProbeProcess | None = None
-        self.head = head
-
-    def tell(self, message: control.Message) -> None:
-        self.head.send(control.encode(message, self.secret))
+FAREWELL_S: Final = 2.0
+"""Seconds for the last message of a lease to leave."""
+MOST_FAREWELLS: Final = 64
 
 
 class HostAgent:
@@ -77,19 +55,34 @@ class HostAgent:
         private_network: bool = False,
         cache: WeightCache | None = None,
     ) -> None:
-        self._cache = cache
-        self._security = security
-        self._private_network = private_network
         self._incarnation = secrets.token_hex(8)
         self._sockets = Sockets(security, private_network)
-        self._inbox = self._sockets.inbox(address)
+        self._inbox = self._sockets.inbox(address, control.MOST_FRAME)
         self._inbox.admit(control.DOOR)
         self._ends, self._end_pipe = os.pipe()
         self._inbox.watch(self._ends, self._report_ends)
+        self._failed: queue.SimpleQueue[tuple[Lease, str]] = queue.SimpleQueue()
+        """Leases that have to end, and why."""
+        self._woken, self._waker = os.pipe()
+        self._inbox.watch(self._woken, self._end_failed)
         self._leases: dict[str, Lease] = {}
+        self._ended: list[Lease] = []
+        """Those whose threads may still be ending what they have started."""
+        self._farewells: list[tuple[Outbox, float]] = []
+        """Connections to heads whose leases have ended, and until when their last message may leave."""
         self._listening = Listening(time.monotonic(), control.BEAT)
+        self._refusals = Refusals()
         self._stopped = False
-        shared_fork_server()  # it imports torch before anybody waits for that
+        self._fork_lock = threading.Lock()
+        self._own = Own(
+            lambda: own_facts(self._incarnation),
+            cache,
+            security,
+            private_network,
+            self._fork_server,
+            self._end_pipe,
+        )
+        self._fork_server()  # it imports torch before anybody waits for that
 
     @property
     def address(self) -> str:
@@ -112,9 +105,12 @@ class HostAgent:
         """End what was started for anybody."""
         for lease in list(self._leases.values()):
             self._end(lease, "the agent leaves")
-        self._inbox.unwatch(self._ends)
-        os.close(self._ends)
-        os.close(self._end_pipe)
+        for lease in self._ended:
+            lease.join()
+        for fd in (self._ends, self._woken):
+            self._inbox.unwatch(fd)
+        for fd in (self._ends, self._end_pipe, self._woken, self._waker):
+            os.close(fd)
         self._inbox.close()
         self._sockets.close()
 
@@ -123,6 +119,10 @@ class HostAgent:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+    def _fork_server(self) -> ForkServer:
+        with self._fork_lock:
+            return shared_fork_server()
 
     # ------------------------------------------------------------------------------------------------------- leases
 
@@ -133,35 +133,69 @@ class HostAgent:
             lease.silent += seconds
             if lease.silent > control.LEASE:
                 self._end(lease, f"its head has said nothing for {control.LEASE:.1f} s")
+        self._ended = [lease for lease in self._ended if lease.is_ending]
+        left = [one for one in self._farewells if one[0].backlog and time.monotonic() < one[1]]
+        for head, _ in [one for one in self._farewells if one not in left]:
+            self._sockets.disconnect(head)
+        self._farewells = left
 
     def _attach(self, secret: str, attach: control.Attach) -> None:
-        if len(self._leases) == MOST_LEASES:
-            log.warning("refused a head at %s: %d are attached already", attach.head, MOST_LEASES)
+        if len(self._farewells) >= MOST_FAREWELLS:
+            raise MalformedMessage(f"{MOST_FAREWELLS} heads are being told that they are not served")
+        head = self._sockets.connect(attach.head, secret)
+        if problem := self._problem_of(attach):
+            self._refusals.note(problem)
+            self._bid_farewell(head, secret, problem)
             return
-        lease = self._leases[secret] = Lease(secret, self._sockets.connect(attach.head, secret), attach.host)
+        self._leases[secret] = Lease(secret, head, attach.host, self._own, self._in_use, self._fail)
         log.info("head %s has attached", attach.head)
-        lease.tell(control.Attached(facts=own_facts(self._incarnation)))
+
+    def _problem_of(self, attach: control.Attach) -> str:
+        """Why a head is not served; empty if it is."""
+        own = self.address.removeprefix("tcp://").rpartition(":")[0]
+        if is_unspecified(attach.host) or (not is_unspecified(own) and attach.host != own):
+            return f"it takes {attach.host} for this host's address, which listens at {own}"
+        if len(self._leases) == MOST_LEASES:
+            return f"{MOST_LEASES} heads are attached already"
+        return ""
+
+    def _in_use(self) -> set[str]:
+        """The digests of all copies that leases use. May be called from any thread."""
+        return set[str]().union(*(lease.digests for lease in list(self._leases.values())))
+
+    def _fail(self, lease: Lease, why: str) -> None:
+        """A lease has to end. May be called from any thread."""
+        self._failed.put((lease, why))
+        os.write(self._waker, b"!")
+
+    def _end_failed(self) -> None:
+        os.read(self._woken, 4096)
+        while not self._failed.empty():
+            lease, why = self._failed.get()
+            if self._leases.get(lease.secret) is lease:
+                self._end(lease, why)
 
     def _end(self, lease: Lease, why: str) -> None:
+        """End a lease with all that was started under it, and tell its head why."""
         del self._leases[lease.secret]
-        if lease.stages:
-            log.warning("a lease has ended: %s; so do its stages", why)
-        for process, server in lease.stages.items():
-            server.kill(process)
-            server.forget(process)
-        for fetch in lease.fetches.values():
-            fetch.stop()
-        if lease.probe is not None:
-            lease.probe.end()
-        self._sockets.disconnect(lease.head)
+        log.info("a lease has ended: %s", why)
+        lease.end()
+        self._ended.append(lease)
+        self._bid_farewell(lease.head, lease.secret, why)
+
+    def _bid_farewell(self, head: Outbox, secret: str, why: str) -> None:
+        """Tell a head that it has no lease, and close its connection once that has left, or could not."""
+        head.send(control.encode(control.LeaseEnded(cause=cut(why)), secret))
+        self._farewells.append((head, time.monotonic() + FAREWELL_S))
 
     # ------------------------------------------------------------------------------------------------- what heads say
 
     def _receive(self, frames: Sequence[Frame]) -> None:
+        lease = None
         try:
             secret, raw = control.lease_of(frames)
-            message = control.decode(raw)
             lease = next((one for one in self._leases.values() if control.same(one.secret, secret)), None)
+            message = control.decode(raw, frames[1:])
             if lease is not None:
                 lease.silent = 0.0
                 self._obey(lease, message, frames[1:])
@@ -170,98 +204,32 @@ class HostAgent:
             else:
                 raise ForeignFrame("it is of a lease that has ended, or never was")
         except (ConfigError, ForeignFrame, MalformedMessage) as error:
-            log.warning("refused a message: %s", error)
+            self._refuse(lease, str(error))
+        except Exception as error:
+            log.exception("a message could not be taken in")
+            self._refuse(lease, f"{type(error).__name__}: {error}")
+
+    def _refuse(self, lease: Lease | None, why: str) -> None:
+        """A message makes no sense: the lease under which it was sent ends."""
+        self._refusals.note(why)
+        if lease is not None and lease.secret in self._leases:
+            self._end(lease, f"refused a message: {why}")
 
     def _obey(self, lease: Lease, message: control.Message, contents: Sequence[Frame]) -> None:
-        now = time.monotonic()
         if isinstance(message, control.Beat):
+            now = time.monotonic()
             lease.tell(control.BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
-        elif isinstance(message, control.FindCheckpoint):
-            self._find(lease, message)
-        elif isinstance(message, control.Piece):
-            if message.path in lease.fetches and len(contents) == 1:
-                lease.fetches[message.path].take(message, bytes(contents[0]))
-        elif isinstance(message, control.StartStage):
-            self._start(lease, message.spec)
-        elif isinstance(message, control.KillStage):
-            if (server := lease.stages.get(message.process)) is not None:
-                server.kill(message.process)
-        elif isinstance(message, control.StartProbe):
-            self._start_probe(lease, message)
         elif isinstance(message, control.Detach):
             self._end(lease, "its head has left")
         else:
-            raise MalformedMessage(f"{type(message).__name__} is not for an agent")
-
-    def _start_probe(self, lease: Lease, asked: control.StartProbe) -> None:
-        if lease.probe is not None:
-            raise MalformedMessage("a probe has been started already")
-        lease.probe = ProbeProcess(
-            ProbeSpec(
-                name=asked.name,
-                session=asked.session,
-                bind=f"tcp://{lease.host}:*",
-                head=asked.head,
-                security=self._security,
-                private_network=self._private_network,
-            )
-        )
-
-    def _find(self, lease: Lease, asked: control.FindCheckpoint) -> None:
-        """Say whether a checkpoint is here, or have the head send what is needed of it."""
-        if (before := lease.fetches.pop(asked.path, None)) is not None:
-            before.stop()
-        lease.copies.pop(asked.path, None)
-        problem = problem_of(asked)
-        if not problem or self._cache is None:
-            lease.tell(control.CheckpointFound(path=asked.path, problem=problem))
-            return
-        log.info("%s; its layers come from the head", problem)
-        lease.tell(control.CheckpointFound(path=asked.path, fetched=True))
-        in_use = {fetch.asked.digest for one in self._leases.values() for fetch in one.fetches.values()}
-        kept = partial(lease.copies.__setitem__, asked.path)
-        lease.fetches[asked.path] = Fetch(asked, self._cache, in_use, lease.tell, kept)
-
-    # -------------------------------------------------------------------------------------------------------- stages
-
-    def _start(self, lease: Lease, spec: StageSpec) -> None:
-        """Start a stage with what is this host's own in place of the head's."""
-        server = lease.stages[spec.process] = shared_fork_server()
-        server.listen(spec.process, self._end_pipe)
-        plan = spec.plan
-        if (fetch := lease.fetches.get(plan.model)) is not None:
-            if plan.model not in lease.copies or (plan.first, plan.last) not in fetch.asked.layers:
-                self._tell_ended(lease, spec.process, f"{plan.label} have not been sent to its host")
-                return
-            plan = replace(plan, model=str(lease.copies[plan.model]))
-        server.start(
-            replace(
-                spec,
-                plan=plan,
-                bind=f"tcp://{lease.host}:*",
-                security=self._security,
-                private_network=self._private_network,
-            )
-        )
+            lease.put(message, contents)
 
     def _report_ends(self) -> None:
         """Tell heads which stages have ended. Lines are short, so the pipe never holds half of one."""
         for line in os.read(self._ends, 65536).splitlines():
             told = json.loads(line)
-            for lease in self._leases.values():
-                if told["process"] in lease.stages:
-                    self._tell_ended(lease, told["process"], told["cause"])
-
-    def _tell_ended(self, lease: Lease, process: str, cause: str) -> None:
-        lease.stages.pop(process).forget(process)
-        lease.tell(control.StageEnded(process=process, cause=cause))
-
-
-def problem_of(asked: control.FindCheckpoint) -> str:
-    """Why stages here cannot load a checkpoint; empty if they can."""
-    path = Path(asked.path)
-    try:
-        found = digest_of(path)
-    except OSError as error:
-        return f"there is no checkpoint at {path}: {error.strerror}"
-    return "" if found == asked.digest else f"the checkpoint at {path} is another one"
+            for lease in list(self._leases.values()):
+                try:
+                    lease.note_end(told["process"], told["cause"])
+                except MalformedMessage as error:
+                    self._end(lease, str(error))

@@ -3,6 +3,9 @@
 A header carries the secret of a lease, like a stage's its session's. A head comes to an agent's door with a lease of
 its own making. The agent dials back, and from then on both name that lease in all they say. A lease is never used
 again: whoever speaks of one that has ended is refused.
+
+Every field has bounds, which are checked when a message is decoded. A message under a lease that does not keep to them
+ends that lease with a reason, and nobody else's.
 """
 
 from __future__ import annotations
@@ -15,8 +18,22 @@ import msgspec
 
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.weights.hub import HubSource
-from penstock.hosts.weights.ranges import FilePart, Layers
-from penstock.messages import MAX_HEADER_BYTES, UNDECODABLE, ForeignFrame, Frame, MalformedMessage
+from penstock.hosts.weights.manifest import Digest, FileName, FilePart, Layers, check_parts
+from penstock.messages import (
+    UNDECODABLE,
+    Address,
+    FilePath,
+    ForeignFrame,
+    Frame,
+    HostPort,
+    Index,
+    Label,
+    MalformedMessage,
+    Moment,
+    Numeric,
+    Word,
+    Words,
+)
 from penstock.pipeline.plan import StageSpec
 
 DEFAULT_PORT: Final = 7700
@@ -28,6 +45,9 @@ BEAT: Final = 0.75
 """Seconds between two beats of a head."""
 LEASE: Final = 3 * BEAT
 """Seconds of listening without a word after which a head is gone for an agent, and a host for a head."""
+MOST_HEADER: Final = 4 << 20
+MOST_FRAME: Final = 64 << 20
+"""Bytes of a message's frames: digests of half a terabyte of weights fit."""
 
 
 class Attach(msgspec.Struct, tag="attach", kw_only=True, frozen=True):
@@ -36,14 +56,14 @@ class Attach(msgspec.Struct, tag="attach", kw_only=True, frozen=True):
     What comes under this lease is obeyed for as long as beats come.
     """
 
-    head: str
-    host: str
+    head: Address
+    host: Numeric
 
 
 class Join(msgspec.Struct, tag="join", kw_only=True, frozen=True):
     """From a worker at a head's door: attach to ``host``, HOST:PORT, where it listens."""
 
-    host: str
+    host: HostPort
 
 
 class Attached(msgspec.Struct, tag="attached", kw_only=True, frozen=True):
@@ -53,64 +73,63 @@ class Attached(msgspec.Struct, tag="attached", kw_only=True, frozen=True):
 class Beat(msgspec.Struct, tag="beat", kw_only=True, frozen=True):
     """``sent``: by the head's monotonic clock, in seconds."""
 
-    sent: float
+    sent: Moment
 
 
 class BeatAnswer(msgspec.Struct, tag="beat_answer", kw_only=True, frozen=True):
     """``sent`` is the beat's own; the others are by the agent's monotonic clock, in seconds."""
 
-    sent: float
-    received: float
-    answered: float
+    sent: Moment
+    received: Moment
+    answered: Moment
 
 
 class FindCheckpoint(msgspec.Struct, tag="find_checkpoint", kw_only=True, frozen=True):
-    """Is the checkpoint of this digest there, which the head has at ``path``, a folder or a file?
+    """Does the host hold what stages of these ``layers`` read of the checkpoint that the head has at ``path``?
 
-    If it is not, ``files`` is what stages of these ``layers`` need of it. The ``hub`` may have it, and the head sends
-    what is wanted.
+    ``files`` are all of the checkpoint's, ``digest`` is theirs together. The second frame has the digests of the pieces
+    of each file of which something is needed, one after the other. What the host lacks comes from the ``hub``, or from
+    the head. ``number`` tells this question from every other one under the lease: answers and pieces bear it.
     """
 
-    path: str
-    digest: str
+    number: Index
+    path: FilePath
+    digest: Digest
     is_folder: bool
-    layers: list[Layers]
-    files: list[FilePart]
+    layers: Annotated[list[Layers], msgspec.Meta(max_length=4096)]
+    files: Annotated[list[FilePart], msgspec.Meta(max_length=4096)]
     hub: HubSource | None = None
 
 
 class CheckpointFound(msgspec.Struct, tag="checkpoint_found", kw_only=True, frozen=True):
-    """``problem`` says why stages cannot load it; empty if they can. While it is ``fetched``, neither is known."""
+    """Whether a question's checkpoint is there and every byte of it was checked: ``problem`` says why not."""
 
-    path: str
-    problem: str = ""
+    number: Index
+    problem: Words = ""
+
+
+class Progress(msgspec.Struct, tag="progress", kw_only=True, frozen=True):
+    """How many bytes are held and checked of those that are needed; ``fetched``: others have to be sent."""
+
+    number: Index
+    held: Word
     fetched: bool = False
 
 
-class Fetched(msgspec.Struct, tag="fetched", kw_only=True, frozen=True):
-    """How many bytes are there of those that the host needs of the checkpoint that the head has at ``path``."""
-
-    path: str
-    held: int
-    needed: int
-
-
 class WantPiece(msgspec.Struct, tag="want_piece", kw_only=True, frozen=True):
-    """Some bytes of a file of the checkpoint that the head has at ``path``."""
+    """Piece number ``piece`` of a file."""
 
-    path: str
-    file: str
-    start: Annotated[int, msgspec.Meta(ge=0)]
-    end: int
+    number: Index
+    file: FileName
+    piece: Index
 
 
 class Piece(msgspec.Struct, tag="piece", kw_only=True, frozen=True):
     """What was wanted: the bytes are the message's second frame."""
 
-    path: str
-    file: str
-    start: int
-    end: int
+    number: Index
+    file: FileName
+    piece: Index
 
 
 class StartStage(msgspec.Struct, tag="start_stage", kw_only=True, frozen=True):
@@ -118,12 +137,12 @@ class StartStage(msgspec.Struct, tag="start_stage", kw_only=True, frozen=True):
 
 
 class KillStage(msgspec.Struct, tag="kill_stage", kw_only=True, frozen=True):
-    process: str
+    process: Label
 
 
 class StageEnded(msgspec.Struct, tag="stage_ended", kw_only=True, frozen=True):
-    process: str
-    cause: str
+    process: Label
+    cause: Words
 
 
 class StartProbe(msgspec.Struct, tag="start_probe", kw_only=True, frozen=True):
@@ -132,13 +151,19 @@ class StartProbe(msgspec.Struct, tag="start_probe", kw_only=True, frozen=True):
     ``name`` is what the head calls it; it answers to ``head``, an inbox, in the name of ``session``.
     """
 
-    name: str
-    session: str
-    head: str
+    name: Label
+    session: Label
+    head: Address
 
 
 class Detach(msgspec.Struct, tag="detach", kw_only=True, frozen=True):
     """The head leaves: end all that was started under its lease."""
+
+
+class LeaseEnded(msgspec.Struct, tag="lease_ended", kw_only=True, frozen=True):
+    """From an agent: it has ended the lease, with all that was started under it."""
+
+    cause: Words
 
 
 Message = (
@@ -149,7 +174,7 @@ Message = (
     | BeatAnswer
     | FindCheckpoint
     | CheckpointFound
-    | Fetched
+    | Progress
     | WantPiece
     | Piece
     | StartStage
@@ -157,10 +182,13 @@ Message = (
     | StageEnded
     | StartProbe
     | Detach
+    | LeaseEnded
 )
+WITH_CONTENT: Final = (FindCheckpoint, Piece)
+"""The messages that have a second frame."""
 
 _encoder = msgspec.msgpack.Encoder()
-_envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_envelope = msgspec.msgpack.Decoder(tuple[Label, msgspec.Raw])
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
@@ -170,7 +198,7 @@ def encode(message: msgspec.Struct, lease: str) -> bytes:
 
 def lease_of(frames: Sequence[Frame]) -> tuple[str, msgspec.Raw]:
     """The lease that a message names, and the message undecoded. Raises ForeignFrame for what is none."""
-    if not frames or len(frames[0]) > MAX_HEADER_BYTES:
+    if not frames or len(frames[0]) > MOST_HEADER:
         raise ForeignFrame("header missing or too large")
     try:
         return _envelope.decode(frames[0])
@@ -178,12 +206,19 @@ def lease_of(frames: Sequence[Frame]) -> tuple[str, msgspec.Raw]:
         raise ForeignFrame(f"header does not decode: {error}") from error
 
 
-def decode(raw: msgspec.Raw) -> Message:
-    """Raises MalformedMessage."""
+def decode(raw: msgspec.Raw, contents: Sequence[Frame] = ()) -> Message:
+    """A message whose fields keep to their bounds. ``contents`` are the frames behind its header.
+
+    Raises MalformedMessage.
+    """
     try:
         message: Message = _decoder.decode(raw)
     except UNDECODABLE as error:
         raise MalformedMessage(f"message does not decode: {error}") from error
+    if len(contents) != isinstance(message, WITH_CONTENT):
+        raise MalformedMessage(f"{type(message).__name__} comes with {len(contents)} frames behind its header")
+    if isinstance(message, FindCheckpoint):
+        check_parts(message.digest, message.files, message.is_folder, contents[0])
     return message
 
 

@@ -85,7 +85,7 @@ class Enrolment:
         self._folder = folder
         keys.sign(folder, pem(keys.request_of(keys.new_key(), name)))  # that it could
         self._context, digest = throwaway_certificate()
-        place = place_of(f"tcp://{address}")
+        place = place_of(f"tcp://{address}", look_up=True)
         self._listener = socket.create_server(place.where[:2], family=place.family)
         host, _, _ = address.rpartition(":")
         self.token = Token(f"{host}:{self._listener.getsockname()[1]}", digest, secrets.token_bytes(SECRET_BYTES))
@@ -146,7 +146,7 @@ def asked_for_membership(token: Token, request: bytes) -> Membership:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # what it shows is compared with the token
-    place = place_of(f"tcp://{token.address}")
+    place = place_of(f"tcp://{token.address}", look_up=True)
     with (
         socket.create_connection(place.where[:2], timeout=ANSWER_S) as connection,
         context.wrap_socket(connection) as sealed,

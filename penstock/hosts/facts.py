@@ -9,12 +9,12 @@ import subprocess
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from penstock.hosts.cores import usable_cores
-from penstock.messages import PROTOCOL
+from penstock.messages import PROTOCOL, Index, Label, Word
 
 MEMORY: Final = Path("/proc/meminfo")
 LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
@@ -33,29 +33,29 @@ QUERY_S: Final = 5.0
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be the same on every host, so that stages understand each other and compute alike."""
 
-    protocol: int
-    penstock: str
-    torch: str
+    protocol: Index
+    penstock: Label
+    torch: Label
     """Without what it was built for ("+cu126")."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A device by torch's name, "cpu" or "cuda:N", and its memory in bytes."""
 
-    device: str
-    model: str
-    memory: int
-    free: int
+    device: Label
+    model: Label
+    memory: Word
+    free: Word
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """``incarnation`` is another one each time the agent starts. ``devices`` begin with the processor."""
 
-    name: str
-    incarnation: str
+    name: Label
+    incarnation: Label
     versions: Versions
-    cores: int
-    devices: tuple[DeviceFacts, ...]
+    cores: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    devices: Annotated[tuple[DeviceFacts, ...], msgspec.Meta(min_length=1, max_length=256)]
 
     def device(self, name: str) -> DeviceFacts | None:
         return next((one for one in self.devices if one.device == name), None)

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock.config import FieldError
@@ -16,22 +16,22 @@ from penstock.core import ConfigError
 from penstock.hosts.control import (
     BEAT,
     HEAD_DOOR,
+    MOST_FRAME,
     Attached,
-    CheckpointFound,
-    Fetched,
+    BeatAnswer,
     Join,
     Message,
-    Piece,
     WantPiece,
     decode,
     lease_of,
     same,
 )
 from penstock.hosts.facts import HostFacts, Versions, own_versions
+from penstock.hosts.refusals import Refusals
 from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, places_of
+from penstock.hosts.weights.manifest import Layers
 from penstock.hosts.weights.offering import Offer
-from penstock.hosts.weights.ranges import Layers
-from penstock.messages import ForeignFrame, Frame, MalformedMessage
+from penstock.messages import ForeignFrame, Frame, MalformedMessage, cut
 from penstock.pipeline.silence import Listening
 from penstock.transport.addresses import place_of
 from penstock.transport.inbox import Inbox
@@ -45,8 +45,14 @@ NO_ANSWER: Final = (
     "reach this host?"
 )
 MOST_HOSTS: Final = 256
+LOOK_S: Final = BEAT / 3
+"""Seconds between two looks at what hosts have said, while somebody waits for it."""
 LEAVE_S: Final = 1.0
 """Seconds for a head's last words to leave."""
+
+
+TELLS_NOTHING: Final = (BeatAnswer, WantPiece)
+"""Messages that change nothing for who waits."""
 
 
 class Fleet:
@@ -72,18 +78,18 @@ class Fleet:
         self.private_network = private_network
         self._sockets = Sockets(security, private_network)
         self.hosts: dict[str, RemoteHost] = {name: RemoteHost(name, self._sockets) for name in names}
-        """By name. Those that come are added, by the fleet's thread, and none is ever taken away."""
+        """By name. Those that come are added, by the fleet's thread; none is taken away that has ever answered."""
         self._inbox = opened(self._sockets, address)
         if door:
             self._inbox.admit(HEAD_DOOR)
-        self._offer: Offer | None = None
-        """The checkpoint that every host has to have, or is sent."""
-        self.on_return: Callable[[], None] | None = None
-        """Called by the fleet's thread when a host can have stages: at first, and whenever it is back."""
+        self._named = frozenset(names)
+        self.on_news: Callable[[], None] | None = None
+        """Called by the fleet's thread when hosts may have come, gone, or got hold of their layers."""
         self.on_fetched: Callable[[str, int, int], None] | None = None
-        """Called by the fleet's thread with a host's name and the bytes of the checkpoint that it has, and needs."""
+        """Called by whoever waits, with a host's name and the bytes of the checkpoint that it has, and needs."""
         self._news = threading.Condition()
         """Told whenever a host has said something."""
+        self._refusals = Refusals()
         self._closing = False
         self._woken, self._waker = os.pipe()
         self._inbox.watch(self._woken, self._read_wakes)
@@ -104,9 +110,15 @@ class Fleet:
 
     @property
     def living(self) -> dict[str, HostFacts]:
-        """By name, those that are attached now, but for those that cannot have the checkpoint."""
-        known = list(self.hosts.items())
-        return {name: host.facts for name, host in known if self._usable(host) and host.facts is not None}
+        """By name, those that are attached now, but for those that cannot have the checkpoint: at one moment."""
+        with self._news:
+            known = [(name, host, host.facts) for name, host in self.hosts.items()]
+            return {name: facts for name, host, facts in known if facts is not None and host.alive and not host.problem}
+
+    @property
+    def searching(self) -> frozenset[str]:
+        """Those that have yet to say whether they hold the layers that they were asked for."""
+        return frozenset(name for name, host in list(self.hosts.items()) if host.alive and host.searching)
 
     @property
     def clock_errors(self) -> dict[str, float]:
@@ -114,23 +126,66 @@ class Fleet:
         known = [(name, host.offsets.best) for name, host in list(self.hosts.items())]
         return {name: best.error for name, best in known if best is not None}
 
-    def _usable(self, host: RemoteHost) -> bool:
-        return host.alive and (self._offer is None or not host.checkpoints.get(self._offer.path))
+    def ask(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> None:
+        """Have every host that is named get hold of these layers, and wait for none.
+
+        One that comes back is asked again. Raises OSError, and ConfigError for a damaged file.
+        """
+        for name, some in layers.items():
+            self.hosts[name].ask(offer, some)
+
+    def hold(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> bool:
+        """Whether every host that is named holds these layers."""
+        return all(self.hosts[name].alive and self.hosts[name].holds(offer, some) for name, some in layers.items())
+
+    def settled(self, names: Iterable[str]) -> bool:
+        """Whether each of these hosts has said whether it holds what it was asked for, or is gone."""
+        hosts = [self.hosts[name] for name in names]
+        return all(not host.attached or (host.alive and not host.searching) for host in hosts)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise ConfigError, naming each of these hosts that does not hold what it was asked for."""
+        hosts = [self.hosts[name] for name in names]
+        problems = [f"host {one.name}: {one.problem}" if one.attached else one.cause for one in hosts]
+        wrong = [problem for one, problem in zip(hosts, problems, strict=True) if one.problem or not one.attached]
+        if wrong:
+            raise ConfigError("; ".join(wrong))
 
     def provide(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> None:
-        """Have every host that is named hold these layers of the checkpoint: what it lacks, it is sent.
+        """Have every host that is named hold these layers, and wait until all do.
 
-        Returns when all do. A host that comes back is asked again. Raises ConfigError, naming every host that cannot.
+        Raises ConfigError, naming every host that cannot, and OSError.
         """
-        self._offer, path = offer, offer.path
-        for host in list(self.hosts.values()):
-            if host.attached and not host.has(path, layers.get(host.name, ())):
-                host.ask_for(offer.request(layers.get(host.name, ())))
-        named = [self.hosts[name] for name in layers]
-        self._wait(lambda: all(path in host.checkpoints or not host.attached for host in named))
-        problems = [f"host {one.name}: {answer_of(one, path)}" for one in named if answer_of(one, path)]
-        if problems:
-            raise ConfigError("; ".join(problems))
+        self.ask(offer, layers)
+        with self._news:
+            while not self.settled(layers):
+                self.tell_progress()
+                self._news.wait(LOOK_S)
+        self.tell_progress()
+        self.check(layers)
+
+    def tell_progress(self) -> None:
+        """Tell ``on_fetched`` how far each host is that is sent its layers."""
+        if self.on_fetched is not None:
+            for name, host in list(self.hosts.items()):
+                if (progress := host.progress) is not None:
+                    self.on_fetched(name, *progress)
+
+    def joined_by(self, names: Sequence[str]) -> dict[str, HostFacts]:
+        """What is there once all of these hosts are: one that was lost is waited for, while it may be back soon.
+
+        Raises ConfigError, naming each that is not.
+        """
+        deadline = time.monotonic() + ANSWER_S
+        with self._news:
+            while (missing := [name for name in names if name not in (living := self.living)]) and (
+                time.monotonic() < deadline
+            ):
+                self._news.wait(LOOK_S)
+        if missing:
+            hosts = [self.hosts[name] for name in missing]
+            raise ConfigError("; ".join(problem_with(one) or f"host {one.name}: {one.problem}" for one in hosts))
+        return living
 
     def wait_for(self, count: int) -> None:
         """Until so many hosts are there."""
@@ -157,6 +212,7 @@ class Fleet:
         self._thread.join()
         for host in self.hosts.values():
             host.leave()
+            host.end()
         self._inbox.unwatch(self._woken)
         os.close(self._woken)
         os.close(self._waker)
@@ -168,19 +224,15 @@ class Fleet:
     def _meet(self) -> None:
         """Wait for every host's facts, and compare versions. Raises ConfigError."""
         hosts = list(self.hosts.values())
-        self._wait(lambda: all(host.alive or host.fault or not host.attached for host in hosts))
+        deadline = time.monotonic() + ANSWER_S
+        with self._news:
+            while not all(host.alive or host.fault or not host.attached for host in hosts):
+                if time.monotonic() >= deadline:
+                    break
+                self._news.wait(LOOK_S)  # a connection that is refused makes no news
         problems = [problem for host in hosts if (problem := problem_with(host))]
         if problems:
             raise ConfigError("; ".join(problems))
-
-    def _wait(self, settled: Callable[[], bool]) -> None:
-        """Until that is so, or hosts have had time enough to answer; one that is sent its layers takes as long."""
-        deadline = time.monotonic() + ANSWER_S
-        with self._news:
-            while not settled() and time.monotonic() < deadline:
-                self._news.wait(BEAT / 3)  # a connection that is refused makes no news
-                if any(host.fetching and host.attached for host in list(self.hosts.values())):
-                    deadline = time.monotonic() + ANSWER_S
 
     def _read_wakes(self) -> None:
         os.read(self._woken, 4096)
@@ -190,27 +242,56 @@ class Fleet:
     def _run(self) -> None:
         listening = Listening(time.monotonic(), BEAT)
         while not self._closing:
-            self._inbox.wait(listening.next_look)
-            for frames in self._inbox.take():
-                self._receive(frames)
-            for lease in self._inbox.broken():
-                self._lose(lease)
-            if time.monotonic() >= listening.next_look:
-                self._look(listening.look(time.monotonic()))
+            try:
+                self._step(listening)
+            except Exception as error:
+                log.exception("hosts could not be kept")
+                for host in list(self.hosts.values()):
+                    if host.attached:
+                        host.leave()
+                        host.lose(f"host {host.name} was lost: {type(error).__name__} at this host: {error}")
+                self._tell_news()
+
+    def _step(self, listening: Listening) -> None:
+        self._inbox.wait(listening.next_look)
+        for frames in self._inbox.take():
+            self._receive(frames)
+        for lease in self._inbox.broken():
+            self._lose(lease)
+        if time.monotonic() >= listening.next_look:
+            self._look(listening.look(time.monotonic()))
+
+    def _tell_news(self) -> None:
+        with self._news:
+            self._news.notify_all()
+        if self.on_news is not None:
+            self.on_news()
 
     def _lose(self, lease: str) -> None:
         """A connection has ended: an agent that lives keeps its own until its head has left."""
         for host in self.hosts.values():
             if host.lease == lease and host.attached:
                 host.lose(f"host {host.name} was lost: its connection to this one has ended")
+                self._tell_news()
 
     def _look(self, seconds: float) -> None:
-        for host in self.hosts.values():
+        for host in list(self.hosts.values()):
+            was_there = host.attached
             host.listened(seconds)
             if host.attached:
                 host.beat()
+            elif was_there:
+                self._tell_news()
+            elif not host.came_once and host.name not in self._named:
+                self._forget(host)
             elif host.wants_back or (host.may_be_asked and not self.living):
                 self._attach(host)
+
+    def _forget(self, host: RemoteHost) -> None:
+        """One has come that has never answered: whoever said so may have said anything."""
+        self._inbox.dismiss(host.lease)
+        with self._news:
+            del self.hosts[host.name]
 
     def _refused(self, host: RemoteHost, facts: HostFacts) -> str:
         """Why the agent that has answered is not to be used; empty if it is."""
@@ -220,16 +301,6 @@ class Fleet:
         same_agent = [one.name for one in others if one.facts and one.facts.incarnation == facts.incarnation]
         return f"host {host.name} is the same host as {same_agent[0]}; name it once" if same_agent else ""
 
-    def _send(self, host: RemoteHost, wanted: WantPiece) -> None:
-        try:
-            if self._offer is None:
-                raise MalformedMessage("nothing is offered")
-            content = self._offer.read(wanted)
-        except (MalformedMessage, OSError) as error:
-            host.lose(f"host {host.name} was lost: {error}")
-            return
-        host.send(Piece(path=wanted.path, file=wanted.file, start=wanted.start, end=wanted.end), content)
-
     def _attach(self, host: RemoteHost) -> None:
         self._inbox.dismiss(host.lease)
         self._inbox.admit(host.attach(self._inbox.address))
@@ -238,45 +309,47 @@ class Fleet:
         """Attach to a host that has come. Raises MalformedMessage for what no worker says, and ConfigError."""
         if not isinstance(message, Join) or len(self.hosts) == MOST_HOSTS:
             raise MalformedMessage(f"{type(message).__name__} does not open a head's door, or {MOST_HOSTS} have come")
-        if not is_in_numbers(message.host):  # to look a name up may take long
-            raise MalformedMessage(f"a worker has come from {message.host!r}, which is no address in numbers")
         _, address = places_of(message.host)
         if all(address != host.address for host in self.hosts.values()):
             log.info("host %s has come", message.host)
-            host = self.hosts[message.host] = RemoteHost(message.host, self._sockets)
+            host = RemoteHost(message.host, self._sockets)
+            with self._news:
+                self.hosts[message.host] = host
             self._attach(host)
 
     def _receive(self, frames: Sequence[Frame]) -> None:
+        host = None
         try:
             lease, raw = lease_of(frames)
             if same(lease, HEAD_DOOR):
-                self._welcome(decode(raw))
+                self._welcome(decode(raw, frames[1:]))
                 return
             host = next((one for one in self.hosts.values() if one.attached and same(one.lease, lease)), None)
             if host is None:
                 raise ForeignFrame("it is of a lease that has ended, or never was")
-            message = decode(raw)
+            self._take(host, decode(raw, frames[1:]))
         except (ForeignFrame, MalformedMessage, ConfigError) as error:
-            log.warning("refused a message: %s", error)
-            return
+            self._refuse(host, str(error))
+        except Exception as error:
+            log.exception("a message could not be taken in")
+            self._refuse(host, f"{type(error).__name__}: {error}")
+
+    def _take(self, host: RemoteHost, message: Message) -> None:
         if isinstance(message, Attached) and (problem := self._refused(host, message.facts)):
             host.refuse(problem)
         else:
             host.take(message)
-            self._answer(host, message)
-        with self._news:
-            self._news.notify_all()
+        if isinstance(message, TELLS_NOTHING):
+            return
+        self._tell_news()
 
-    def _answer(self, host: RemoteHost, message: Message) -> None:
-        if isinstance(message, Attached):
-            for asked in list(host.asked.values()):
-                host.ask_for(asked)
-        elif isinstance(message, WantPiece):
-            self._send(host, message)
-        elif isinstance(message, Fetched) and self.on_fetched is not None:
-            self.on_fetched(host.name, message.held, message.needed)
-        if isinstance(message, Attached | CheckpointFound) and self.on_return is not None and self._usable(host):
-            self.on_return()
+    def _refuse(self, host: RemoteHost | None, why: str) -> None:
+        """A message makes no sense: the host is lost under whose lease it came."""
+        self._refusals.note(why)
+        if host is not None and host.attached:
+            host.leave()
+            host.lose(f"host {host.name} was lost: it has sent a message that makes no sense: {cut(why, 300)}")
+            self._tell_news()
 
 
 def problem_with(host: RemoteHost) -> str:
@@ -294,21 +367,6 @@ def difference(name: str, own: Versions, its: Versions) -> str:
     return f"host {name} has {said}; install the same on both" if other else ""
 
 
-def answer_of(host: RemoteHost, path: str) -> str:
-    if not host.attached:
-        return "was lost"
-    return host.checkpoints.get(path, f"has not looked for its checkpoint within {ANSWER_S:.0f} s")
-
-
-def is_in_numbers(host: str) -> bool:
-    """Whether HOST:PORT has an address for a host."""
-    try:
-        ipaddress.ip_address(host.rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return False
-    return True
-
-
 def beside(host: str) -> tuple[str, str]:
     """This host's address, and a port there that the system chooses."""
     return host, f"tcp://{host}:*"
@@ -324,7 +382,7 @@ def own_places(door: str) -> tuple[str, str]:
 
 def opened(sockets: Sockets, address: str) -> Inbox:
     try:
-        return sockets.inbox(address)
+        return sockets.inbox(address, MOST_FRAME)
     except OSError as error:
         raise ConfigError(f"hosts: {address.removeprefix('tcp://')}: {error.strerror}") from error
 

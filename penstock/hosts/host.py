@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from penstock.hosts.fleet import Fleet
+from penstock.hosts.weights.offering import Offer
 from penstock.messages import Loading
 from penstock.pipeline.launching import Elsewhere
 from penstock.pipeline.loading import FETCH
@@ -34,9 +36,21 @@ class FleetHost(ProcessHost):
         self._started_by = started_by
         elsewhere = Elsewhere(fleet.hosts, fleet.reached_at, fleet.cut_off, fleet.private_network)
         super().__init__("tcp", stage_timeout, fleet.security, on_loading, elsewhere)
-        fleet.on_return = self.wake
+        self._offer: Offer | None = None
+        """The checkpoint that hosts are to hold, as it was when it was first asked for."""
+        fleet.on_news = self.wake
         if on_loading is not None:
             fleet.on_fetched = partial(tell_fetched, on_loading)
+
+    def offer(self, source: Path, layers: int) -> Offer:
+        """The checkpoint there, of so many layers, every byte of which has been hashed, once.
+
+        Raises OSError, ConfigError, and CheckpointChanged where it is another one than it was.
+        """
+        if self._offer is None or self._offer.path != str(source):
+            self._offer = Offer(source, layers)
+        self._offer.check()
+        return self._offer
 
     def close(self) -> None:
         super().close()

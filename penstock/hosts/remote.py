@@ -15,7 +15,9 @@ from penstock.config import FieldError
 from penstock.hosts import control
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.offsets import Offsets
-from penstock.hosts.weights.ranges import Layers
+from penstock.hosts.weights.manifest import PIECE, Layers
+from penstock.hosts.weights.offering import Courier, Offer, Question
+from penstock.messages import MalformedMessage
 from penstock.pipeline.forking import exit_report
 from penstock.pipeline.plan import StageSpec
 from penstock.transport.addresses import place_of
@@ -29,6 +31,8 @@ ANSWER_S: Final = 10.0
 TRY_AGAIN_S: Final = 3.0
 """Seconds after which a host that was lost is asked again: twice as long after the second loss."""
 MOST_LOSSES: Final = 3
+STALLED: Final = f"it has not come nearer to holding its layers for {ANSWER_S:.0f} s"
+BEATS_KEPT: Final = 64
 LOSSES_WITHIN_S: Final = 600.0
 """A host that is lost so often in so many seconds is left alone for as long, unless no other one is there."""
 
@@ -37,19 +41,13 @@ class RemoteHost:
     """A launcher (``pipeline/launching.py``) of stages on the host named ``name``, HOST or HOST:PORT.
 
     ``attach`` begins a lease, ``lose`` ends it with all that was started under it. ``facts`` are there once the agent
-    has answered; a host that comes back has new ones.
+    has answered; a host that comes back has new ones. Where it was asked to hold layers, it is asked again then.
     """
 
     def __init__(self, name: str, sockets: Sockets) -> None:
         self.name = name
         self.facts: HostFacts | None = None
         self.offsets = Offsets()
-        self.checkpoints: dict[str, str] = {}
-        """What the agent has said of checkpoints, by path: a problem, or nothing."""
-        self.fetching: set[str] = set()
-        """Paths of those that it is being sent."""
-        self.asked: dict[str, control.FindCheckpoint] = {}
-        """By path, what it has been asked for."""
         self.lease = ""
         """Its latest one's secret."""
         self.attached = False
@@ -58,19 +56,28 @@ class RemoteHost:
         """Why the latest lease that has ended did."""
         self.cut_off = ""
         """Why it is to be lost, though it answers. May be set by any thread."""
+        self.came_once = False
+        """Whether it has ever answered."""
         self._sockets = sockets
         self._host, self.address = places_of(name)
         """The latter: its agent's, in numbers."""
         self._outbox: Outbox | None = None
+        self._bulk: Outbox | None = None
+        """A connection for what is large, behind which no beat waits."""
         self._listeners: dict[str, int] = {}
         """By the names of processes, whom to tell of their ends."""
         self._running: set[str] = set()
         """Those of them that have not ended."""
         self._silent = 0.0
+        self._beats: deque[float] = deque(maxlen=BEATS_KEPT)
+        """When those were sent that may still be answered."""
         self._lost_at = 0.0
         self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
         """Moments at which it was lost after it had been there."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._search: Search | None = None
+        """For the layers that it is to hold."""
+        self._questions = 0
 
     # ------------------------------------------------------------------------------------------------- as a launcher
 
@@ -98,7 +105,7 @@ class RemoteHost:
             if not self.attached:
                 self._report(spec.process, self.cause)
                 return
-        self._tell(control.StartStage(spec=spec))
+            self._tell(control.StartStage(spec=spec))
 
     def kill(self, process: str) -> None:
         self._tell(control.KillStage(process=process))
@@ -107,17 +114,77 @@ class RemoteHost:
         with self._lock:
             return process not in self._running
 
+    # --------------------------------------------------------------------------------------------------- its checkpoint
+
+    def ask(self, offer: Offer, layers: Collection[Layers]) -> None:
+        """Have it hold these layers. It is not asked what it has answered, or what it is looking for already.
+
+        Raises OSError, and ConfigError for a damaged file.
+        """
+        with self._lock:
+            search = self._search
+            if search is not None and search.serves(offer, layers):
+                return
+            offer.prepare(layers)
+            if search is not None:
+                search.forget()
+            self._search = Search(offer, tuple(layers))
+            if self.facts is not None:
+                self._begin_search()
+
+    def holds(self, offer: Offer, layers: Collection[Layers]) -> bool:
+        """Whether stages of these layers can load the checkpoint there."""
+        with self._lock:
+            search = self._search
+            return search is not None and search.problem == "" and search.serves(offer, layers)
+
+    @property
+    def searching(self) -> bool:
+        """Whether it has yet to say whether it holds what it was asked for."""
+        with self._lock:
+            return self._search is not None and self._search.problem is None
+
+    @property
+    def problem(self) -> str:
+        """Why stages cannot load the checkpoint there; empty if they can, or nobody knows."""
+        with self._lock:
+            return (self._search.problem or "") if self._search is not None else ""
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Bytes that it holds of those that it has to be sent, and how many these are; None if nothing is sent."""
+        with self._lock:
+            search = self._search
+            sending = search is not None and search.problem is None and search.fetched
+            return (search.held, search.question.needed_bytes) if sending and search and search.question else None
+
+    def _begin_search(self) -> None:
+        """Ask what it is to hold, as a new question, over a connection for what is large."""
+        search = self._search
+        if search is None:
+            return
+        self._questions += 1
+        search.begin(search.offer.question(search.layers, self._questions))
+        assert search.question is not None
+        if self._bulk is None:
+            self._bulk = self._sockets.connect(self.address, control.DOOR)
+        search.courier = Courier(search.offer, search.question, self._bulk, self.lease, self._cut_off_by_courier)
+        self._bulk.send(control.encode(search.question.asked, self.lease), search.question.digests)
+
+    def _cut_off_by_courier(self, cause: str) -> None:
+        self.cut_off = f"host {self.name} was lost: its layers could not be sent: {cause}"
+
     # ---------------------------------------------------------------------------------------- by the fleet's thread
 
     def attach(self, head: str) -> str:
         """Ask the agent to serve ``head``, an inbox's address. Returns the lease's secret."""
-        self.facts, self._silent, self.cut_off = None, 0.0, ""
-        self.checkpoints.clear()
-        self.fetching.clear()
-        self._outbox = self._sockets.connect(self.address, control.DOOR)
-        self.lease, self.attached = secrets.token_hex(16), True
-        self._tell(control.Attach(head=head, host=self._host))
-        return self.lease
+        with self._lock:
+            self.facts, self._silent, self.cut_off = None, 0.0, ""
+            self._beats.clear()
+            self._outbox = self._sockets.connect(self.address, control.DOOR)
+            self.lease, self.attached = secrets.token_hex(16), True
+            self._tell(control.Attach(head=head, host=self._host))
+            return self.lease
 
     @property
     def fault(self) -> str:
@@ -135,37 +202,43 @@ class RemoteHost:
         return not self.attached and time.monotonic() >= self._lost_at + TRY_AGAIN_S
 
     def beat(self) -> None:
-        self._tell(control.Beat(sent=time.monotonic()))
-
-    def ask_for(self, checkpoint: control.FindCheckpoint) -> None:
-        self.asked[checkpoint.path] = checkpoint
-        self.checkpoints.pop(checkpoint.path, None)
-        self._tell(checkpoint)
-
-    def has(self, path: str, layers: Collection[Layers]) -> bool:
-        """Whether stages of these layers can load the checkpoint there."""
-        return self.checkpoints.get(path) == "" and set(layers) <= set(self.asked[path].layers)
-
-    def send(self, piece: control.Piece, content: bytes) -> None:
-        if (outbox := self._outbox) is not None:
-            outbox.send(control.encode(piece, self.lease), content)
+        now = time.monotonic()
+        self._beats.append(now)
+        self._tell(control.Beat(sent=now))
 
     def take(self, message: control.Message) -> None:
-        """What the agent says under the lease."""
+        """What the agent says under the lease. Raises MalformedMessage for what no agent says."""
         self._silent = 0.0
-        if isinstance(message, control.Attached):
-            self.facts = message.facts
-            self.beat()
-        elif isinstance(message, control.BeatAnswer):
-            self.offsets.add(message.sent, message.received, message.answered, time.monotonic())
-        elif isinstance(message, control.CheckpointFound) and message.fetched:
-            self.fetching.add(message.path)
-        elif isinstance(message, control.CheckpointFound):
-            self.fetching.discard(message.path)
-            self.checkpoints[message.path] = message.problem
-        elif isinstance(message, control.StageEnded):
-            with self._lock:
+        with self._lock:
+            if isinstance(message, control.Attached):
+                self._take_facts(message.facts)
+            elif isinstance(message, control.BeatAnswer):
+                self._take_beat(message)
+            elif isinstance(message, control.CheckpointFound | control.Progress):
+                if self._search is not None:
+                    self._search.take(message)
+            elif isinstance(message, control.WantPiece):
+                if self._search is not None and self._search.courier is not None:
+                    self._search.courier.want(message)
+            elif isinstance(message, control.StageEnded):
                 self._report(message.process, message.cause)
+            elif isinstance(message, control.LeaseEnded):
+                self.lose(f"host {self.name} was lost: {message.cause}")
+            else:
+                raise MalformedMessage(f"{type(message).__name__} is not for a head")
+
+    def _take_facts(self, facts: HostFacts) -> None:
+        if self.facts is not None:
+            raise MalformedMessage("it has attached already")
+        self.facts, self.came_once = facts, True
+        self.beat()
+        self._begin_search()
+
+    def _take_beat(self, answer: control.BeatAnswer) -> None:
+        """One that answers no beat, or none that is recent, tells nothing."""
+        if answer.sent in self._beats:
+            self._beats.remove(answer.sent)
+            self.offsets.add(answer.sent, answer.received, answer.answered, time.monotonic())
 
     def listened(self, seconds: float) -> None:
         """The head has listened for so many seconds more."""
@@ -175,6 +248,14 @@ class RemoteHost:
             self.lose(self.cut_off)
         elif self.attached and self._silent > (ANSWER_S if self.facts is None else control.LEASE):
             self.lose(f"host {self.name} was lost: it has said nothing for {control.LEASE:.1f} s")
+        elif self.alive and self._stalls(seconds):
+            self.leave()
+            self.lose(f"host {self.name} was lost: {STALLED}")
+
+    def _stalls(self, seconds: float) -> bool:
+        with self._lock:
+            waiting = 0 if self._bulk is None else self._bulk.backlog
+            return self._search is not None and self._search.stalls(seconds, waiting)
 
     def lose(self, cause: str) -> None:
         """The host is not reached any more: all that it has started is lost."""
@@ -183,9 +264,11 @@ class RemoteHost:
         with self._lock:
             self.cause, self._lost_at = cause, time.monotonic()  # first: others read it of a host that is not attached
             self.attached, self.facts = False, None
+            if self._search is not None:
+                self._search.forget()
             for process in list(self._running):
                 self._report(process, cause)
-        self._close_connection()
+        self._close_connections()
 
     def refuse(self, cause: str) -> None:
         """The agent that has answered is not to be used: it never counts as alive."""
@@ -201,14 +284,22 @@ class RemoteHost:
         """The head ends."""
         self._tell(control.Detach())
 
+    def end(self) -> None:
+        """Nothing is to be brought any more."""
+        with self._lock:
+            if self._search is not None:
+                self._search.forget()
+
     def _note_loss(self, cause: str) -> None:
         self._losses.append(time.monotonic())
         seconds = pause_after(self._losses, self._losses[-1])
         log.warning("%s; it is asked again in %.0f s", cause, seconds)
 
-    def _close_connection(self) -> None:
-        outbox, self._outbox = self._outbox, None
-        if outbox is not None:
+    def _close_connections(self) -> None:
+        with self._lock:
+            closing = [one for one in (self._outbox, self._bulk) if one is not None]
+            self._outbox = self._bulk = None
+        for outbox in closing:
             self._sockets.disconnect(outbox)
 
     def _tell(self, message: control.Message) -> None:
@@ -220,6 +311,59 @@ class RemoteHost:
         if process in self._running:
             self._running.discard(process)
             os.write(self._listeners[process], exit_report(process, cause))
+
+
+class Search:
+    """For the layers of an offer on one host: a question under each lease, until one is answered."""
+
+    def __init__(self, offer: Offer, layers: tuple[Layers, ...]) -> None:
+        self.offer = offer
+        self.layers = layers
+        self.question: Question | None = None
+        self.courier: Courier | None = None
+        self.problem: str | None = None
+        """What the host has answered: empty if it holds them. None while it has not."""
+        self.fetched = False
+        """Whether it has to be sent some."""
+        self.held = 0
+        self._idle = 0.0
+        """Seconds without progress."""
+        self._seen = 0, 0
+        """How far it was when there was progress last: pieces held, and bytes that had yet to leave for it."""
+
+    def serves(self, offer: Offer, layers: Collection[Layers]) -> bool:
+        """Whether its answer tells of these layers, too: it has not failed."""
+        return self.offer is offer and not self.problem and set(layers) <= set(self.layers)
+
+    def begin(self, question: Question) -> None:
+        self.forget()
+        self.question = question
+
+    def forget(self) -> None:
+        """Whatever was answered was so under a lease that has ended."""
+        if self.courier is not None:
+            self.courier.stop()
+        self.question = self.courier = self.problem = None
+        self.fetched, self.held, self._idle, self._seen = False, 0, 0.0, (0, 0)
+
+    def take(self, message: control.CheckpointFound | control.Progress) -> None:
+        """An answer to another question than the latest one is none. Raises MalformedMessage for one that is none."""
+        if self.question is None or message.number != self.question.asked.number or self.problem is not None:
+            return
+        if isinstance(message, control.CheckpointFound):
+            self.problem = message.problem
+            return
+        if message.held > self.question.needed_bytes:
+            raise MalformedMessage(f"it holds {message.held} bytes of {self.question.needed_bytes}")
+        self.fetched, self.held = message.fetched, message.held
+
+    def stalls(self, seconds: float, waiting: int) -> bool:
+        """Whether nothing has moved for too long, after so many seconds more, with ``waiting`` bytes yet to leave."""
+        now = self.held // PIECE, waiting
+        waits = self.question is not None and self.problem is None
+        self._idle = self._idle + seconds if waits and now == self._seen else 0.0
+        self._seen = now
+        return self._idle > ANSWER_S
 
 
 def pause_after(losses: Sequence[float], now: float) -> float:
@@ -236,7 +380,7 @@ def places_of(name: str) -> tuple[str, str]:
     if not host or not port.isdecimal():
         raise FieldError("hosts", f"names {name!r}; a host is HOST or HOST:PORT")
     bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    numbers = in_url(place_of(f"tcp://{bracketed}:{port}").where[0])
+    numbers = in_url(place_of(f"tcp://{bracketed}:{port}", look_up=True).where[0])
     return numbers, f"tcp://{numbers}:{port}"
 
 

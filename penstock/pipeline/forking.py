@@ -38,6 +38,8 @@ from penstock.pipeline.plan import StageSpec
 PRELOADED: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 COMMANDS: Final = 0
 """The descriptor of the socket."""
+MOST_CAUSE: Final = 500
+"""Characters, which JSON makes six bytes each of at most: a pipe takes 4096 bytes at once, or in parts."""
 UNREACHED: Final = 3
 """The exit code of a stage that cannot tell the engine anything."""
 
@@ -100,7 +102,11 @@ class Server:
                 if name == command["kill"]:
                     os.kill(pid, signal.SIGKILL)
             return
-        spec = msgspec.convert(command["start"], StageSpec)
+        try:
+            spec = msgspec.convert(command["start"], StageSpec)
+        except msgspec.ValidationError as error:
+            self._engine.sendall(exit_report(command["start"]["process"], f"its plan makes no sense: {error}"))
+            return
         preload_architecture(spec.plan.model)
         gc.freeze()  # what is imported stays: no stage's collector walks it, nor copies its pages by that
         pid = os.fork()
@@ -130,8 +136,8 @@ class Server:
 
 
 def exit_report(process: str, cause: str) -> bytes:
-    """One line that says that a stage's process has ended, and how."""
-    return json.dumps({"process": process, "cause": cause}).encode() + b"\n"
+    """One line that says that a stage's process has ended, and how: short enough that a pipe takes it whole."""
+    return json.dumps({"process": process, "cause": cause[:MOST_CAUSE]}).encode() + b"\n"
 
 
 def cause_of(code: int) -> str:

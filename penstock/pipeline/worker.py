@@ -12,6 +12,7 @@ import msgspec
 from penstock.emulation.background import BackgroundCore
 from penstock.emulation.stage import share_host
 from penstock.messages import (
+    MOST_DETAILS,
     UNDECODABLE,
     Batch,
     ConnectNeighbours,
@@ -28,6 +29,7 @@ from penstock.messages import (
     Rejoin,
     Started,
     Stop,
+    cut,
     decode,
     encode,
 )
@@ -79,8 +81,10 @@ def serve_session(spec: StageSpec, sockets: Sockets, inbox: Inbox, layers: Any) 
         following = worker.serve()
     except Exception as error:
         details = traceback.format_exc()
-        cause = f"{type(error).__name__}: {error}"
-        engine.send(encode(Failed(stage=spec.index, cause=cause, details=details), spec.session))
+        failed = Failed(
+            stage=spec.index, cause=cut(f"{type(error).__name__}: {error}"), details=details[-MOST_DETAILS:]
+        )
+        engine.send(encode(failed, spec.session))
         sockets.close(FLUSH_S)
         raise
     worker.leave()
@@ -194,7 +198,7 @@ class Worker:
                 if to == "engine":
                     raise EngineUnreached(cause)
                 self._unreached.add(to)
-                self._tell_engine(LinkBroken(stage=self._spec.index, to=to, cause=cause))
+                self._tell_engine(LinkBroken(stage=self._spec.index, to=to, cause=cut(cause)))
 
     def _beat(self) -> None:
         """Tell the engine that this loop goes round, unless it has not even taken in the last time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import socket
 import struct
 import sys
@@ -15,6 +16,8 @@ from penstock.core import ConfigError
 
 IPC: Final = "ipc://"
 TCP: Final = "tcp://"
+PORT: Final = re.compile(r"[0-9]{1,5}")
+MOST_PORT: Final = 65535
 WAITING: Final = 128
 """Connections that may wait to be accepted."""
 ON_ITS_WAY: Final = 1 << 22
@@ -51,19 +54,30 @@ class Place:
         return self.is_ipc or ipaddress.ip_address(self.where[0].partition("%")[0]).is_loopback
 
 
-def place_of(address: str) -> Place:
-    """Raises ConfigError for what is no address, and for a host that is not known."""
+def place_of(address: str, look_up: bool = False) -> Place:
+    """Raises ConfigError for what is no address.
+
+    A host has to be stated in numbers unless it is to be looked up, which may take as long as its name servers do.
+    """
     if address.startswith(IPC):
         return Place(socket.AF_UNIX, address.removeprefix(IPC))
     host, _, port = address.removeprefix(TCP).rpartition(":")
-    if not address.startswith(TCP) or not host or not (port == "*" or port.isdecimal()):
+    if not address.startswith(TCP) or not host or not (port == "*" or PORT.fullmatch(port)):
         raise ConfigError(f"address {address!r} is neither {IPC}PATH nor {TCP}HOST:PORT")
     number = 0 if port == "*" else int(port)
+    if number > MOST_PORT:
+        raise ConfigError(f"address {address!r}: ports end at {MOST_PORT}")
+    flags = 0 if look_up else socket.AI_NUMERICHOST
     try:
-        found = socket.getaddrinfo(host.strip("[]"), number, type=socket.SOCK_STREAM)
-    except (OSError, OverflowError, UnicodeError) as error:
+        found = socket.getaddrinfo(host.strip("[]"), number, type=socket.SOCK_STREAM, flags=flags)
+    except (OSError, UnicodeError, ValueError) as error:
         raise ConfigError(f"address {address!r}: {error}") from error
     return Place(found[0][0], found[0][4])
+
+
+def is_unspecified(host: str) -> bool:
+    """Whether an address in numbers stands for all of a host's own."""
+    return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_unspecified
 
 
 def address_of(listener: socket.socket) -> str:

@@ -47,10 +47,12 @@ def on_the_wire(frames: Sequence[Bytes]) -> list[Bytes]:
 class MessageReader:
     """Messages out of a connection's bytes, wherever these are cut.
 
-    Whoever reads puts bytes into ``room`` and says with ``take`` how many there are.
+    Whoever reads puts bytes into ``room`` and says with ``take`` how many there are. A frame is of ``most`` bytes at
+    most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_FRAME_BYTES) -> None:
+        self._most = most
         self._held = bytearray()
         """The beginning of a frame."""
         self._large: bytearray | None = None
@@ -111,8 +113,8 @@ class MessageReader:
         if held[start + FRAME.size - 1] > 1:
             raise FramingError("a frame's mark is neither 0 nor 1")
         length, more = FRAME.unpack_from(held, start)
-        if length > MAX_FRAME_BYTES:
-            raise FramingError(f"a frame of {length} bytes; {MAX_FRAME_BYTES} are the most")
+        if length > self._most:
+            raise FramingError(f"a frame of {length} bytes; {self._most} are the most")
         return length, more
 
     def _begin_large(self, came: memoryview, length: int, more: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import logging
+import os
 import ssl
 import time
 from collections import Counter
@@ -15,7 +17,7 @@ from typing import Final
 from penstock.messages import Frame
 from penstock.transport.addresses import WAITING, Place, address_of, close_listener, listener_at, prepare
 from penstock.transport.connections import Connection, PlainConnection, TlsConnection
-from penstock.transport.framing import TOKEN_BYTES, FramingError, MessageReader, token_of
+from penstock.transport.framing import MAX_FRAME_BYTES, TOKEN_BYTES, FramingError, MessageReader, token_of
 from penstock.transport.readable import Readable
 from penstock.transport.waiting import left_until
 
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 CHUNK: Final = 1 << 18
 """Bytes that are read at once, about what the system holds for a receiver."""
+MOST_OF_A_HOST: Final = 256
+"""Connections of one session that are kept open at a time for each host that they come from."""
 MOST_UNAUTHENTICATED: Final = 64
 """Connections that are kept open before they have shown a session's token. Who has one sends it at once."""
 
@@ -33,16 +37,19 @@ class Inbox:
     Whoever may reach the place can connect. Of one who does not begin with the token of an admitted session no more
     than a token's length is read; with ``security``, nothing at all of one without a certificate. At most
     MOST_UNAUTHENTICATED connections may have shown no token yet. For one more, the one is closed that has been silent
-    longest of the host that has the most.
+    longest of the host that has the most. A connection with a frame of more than ``most_frame`` bytes is closed.
     """
 
-    def __init__(self, place: Place, security: ssl.SSLContext | None = None) -> None:
+    def __init__(self, place: Place, security: ssl.SSLContext | None = None, most_frame: int = MAX_FRAME_BYTES) -> None:
+        self._most_frame = most_frame
         self._listener = listener_at(place)
         self.address = address_of(self._listener)
         self._security = security
         self._watched: dict[int, Callable[[], None]] = {}
         self._readable = Readable()
         self._readable.add(self._listener.fileno())
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        """A descriptor to give away when there are no more, so that a connection can be taken and closed."""
         self._chunk = memoryview(bytearray(CHUNK))
         self._tokens: dict[str, bytes] = {}
         """By session."""
@@ -111,7 +118,13 @@ class Inbox:
         messages: list[list[Frame]] = []
         with contextlib.suppress(BlockingIOError, ConnectionError):
             for _ in range(WAITING):
-                connection, peer = self._listener.accept()
+                try:
+                    connection, peer = self._listener.accept()
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE):
+                        raise
+                    self._turn_away()
+                    continue
                 connection.setblocking(False)
                 with contextlib.suppress(OSError):  # gone again, which reading tells
                     prepare(connection)
@@ -126,6 +139,16 @@ class Inbox:
                     self._refuse(self._one_too_many(), "too many have not shown a session's token")
         return messages
 
+    def _turn_away(self) -> None:
+        """Close the connection that waits first: this process may open no more files."""
+        log.warning("refused a connection: this process has no descriptor left")
+        os.close(self._spare)
+        try:
+            with contextlib.suppress(OSError):
+                self._listener.accept()[0].close()
+        finally:
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
     def _one_too_many(self) -> UnauthenticatedConnection:
         ((host, _),) = Counter(one.host for one in self._unauthenticated.values()).most_common(1)
         return next(one for one in self._unauthenticated.values() if one.host == host)
@@ -139,9 +162,13 @@ class Inbox:
         if session is None:
             self._refuse(newcomer, newcomer.connection.fault or "it does not begin with a session's token")
             return []
+        alike = [one for one in self._streams.values() if (one.session, one.host) == (session, newcomer.host)]
+        if len(alike) >= MOST_OF_A_HOST:
+            self._refuse(newcomer, f"its host has {MOST_OF_A_HOST} of that session already")
+            return []
         fd = newcomer.connection.socket.fileno()
         del self._unauthenticated[fd]
-        stream = self._streams[fd] = Stream(newcomer.connection, session)
+        stream = self._streams[fd] = Stream(newcomer.connection, session, newcomer.host, self._most_frame)
         return self._read(stream)
 
     def _refuse(self, newcomer: UnauthenticatedConnection, reason: str) -> None:
@@ -179,6 +206,7 @@ class Inbox:
             stream.connection.socket.close()
         self._unauthenticated.clear()
         self._streams.clear()
+        os.close(self._spare)
         close_listener(self._listener)
 
     def __enter__(self) -> Inbox:
@@ -209,10 +237,11 @@ class UnauthenticatedConnection:
 class Stream:
     """A connection whose sender may send messages."""
 
-    def __init__(self, connection: Connection, session: str) -> None:
+    def __init__(self, connection: Connection, session: str, host: str, most_frame: int) -> None:
         self.connection = connection
         self.session = session
-        self._reader = MessageReader()
+        self.host = host
+        self._reader = MessageReader(most_frame)
 
     def read(self, chunk: memoryview) -> list[list[Frame]]:
         """Every message that has come whole; ``chunk`` is room for what is read. Raises FramingError otherwise."""

@@ -43,6 +43,8 @@ class Outbox:
         self._security = security
         self._tls: Sealing | None = None
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
+        """Told whenever something has left that had to wait, or nothing will leave any more."""
         self._gone = False
         self._open = False
         self._early: list[Sequence[Bytes]] = [(token_of(session),)]
@@ -63,6 +65,20 @@ class Outbox:
                 return self.fault
             seconds = unanswered(self._socket)
         return f"no answer for {seconds:.0f} s" if seconds > SILENT_S else ""
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that have been sent and have yet to leave."""
+        with self._lock:
+            return self._waiting()
+
+    def _waiting(self) -> int:
+        return sum(map(len, self._rest)) + sum(len(part) for parts in self._early for part in parts)
+
+    def drain(self, most: int) -> None:
+        """Wait until no more than so many bytes have yet to leave, or none ever will."""
+        with self._left:
+            self._left.wait_for(lambda: self._gone or self._waiting() <= most)
 
     def send(self, *frames: Bytes) -> None:
         """Send a message of one or two frames. Never blocks; a receiver that is gone is no error here."""
@@ -107,16 +123,17 @@ class Outbox:
             if self._security is not None:
                 self._tls = Sealing(self._socket, self._security)
             self._socket.settimeout(None)
-        except OSError as error:
+        except Exception as error:  # most often OSError; whatever it is, who waits for a connection is told
             self.fault = reason_of(error)
             if not self._gone and not isinstance(error, GONE):
                 log.warning("no connection to %s: %s", self._place.where, self.fault)
             self._gone = True
-        with self._lock:
+        with self._left:
             self._open = True
             early, self._early = self._early, []
             for parts in () if self._gone else early:
                 self._leave(parts)
+            self._left.notify_all()
             if not self._rest:
                 self._writer = None
                 return
@@ -128,10 +145,11 @@ class Outbox:
                 self._socket.sendall(self._rest[0])
             except OSError:  # the receiver has left, or this end was closed
                 self._gone = True
-            with self._lock:
+            with self._left:
                 self._rest.popleft()
                 if self._gone:
                     self._rest.clear()
+                self._left.notify_all()
                 if not self._rest:
                     self._writer = None
                     return
@@ -147,6 +165,8 @@ class Outbox:
             writer.join()
         self._socket.close()
         self._gone = True
+        with self._left:
+            self._left.notify_all()
 
 
 def left_of(wire: Sequence[Bytes], sent: int) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ import ssl
 import msgspec
 
 from penstock.core import ConfigError
+from penstock.messages import FilePath
 
 
 class LinkSecurity(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,9 +17,9 @@ class LinkSecurity(msgspec.Struct, frozen=True, kw_only=True):
     says that its owner is a member, not which one. Only TLS 1.3 is spoken.
     """
 
-    authority: str
-    certificate: str
-    key: str
+    authority: FilePath
+    certificate: FilePath
+    key: FilePath
 
     def for_listening(self) -> ssl.SSLContext:
         """Raises ConfigError, as ``for_connecting`` does, where a file is missing or is not what it should be."""

@@ -7,6 +7,7 @@ from types import TracebackType
 
 from penstock.core import ConfigError
 from penstock.transport.addresses import Place, place_of
+from penstock.transport.framing import MAX_FRAME_BYTES
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox
 from penstock.transport.security import LinkSecurity
@@ -25,13 +26,15 @@ class Sockets:
         self._private_network = private_network
         self._outboxes: list[Outbox] = []
 
-    def inbox(self, address: str) -> Inbox:
+    def inbox(self, address: str, most_frame: int = MAX_FRAME_BYTES) -> Inbox:
         """Listen at an address: a path that does not exist, or a tcp port (* lets the system choose).
+
+        Frames are of ``most_frame`` bytes at most.
 
         Raises ConfigError for one that other hosts can reach if there are no certificates, and OSError if it is taken.
         """
         place = self._allowed(address)
-        return Inbox(place, context_for(place, self._listening))
+        return Inbox(place, context_for(place, self._listening), most_frame)
 
     def connect(self, address: str, session: str) -> Outbox:
         """An outbox for somebody's inbox, by its ``address``, which admits those of the session.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from penstock.core import ConfigError, PipelineError
 from penstock.engine.places.footprint import needed_bytes
-from penstock.engine.places.opening import present, provided
+from penstock.engine.places.opening import layers_by_host, present, providing
 from penstock.engine.resolve import Resolved, devices_of, resolve_options, threads_of
+from penstock.hosts.facts import HostFacts
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
 from penstock.hosts.placement import HERE, in_plans, moved, room
@@ -18,51 +20,85 @@ from penstock.pipeline.base import Host
 log = logging.getLogger(__name__)
 
 
-def resolve_again(asked: Resolved, host: Host) -> Resolved:
-    """What was asked for, on the hosts that are there now.
+Living = Mapping[str, HostFacts]
+"""Hosts by name, as they were at one moment: everything about one move is decided on one of these."""
+
+
+def resolving(asked: Resolved, host: Host) -> Generator[float, None, Resolved]:
+    """What was asked for, on the hosts that are there now. Yields moments at which to go on, until they hold it.
 
     Each stage stays on its host as long as that is there: it keeps its weights. The others go to spares, or to hosts
-    that have stages already. Where they have no room, all layers are split anew, into no more stages than before.
-    Raises PipelineError where that cannot be, as long as it cannot.
+    that have stages already. Where they have no room, all layers are split anew, into no more stages than before. A
+    host that is still being sent its layers has none of them, unless there is no other way. Raises PipelineError where
+    that cannot be, as long as it cannot.
     """
     if not isinstance(host, FleetHost):
         return asked
-    names = names_there(asked, host.fleet)
+    living = host.fleet.living
+    names = names_there(asked, host.fleet, living)
     if asked.options.hosts is None:  # a cluster file's stages have their places
         if missing := [name for name in asked.hosts if name not in names]:
             raise PipelineError(f"host {missing[0]} is not there")
-        return asked
-    if not names:
-        raise PipelineError("none of the hosts is there")
-    try:
+        makers: list[Callable[[], Resolved]] = [partial(replace, asked)]
+    else:
+        makers = placements(asked, names, host.fleet.searching, living)
+    problem = "none of the hosts is there"
+    for make in makers:
         try:
-            return provided(same_split(asked, names, host.fleet), host.fleet)
+            setup = make()
+            yield from providing(setup, host, living)
         except ConfigError as error:
-            log.warning("%s; its layers are split anew", error)
-            return provided(split_anew(asked, names, host.fleet), host.fleet)
-    except ConfigError as error:
-        raise PipelineError(str(error)) from error
+            log.warning("stages have no place: %s", error)
+            problem = str(error)
+        else:
+            return setup
+    raise PipelineError(problem)
 
 
-def names_there(asked: Resolved, fleet: Fleet) -> list[str]:
+def placements(
+    asked: Resolved, names: Sequence[str], searching: Collection[str], living: Living
+) -> list[Callable[[], Resolved]]:
+    """Ways to place the stages, the best one first; each raises ConfigError if it is none."""
+    ready = [name for name in names if name not in searching]
+    return [
+        partial(make, asked, some, living)
+        for some in (ready, names if ready != names else [])
+        if some
+        for make in (same_split, split_anew)
+    ]
+
+
+def names_there(asked: Resolved, fleet: Fleet, living: Living) -> list[str]:
     """The hosts that stages may be on now, as plans name them."""
-    living = fleet.living
     if asked.options.hosts is None:
         return ["", *living]
     return [in_plans(name) for name in present(asked.options.hosts, fleet) if not in_plans(name) or name in living]
 
 
-def spares_idle(asked: Resolved, running: Resolved, host: Host) -> bool:
-    """Whether stages share a host that were on several, while another one that has none is there."""
+def better_place(asked: Resolved, running: Resolved, host: Host) -> bool:
+    """Whether stages share a host that were on several, while one that has none holds the layers of some.
+
+    A host that lacks them gets hold of them beside what runs.
+    """
     if not isinstance(host, FleetHost) or running is asked:
         return False
-    used = len(set(running.hosts))
-    return used < min(len(set(asked.hosts)), len(names_there(asked, host.fleet)))
+    living = host.fleet.living
+    names = names_there(asked, host.fleet, living)
+    if len(set(running.hosts)) >= min(len(set(asked.hosts)), len(names)):
+        return False
+    try:
+        layers = layers_by_host(same_split(asked, names, living))
+        offer = host.offer(asked.checkpoint.source, asked.checkpoint.num_layers)
+        host.fleet.ask(offer, layers)
+    except (ConfigError, PipelineError, OSError) as error:
+        log.info("stages stay where they are: %s", error)
+        return False
+    return host.fleet.hold(offer, layers)
 
 
-def same_split(asked: Resolved, names: Sequence[str], fleet: Fleet) -> Resolved:
+def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
     """The same stages. Raises ConfigError where one fits nowhere."""
-    living, needed, options = fleet.living, needed_bytes(asked), asked.options
+    needed, options = needed_bytes(asked), asked.options
 
     def has_room(name: str, stages: Sequence[int]) -> bool:
         wanted = sum(needed[stage] for stage in stages)
@@ -78,7 +114,7 @@ def same_split(asked: Resolved, names: Sequence[str], fleet: Fleet) -> Resolved:
     )
 
 
-def split_anew(asked: Resolved, names: Sequence[str], fleet: Fleet) -> Resolved:
+def split_anew(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
     """Even stages, no more on a host than were asked for. Raises ConfigError where that cannot be."""
     each = -(-asked.stages // len(set(asked.hosts)))
     options = replace(
@@ -90,4 +126,4 @@ def split_anew(asked: Resolved, names: Sequence[str], fleet: Fleet) -> Resolved:
         kv_slots=asked.kv_slots,
         speculative_slots=asked.speculative_slots,
     )
-    return resolve_options(options, fleet.living)
+    return resolve_options(options, living)

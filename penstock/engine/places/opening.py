@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from penstock.core import ConfigError
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import kept_for_sharing, needed_bytes
 from penstock.engine.places.on_ray import open_on_ray
 from penstock.engine.places.planned import planned
 from penstock.engine.profile.stages import with_prefill_times
 from penstock.engine.resolve import Resolved, resolve_options
-from penstock.hosts.fleet import Fleet
+from penstock.hosts.facts import HostFacts
+from penstock.hosts.fleet import LOOK_S, Fleet
 from penstock.hosts.host import FleetHost
 from penstock.hosts.keys import security_for
 from penstock.hosts.placement import HERE, AskedHosts, asked_hosts, check_memory, hosts_asked_for, other_hosts
-from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
 
@@ -64,8 +66,12 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     if options.hosts is not None and asked_hosts(options.hosts).come:
         options = replace(options, hosts=",".join(present(options.hosts, fleet)))
     options = planned(options, host)
-    setup = provided(told(resolve_options(options, fleet.living)), fleet)
-    return with_prefill_times(setup, fleet.living, encrypted=fleet.security is not None)
+    assert not isinstance(options.cluster, str)
+    living = fleet.joined_by(other_hosts(hosts_asked_for(options.hosts, options.cluster)))
+    setup = told(resolve_options(options, living))
+    for due in providing(setup, host, living):
+        host.wait(due)
+    return with_prefill_times(setup, living, encrypted=fleet.security is not None)
 
 
 def told(setup: Resolved) -> Resolved:
@@ -79,11 +85,23 @@ def told(setup: Resolved) -> Resolved:
     return setup
 
 
-def provided(setup: Resolved, fleet: Fleet) -> Resolved:
-    """The same, once every host has the layers of its stages. Raises ConfigError for a host that cannot."""
-    check_memory(setup.hosts, setup.devices, needed_bytes(setup), fleet.living)
-    fleet.provide(Offer(setup.checkpoint.source, setup.checkpoint.num_layers), layers_by_host(setup))
-    return setup
+def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts]) -> Generator[float]:
+    """Have every host of a setup hold the layers of its stages. Yields moments at which to go on, until all do.
+
+    ``living`` are the hosts that it was made for. Raises ConfigError for a host that cannot, and for files that cannot
+    be read, and CheckpointChanged.
+    """
+    check_memory(setup.hosts, setup.devices, needed_bytes(setup), living)
+    layers = layers_by_host(setup)
+    try:
+        host.fleet.ask(host.offer(setup.checkpoint.source, setup.checkpoint.num_layers), layers)
+    except OSError as error:
+        raise ConfigError(f"model: {setup.checkpoint.source} cannot be read: {error}") from error
+    while not host.fleet.settled(layers):
+        host.fleet.tell_progress()
+        yield host.now() + LOOK_S
+    host.fleet.tell_progress()
+    host.fleet.check(layers)
 
 
 def present(hosts: str, fleet: Fleet) -> list[str]:

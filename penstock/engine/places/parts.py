@@ -13,7 +13,8 @@ from penstock.drafters.ngram import NgramOptions
 from penstock.drafters.options import Weights
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.build import apart, drafter_parts, make_drafter, share_device, stage_plans, weights_plan
-from penstock.engine.places.moving import resolve_again, spares_idle
+from penstock.engine.places.loaded import LoadedFiles
+from penstock.engine.places.moving import better_place, resolving
 from penstock.engine.resolve import Resolved
 from penstock.pipeline.base import Host, HostedPipeline
 from penstock.pipeline.plan import StagePlan
@@ -41,6 +42,7 @@ class EngineParts:
         """Whether there is to be another drafter than there is."""
         self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
         self._answers = PlainAnswers()
+        self._files = LoadedFiles(setup)
 
     @property
     def pipeline(self) -> HostedPipeline:
@@ -59,8 +61,9 @@ class EngineParts:
 
     def start(self) -> Generator[float | None]:
         """Start what there is not: see ``engine.recovery.Parts``."""
+        self._files.check()
         if self._pipeline is None:
-            self._setup = resolve_again(self._asked, self._host)
+            self._setup = yield from resolving(self._asked, self._host)
         try:
             yield from self._start_drafter()
         except PipelineError as error:
@@ -94,7 +97,7 @@ class EngineParts:
     @property
     def out_of_place(self) -> bool:
         """Whether stages share a host that did not, though another one is there by now."""
-        return self._pipeline is not None and spares_idle(self._asked, self._setup, self._host)
+        return self._pipeline is not None and better_place(self._asked, self._setup, self._host)
 
     @property
     def may_return(self) -> bool:

@@ -13,6 +13,7 @@ from penstock.core import ConfigError
 from penstock.engine.build import stage_plans
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import needed_bytes
+from penstock.engine.profile.digest import digest_of
 from penstock.engine.profile.measure import OnStep, contexts_within, measured_times, parts_of
 from penstock.engine.profile.price import price_of
 from penstock.engine.profile.store import DeviceKey, DeviceProfile, ProfileStore
@@ -20,8 +21,6 @@ from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.host import FleetHost
 from penstock.hosts.placement import HERE, device_on, in_gb, in_plans
-from penstock.hosts.weights.digest import digest_of
-from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.base import Host
 
 log = logging.getLogger(__name__)
@@ -120,7 +119,7 @@ def profiled(
     contexts = contexts_within(candidate.setup.max_model_len)
     setup = in_parts(candidate)
     if isinstance(host, FleetHost) and candidate.name != HERE:
-        offer = Offer(setup.checkpoint.source, setup.checkpoint.num_layers)
+        offer = host.offer(setup.checkpoint.source, setup.checkpoint.num_layers)
         host.fleet.provide(offer, {candidate.name: setup.layers})
     times = measured_times(host, stage_plans(setup), contexts, on_step, tokens)
     store.keep(DeviceProfile(key=candidate.key, times=times))

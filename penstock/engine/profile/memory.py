@@ -10,11 +10,11 @@ from typing import Final
 
 from penstock.core import ConfigError
 from penstock.engine.loop import EngineLoop
+from penstock.engine.profile.digest import digest_of
 from penstock.engine.profile.store import EngineKey, EngineProfile, ProfileStore
 from penstock.engine.resolve import Resolved
 from penstock.files import cache_folder
 from penstock.hosts.facts import own_facts
-from penstock.hosts.weights.digest import digest_of
 
 log = logging.getLogger(__name__)
 

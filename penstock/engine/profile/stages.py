@@ -11,12 +11,12 @@ from penstock.cluster.spec import LinkBetween
 from penstock.cluster.timing import MESSAGE_ROW_BYTES, LinkTiming, MeasuredTiming, StageTiming
 from penstock.dtypes import DTYPE_BYTES
 from penstock.engine.profile.devices import key_of
+from penstock.engine.profile.digest import digest_of
 from penstock.engine.profile.links import stored_links
 from penstock.engine.profile.store import ProfileStore, profiles_folder
 from penstock.engine.resolve import PrefillTimes, Resolved
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.placement import HERE
-from penstock.hosts.weights.digest import digest_of
 
 LOCAL_S: Final = 1e-4
 LOCAL_BYTES_PER_S: Final = 1e9

@@ -3,55 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Final
 
 import msgspec
 
 from penstock.hosts.control import lease_of
 from penstock.hosts.doctor.report import DeviceRates
-from penstock.messages import UNDECODABLE, ForeignFrame, Frame, MalformedMessage
+from penstock.messages import (
+    UNDECODABLE,
+    Address,
+    ForeignFrame,
+    Frame,
+    Index,
+    Label,
+    MalformedMessage,
+    Seconds,
+    Words,
+)
+
+FEW: Final = msgspec.Meta(max_length=256)
+Devices = Annotated[list[Label], FEW]
 
 
 class ProbeReady(msgspec.Struct, tag="probe_ready", kw_only=True, frozen=True):
     """The probe called ``name`` listens at ``address``."""
 
-    name: str
-    address: str
+    name: Label
+    address: Address
 
 
 class MeasureDevices(msgspec.Struct, tag="measure_devices", kw_only=True, frozen=True):
     """Of this host, by torch's names."""
 
-    devices: list[str]
+    devices: Devices
 
 
 class DevicesMeasured(msgspec.Struct, tag="devices_measured", kw_only=True, frozen=True):
-    name: str
-    rates: list[DeviceRates]
-    problem: str = ""
+    name: Label
+    rates: Annotated[list[DeviceRates], FEW]
+    problem: Words = ""
 
 
 class MeasureLink(msgspec.Struct, tag="measure_link", kw_only=True, frozen=True):
     """From here to the probe at ``address``."""
 
-    address: str
+    address: Address
 
 
 class LinkMeasured(msgspec.Struct, tag="link_measured", kw_only=True, frozen=True):
-    name: str
-    round_trip_s: float = 0.0
-    bytes_per_s: float = 0.0
-    problem: str = ""
+    name: Label
+    round_trip_s: Seconds = 0.0
+    bytes_per_s: Seconds = 0.0
+    problem: Words = ""
 
 
 class Burden(msgspec.Struct, tag="burden", kw_only=True, frozen=True):
     """A message that weighs as much as its second frame. Answered to ``back`` once all of it is there."""
 
-    number: int
-    back: str
+    number: Index
+    back: Address
 
 
 class Taken(msgspec.Struct, tag="taken", kw_only=True, frozen=True):
-    number: int
+    number: Index
 
 
 ProbeMessage = ProbeReady | MeasureDevices | DevicesMeasured | MeasureLink | LinkMeasured | Burden | Taken

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from penstock.core import ConfigError
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.offsets import ClockOffset
+from penstock.messages import Index, Label, Seconds
 
 
 class DeviceRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,12 +21,12 @@ class DeviceRates(msgspec.Struct, frozen=True, kw_only=True):
     is by the number of rows in a batch.
     """
 
-    device: str
-    threads: int
-    dtype: str
-    weight_bandwidth_gb_s: float
-    compute_tflops: float
-    rows_per_second: dict[int, float]
+    device: Label
+    threads: Index
+    dtype: Label
+    weight_bandwidth_gb_s: Seconds
+    compute_tflops: Seconds
+    rows_per_second: Annotated[dict[Index, Seconds], msgspec.Meta(max_length=256)]
 
 
 class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):

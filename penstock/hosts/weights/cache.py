@@ -1,31 +1,39 @@
 """Parts of checkpoints that other hosts have sent: kept over restarts, checked whenever they are used, and bounded.
 
-A checkpoint's folder is named by its digest. Its files are as long as the originals and hold what was sent; the rest
-are holes, which take no room. ``pieces.json`` has the digest of each piece that was written.
+A checkpoint's folder is named by its digest, which says what every byte of it has to be. Its files are as long as the
+originals and hold what was sent; the rest are holes, which take no room and are never taken for content. Nothing is
+noted beside them: what is held is found out by hashing it. Files are opened beneath that folder, and never by a link.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from penstock.core import ConfigError
 from penstock.files import cache_folder
-from penstock.hosts.weights.ranges import FilePart, Range, pieces_of
+from penstock.hosts.weights.manifest import (
+    Cancelled,
+    FilePart,
+    bounds_of,
+    digest_at,
+    open_regular,
+    read_piece,
+)
 
 log = logging.getLogger(__name__)
 
-PIECES: Final = "pieces.json"
-NO_FILES: Final = frozenset({"", ".", "..", PIECES, f"{PIECES}.new"})
-DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+FOLDER: Final = re.compile(r"[0-9a-f]{64}")
+LEFT_FREE: Final = 1 << 30
+"""Bytes of the disk that are never filled with what heads send."""
 
 
 def default_cache() -> Path:
@@ -33,100 +41,162 @@ def default_cache() -> Path:
 
 
 class PartialCopy:
-    """What there is here of one checkpoint. Raises ConfigError for names that are no plain file names."""
+    """What there is here of one checkpoint, while it is filled. ``digests`` are those of each file's pieces.
 
-    def __init__(self, folder: Path, files: Sequence[FilePart]) -> None:
-        for file in files:
-            if Path(file.name).name != file.name or file.name in NO_FILES or file.size < 0:
-                raise ConfigError(f"{file.name!r} is no file of a checkpoint")
+    ``close`` closes its files. Raises OSError, for what is no regular file too.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[FilePart], digests: dict[str, memoryview]) -> None:
         self.folder = folder
-        self._files = {file.name: file for file in files}
-        folder.mkdir(parents=True, exist_ok=True)
-        self._held = read_pieces(folder / PIECES)
-        for file in files:
-            with (folder / file.name).open("ab") as opened:
-                opened.truncate(file.size)
+        self._digests = digests
+        self._needed = {file.name: file for file in files if file.pieces}
+        self._opened: dict[str, int] = {}
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beneath = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            for file in self._needed.values():
+                self._opened[file.name] = self._open(file, beneath)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(beneath)
 
-    def missing(self) -> list[tuple[str, Range]]:
-        """What of it is not there, or is not what was written: every piece is read."""
-        return [
-            (file.name, piece)
-            for file in self._files.values()
-            for piece in pieces_of(file.ranges)
-            if not self._is_held(file.name, piece)
-        ]
+    def _open(self, file: FilePart, beneath: int) -> int:
+        opened = open_regular(file.name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, beneath)
+        found = os.fstat(opened)
+        if found.st_nlink > 1:
+            os.close(opened)
+            raise OSError(None, "has other names", str(self.folder / file.name))
+        if found.st_size != file.size:
+            os.ftruncate(opened, file.size)
+        return opened
 
-    def write(self, name: str, piece: Range, content: bytes | bytearray) -> None:
-        start, end = piece
-        if len(content) != end - start:
-            raise ConfigError(f"{name}: {len(content)} bytes came of {end - start}")
-        with (self.folder / name).open("r+b") as opened:
-            opened.seek(start)
-            opened.write(content)
-        self._held[named(name, piece)] = hashlib.sha256(content).hexdigest()
+    def missing(self, cancelled: Callable[[], bool], on_held: Callable[[int], None]) -> list[tuple[str, int]]:
+        """The needed pieces, by file and number, that are not there: every one that seems to be is hashed.
 
-    def keep(self) -> None:
-        """Remember what has been written."""
-        new = self.folder / f"{PIECES}.new"
-        new.write_text(json.dumps(self._held))
-        new.replace(self.folder / PIECES)
+        ``on_held`` is told the bytes of each that is there. Raises Cancelled.
+        """
+        missing = []
+        for name, file in self._needed.items():
+            for piece in file.needed:
+                if cancelled():
+                    raise Cancelled
+                if self._is_held(file, piece):
+                    on_held(length_of(file, piece))
+                else:
+                    missing.append((name, piece))
+        return missing
 
-    def _is_held(self, name: str, piece: Range) -> bool:
-        known = self._held.get(named(name, piece))
-        if known is None:
+    def _is_held(self, file: FilePart, piece: int) -> bool:
+        opened, expected = self._opened[file.name], digest_at(self._digests[file.name], piece)
+        if has_hole(opened, *bounds_of(file.size, piece)):
+            return digest_of_zeros(length_of(file, piece)) == expected
+        return hashlib.sha256(read_piece(opened, file.size, piece)).digest() == expected
+
+    def write(self, name: str, piece: int, content: bytes | bytearray | memoryview) -> bool:
+        """Keep a piece, if it is what belongs there. Returns whether it is. Raises OSError."""
+        if hashlib.sha256(content).digest() != digest_at(self._digests[name], piece):
             return False
-        with (self.folder / name).open("rb") as opened:
-            opened.seek(piece[0])
-            found = hashlib.sha256(opened.read(piece[1] - piece[0])).hexdigest()
-        if found != known:
-            log.warning("%s: bytes %d to %d are damaged", self.folder / name, *piece)
-        return found == known
+        start, _ = bounds_of(self._needed[name].size, piece)
+        left = memoryview(content)
+        while left:
+            written = os.pwrite(self._opened[name], left, start)
+            left, start = left[written:], start + written
+        return True
+
+    def length(self, name: str, piece: int) -> int:
+        """Bytes of a piece."""
+        return length_of(self._needed[name], piece)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        for opened in self._opened.values():
+            os.close(opened)
+        self._opened.clear()
+
+    def __enter__(self) -> PartialCopy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class WeightCache:
-    """Copies by their checkpoints' digests, in ``folder``, of ``most_bytes`` at most beside the one in use."""
+    """Copies by their checkpoints' digests, in ``folder``, of ``most_bytes`` at most beside those in use."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._most_bytes = most_bytes
 
-    def copy(self, digest: str, files: Sequence[FilePart], in_use: Collection[str]) -> PartialCopy:
-        """The copy of a checkpoint; others that are not in use make room. Raises ConfigError and OSError."""
-        if not DIGEST.fullmatch(digest):
-            raise ConfigError("a checkpoint's digest is 64 hexadecimal digits")
-        needed = sum(end - start for file in files for start, end in file.ranges)
-        self._make_room(needed, {digest, *in_use})
-        found = PartialCopy(self._folder / digest, files)
+    def copy(self, digest: str, files: Sequence[FilePart], digests: dict[str, memoryview]) -> PartialCopy:
+        """The copy of a checkpoint, to be filled. Raises OSError."""
+        found = PartialCopy(self.folder / digest, files, digests)
         os.utime(found.folder)
         return found
 
-    def _make_room(self, needed: int, kept: Collection[str]) -> None:
-        """Remove what was used longest ago until the rest, and what comes, is within the bound."""
-        others = sorted((one for one in self._copies() if one.name not in kept), key=lambda one: one.stat().st_mtime)
+    def check_room(self, coming: int, in_use: Collection[str]) -> None:
+        """Raise ConfigError where so many bytes could not be kept, whatever is removed but for the copies in use."""
+        free = shutil.disk_usage(self.folder).free
+        if coming > free + sum(map(held_bytes, self._others(in_use))) - LEFT_FREE:
+            raise ConfigError(
+                f"{coming / 1e9:.2f} GB have to be sent, and the disk of {self.folder} has {free / 1e9:.2f} GB free, "
+                f"of which {LEFT_FREE / 1e9:.1f} GB stay so; free some, or name another folder with --cache"
+            )
+
+    def make_room(self, coming: int, in_use: Collection[str]) -> None:
+        """Remove copies that were used longest ago, while they are more than the bound or the disk lacks room.
+
+        ``coming``: bytes that are about to be written, not those that were only announced; ``in_use``: digests of
+        copies that stay.
+        """
+        others = self._others(in_use)
         held = {one: held_bytes(one) for one in others}
-        while others and sum(held[one] for one in others) + needed > self._most_bytes:
+        while others and (sum(held[one] for one in others) > self._most_bytes or self._lacks(coming)):
             oldest = others.pop(0)
             log.info("removing %s, to make room", oldest)
             shutil.rmtree(oldest, ignore_errors=True)
 
+    def _lacks(self, coming: int) -> bool:
+        return shutil.disk_usage(self.folder).free < coming + LEFT_FREE
+
+    def _others(self, in_use: Collection[str]) -> list[Path]:
+        """Those that are not in use, the one that was used longest ago first."""
+        return sorted((one for one in self._copies() if one.name not in in_use), key=lambda one: one.stat().st_mtime)
+
     def _copies(self) -> Iterator[Path]:
-        with contextlib.suppress(FileNotFoundError):
-            yield from (one for one in self._folder.iterdir() if DIGEST.fullmatch(one.name))
+        try:
+            yield from (one for one in self.folder.iterdir() if FOLDER.fullmatch(one.name) and not one.is_symlink())
+        except FileNotFoundError:
+            return
+
+
+def has_hole(opened: int, start: int, end: int) -> bool:
+    """Whether some of these bytes of an open file were never written, as far as its file system tells."""
+    try:
+        return os.lseek(opened, start, os.SEEK_HOLE) < end
+    except (AttributeError, OSError):  # it tells nothing: what was never written reads as zeros
+        return False
+
+
+@cache
+def digest_of_zeros(length: int) -> bytes:
+    return hashlib.sha256(bytes(length)).digest()
+
+
+def length_of(file: FilePart, piece: int) -> int:
+    start, end = bounds_of(file.size, piece)
+    return end - start
 
 
 def held_bytes(folder: Path) -> int:
-    """What a copy takes on the disk."""
-    return sum(512 * file.stat().st_blocks for file in folder.iterdir())
-
-
-def named(name: str, piece: Range) -> str:
-    return f"{name}:{piece[0]}-{piece[1]}"
-
-
-def read_pieces(file: Path) -> dict[str, str]:
-    """Empty where there are none, or the file is damaged: then all is sent anew."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(file.read_text())
-        if isinstance(found, dict):
-            return found
-    return {}
+    """What a copy takes on the disk; what is no file of it is passed over."""
+    found = 0
+    for file in folder.iterdir():
+        try:
+            found += 512 * file.lstat().st_blocks
+        except FileNotFoundError:
+            continue
+    return found

@@ -1,23 +1,46 @@
-"""A host gets its part of a checkpoint from the hub or the head, piece by piece, beside whatever its agent does."""
+"""A host gets hold of its part of a checkpoint, and proves every byte of it, beside whatever its agent does.
+
+    its own files at the head's path  --all as they should be-->  found
+        | else
+    its cache  --nothing missing-->  found
+        | else
+    the hub, then the head, piece by piece  --nothing missing-->  found
+
+Whatever is found was hashed here and is what the head's digests say. A piece counts if it was asked for, has not come
+yet, and has its digest; anything else that comes is refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import httpx
 
 from penstock.core import ConfigError
-from penstock.hosts.control import CheckpointFound, Fetched, FindCheckpoint, Message, Piece, WantPiece
+from penstock.files import FileStamps
+from penstock.hosts.control import FindCheckpoint, Piece, Progress, WantPiece
 from penstock.hosts.weights.cache import PartialCopy, WeightCache
 from penstock.hosts.weights.hub import Hub, HubSource, is_offline
-from penstock.hosts.weights.ranges import Range
+from penstock.hosts.weights.manifest import (
+    PIECE,
+    Cancelled,
+    digest_at,
+    files_of,
+    open_regular,
+    read_piece,
+    split_digests,
+)
+from penstock.messages import Frame, cut
 
 log = logging.getLogger(__name__)
 
@@ -27,120 +50,247 @@ SPAN: Final = 1 << 24
 """Bytes that are asked of the hub at once."""
 TELL_EVERY: Final = 0.5
 """Seconds between two words to the head of how far it is."""
-KEPT_EVERY: Final = 256
-"""Pieces after which what has come is remembered, should the agent end before the last."""
+MOST_TRIES: Final = 3
+"""A piece that has come so often with other bytes than its digest's is asked for no more."""
+ROOM_FOR: Final = 1 << 28
+"""Bytes for which room is made at a time, as they come."""
+
+Wanted = tuple[str, int]
+"""A file's name and the number of one of its pieces."""
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A checkpoint that is here: at ``place``, a folder or a file, every byte that was asked for has its digest.
+
+    ``stamps`` are of the files that were hashed. As long as they are the same, so are the files.
+    """
+
+    place: Path
+    stamps: FileStamps
 
 
 class Fetch:
-    """A thread that asks hub and head for what is missing of a checkpoint, then says that it is there.
+    """A thread that finds what a ``FindCheckpoint`` asks for, or has it sent, and then tells ``on_end`` of it.
 
-    ``in_use`` are digests of copies that have to stay. ``on_done`` is told where the copy is, before the head is.
+    ``on_end`` gets a ``Proved``, or the problem as text; neither once the fetch was stopped. ``in_use`` are digests of
+    copies that have to stay. ``tell`` sends the head a message. Without a ``cache`` nothing is fetched.
     """
 
     def __init__(
         self,
         asked: FindCheckpoint,
-        cache: WeightCache,
-        in_use: Collection[str],
-        tell: Callable[[Message], None],
-        on_done: Callable[[Path], None],
+        digests: Frame,
+        cache: WeightCache | None,
+        in_use: Callable[[], Collection[str]],
+        tell: Callable[[Progress | WantPiece], None],
+        on_end: Callable[[Fetch, Proved | str], None],
     ) -> None:
         self.asked = asked
+        self._frame = digests
+        self._digests = split_digests(asked.files, digests)
         self._cache = cache
         self._in_use = in_use
         self._tell = tell
-        self._on_done = on_done
-        self._stopped = False
-        self._needed = sum(end - start for file in asked.files for start, end in file.ranges)
-        self._lacking = self._needed
-        self._told_at = -TELL_EVERY
-        self._came: queue.SimpleQueue[tuple[Piece, bytes] | None] = queue.SimpleQueue()
+        self._on_end = on_end
+        self._stopped = threading.Event()
+        self._held = 0
+        self._fetched = False
+        self._told_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._expected: set[Wanted] = set()
+        """Pieces that were asked of the head and have not come."""
+        self._came: queue.SimpleQueue[tuple[Wanted, Frame] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="penstock fetch", daemon=True)
         self._thread.start()
 
-    def take(self, piece: Piece, content: bytes) -> None:
-        self._came.put((piece, content))
+    def again(self) -> Fetch:
+        """Prove the same once more. This one has ended."""
+        return Fetch(self.asked, self._frame, self._cache, self._in_use, self._tell, self._on_end)
+
+    def take(self, piece: Piece, content: Frame) -> bool:
+        """Take in a piece, if it is one that was asked for and has not come. May be called from any thread."""
+        wanted = piece.file, piece.piece
+        with self._lock:
+            if piece.number != self.asked.number or wanted not in self._expected:
+                return False
+            self._expected.remove(wanted)
+        self._came.put((wanted, content))
+        return True
 
     def stop(self) -> None:
-        """The head has gone. What has come is kept."""
-        self._stopped = True
+        """The head has gone, or asks for something else. What has come is kept. Waits for nothing."""
+        self._stopped.set()
         self._came.put(None)
+
+    def join(self) -> None:
+        """Wait for a fetch that was stopped."""
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            copy = self._cache.copy(self.asked.digest, self.asked.files, self._in_use)
-            if self.asked.hub is not None and not is_offline():
-                self._fill_from_hub(copy, self.asked.hub)
-            if not self._fill(copy):
-                return
-        except (OSError, ConfigError) as error:
-            self._tell(CheckpointFound(path=self.asked.path, problem=f"its layers cannot be kept: {error}"))
+            found: Proved | str = self._found()
+        except Cancelled:
             return
-        self._on_done(copy.folder if self.asked.is_folder else copy.folder / self.asked.files[0].name)
-        self._tell(CheckpointFound(path=self.asked.path))
+        except (OSError, ConfigError) as error:
+            found = f"its layers cannot be kept: {error}"
+        except Exception as error:
+            log.exception("finding %s has failed", self.asked.path)
+            found = f"its layers cannot be had: {type(error).__name__}: {error}"
+        if not self._stopped.is_set():
+            self._on_end(self, found if isinstance(found, Proved) else cut(found))
 
-    def _missing(self, copy: PartialCopy) -> list[tuple[str, Range]]:
-        missing = copy.missing()
-        self._lacking = sum(end - start for _, (start, end) in missing)
-        return missing
+    def _found(self) -> Proved | str:
+        here = self._proved_here()
+        if isinstance(here, Proved) or self._cache is None:
+            return here
+        log.info("%s; its layers come from the head", here)
+        self._held, self._fetched = 0, True
+        self._progress(0, at_once=True)
+        with self._cache.copy(self.asked.digest, self.asked.files, self._digests) as copy:
+            problem = self._filled(copy, self._cache)
+        place = copy.folder if self.asked.is_folder else copy.folder / self.asked.files[0].name
+        return problem or Proved(place, FileStamps.of(self._hashed_files(place)))
 
-    def _wrote(self, count: int) -> None:
-        """Tell the head how far it is, now and then."""
-        self._lacking -= count
-        if (now := time.monotonic()) >= self._told_at + TELL_EVERY:
-            self._told_at = now
-            self._tell(Fetched(path=self.asked.path, held=self._needed - self._lacking, needed=self._needed))
+    def _hashed_files(self, place: Path) -> list[Path]:
+        folder = place if self.asked.is_folder else place.parent
+        return [folder / file.name for file in self.asked.files if file.pieces]
 
-    def _fill_from_hub(self, copy: PartialCopy, source: HubSource) -> None:
-        """As far as the hub has it."""
-        hub = Hub(source)
+    def _progress(self, count: int, at_once: bool = False) -> None:
+        """So many bytes more are proved: tell the head how far it is, now and then."""
+        self._held += count
+        if at_once or time.monotonic() >= self._told_at + TELL_EVERY:
+            self._told_at = time.monotonic()
+            self._tell(Progress(number=self.asked.number, held=self._held, fetched=self._fetched))
+
+    # ---------------------------------------------------------------------------------------------------- what is here
+
+    def _proved_here(self) -> Proved | str:
+        """The checkpoint at the head's path, if that is here and the same, or why not. Raises Cancelled."""
+        place = Path(self.asked.path)
         try:
-            for name, pieces in spans(self._missing(copy)):
-                start, end = pieces[0][0], pieces[-1][1]
-                content = hub.read(name, start, end, lambda: self._stopped)
-                if len(content) != end - start:
-                    return
-                for first, last in pieces:
-                    copy.write(name, (first, last), content[first - start : last - start])
-                self._wrote(len(content))
+            if sorted(file.name for file in files_of(place)) != sorted(file.name for file in self.asked.files):
+                return f"the checkpoint at {place} is another one: its files have other names"
+            files = self._hashed_files(place)
+            stamps = FileStamps.of(files)  # before they are read: what changes meanwhile has another stamp afterwards
+            for file in files:
+                if not self._is_proved(file):
+                    return f"the checkpoint at {place} is another one: {file.name} differs"
+        except ConfigError as error:
+            return str(error)
+        except (OSError, ValueError) as error:  # ValueError: a path that no system has
+            return f"there is no checkpoint at {place}: {getattr(error, 'strerror', None) or error}"
+        return Proved(place, stamps)
+
+    def _is_proved(self, file: Path) -> bool:
+        part = next(one for one in self.asked.files if one.name == file.name)
+        opened = open_regular(file)
+        try:
+            if os.fstat(opened).st_size != part.size:
+                return False
+            for piece in part.needed:
+                if self._stopped.is_set():
+                    raise Cancelled
+                content = read_piece(opened, part.size, piece)
+                if hashlib.sha256(content).digest() != digest_at(self._digests[part.name], piece):
+                    return False
+                self._progress(len(content))
+        finally:
+            os.close(opened)
+        return True
+
+    # -------------------------------------------------------------------------------------------------- what is fetched
+
+    def _filled(self, copy: PartialCopy, cache: WeightCache) -> str:
+        """Have all come that is missing of a copy. Returns why it has not; empty if it has. Raises Cancelled."""
+        missing = copy.missing(self._stopped.is_set, self._progress)
+        coming = sum(copy.length(*one) for one in missing)
+        cache.check_room(coming, self._in_use())
+        room = Room(cache, self._in_use)
+        if missing and self.asked.hub is not None and not is_offline():
+            missing = self._fill_from_hub(copy, self.asked.hub, missing, room)
+        problem = self._fill(copy, missing, room)
+        cache.make_room(0, self._in_use())
+        return problem
+
+    def _fill_from_hub(self, copy: PartialCopy, source: HubSource, missing: list[Wanted], room: Room) -> list[Wanted]:
+        """As far as the hub has it. Returns what is missing then. Raises Cancelled."""
+        hub, held = Hub(source), set[Wanted]()
+        try:
+            for name, pieces in spans(missing):
+                start, length = pieces[0] * PIECE, sum(copy.length(name, piece) for piece in pieces)
+                content = memoryview(hub.read(name, start, start + length, self._stopped.is_set))
+                self._check_stopped()
+                if len(content) != length:
+                    break
+                room.take(length)
+                for piece in pieces:
+                    at = piece * PIECE - start
+                    if copy.write(name, piece, content[at : at + copy.length(name, piece)]):
+                        held.add((name, piece))
+                        self._progress(copy.length(name, piece))
         except (httpx.HTTPError, ValueError) as error:  # ValueError: a name that the hub has for nothing
             log.info("%s: not from the hub: %s", source.repo, error)
         finally:
             hub.close()
-            copy.keep()
+        return [one for one in missing if one not in held]
 
-    def _fill(self, copy: PartialCopy) -> bool:
-        """Whether all has come."""
-        missing = deque(self._missing(copy))
-        log.info("%d pieces of %s are missing", len(missing), self.asked.path)
+    def _fill(self, copy: PartialCopy, missing: Iterable[Wanted], room: Room) -> str:
+        """Have the head send these pieces. Returns why they are not all here; empty if they are. Raises Cancelled."""
+        left, tries = deque(missing), Counter[Wanted]()
+        log.info("%d pieces of %s are missing", len(left), self.asked.path)
         on_their_way = 0
-        written = 0
-        try:
-            while missing or on_their_way:
-                while missing and on_their_way < ON_THEIR_WAY:
-                    name, (start, end) = missing.popleft()
-                    self._tell(WantPiece(path=self.asked.path, file=name, start=start, end=end))
-                    on_their_way += 1
-                if (came := self._came.get()) is None:
-                    return False
-                piece, content = came
-                copy.write(piece.file, (piece.start, piece.end), content)
-                self._wrote(len(content))
-                on_their_way -= 1
-                written += 1
-                if written % KEPT_EVERY == 0:
-                    copy.keep()
-        finally:
-            copy.keep()
-        return True
+        while left or on_their_way:
+            while left and on_their_way < ON_THEIR_WAY:
+                self._want(left.popleft())
+                on_their_way += 1
+            came = self._came.get()
+            self._check_stopped()
+            assert came is not None
+            wanted, content = came
+            on_their_way -= 1
+            room.take(len(content))
+            if copy.write(*wanted, content):
+                self._progress(len(content))
+                continue
+            tries[wanted] += 1
+            log.warning("%s: piece %d came with other bytes than its digest says", *wanted)
+            if tries[wanted] == MOST_TRIES:
+                return f"piece {wanted[1]} of {wanted[0]} came {MOST_TRIES} times with other bytes than its digest says"
+            left.append(wanted)
+        return ""
+
+    def _want(self, wanted: Wanted) -> None:
+        with self._lock:
+            self._expected.add(wanted)
+        self._tell(WantPiece(number=self.asked.number, file=wanted[0], piece=wanted[1]))
+
+    def _check_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise Cancelled
 
 
-def spans(missing: Iterable[tuple[str, Range]]) -> Iterator[tuple[str, list[Range]]]:
-    """Pieces that touch, of a file, together: of as many bytes at most as are asked of the hub at once."""
-    name, together = "", list[Range]()
+class Room:
+    """Room in the cache for what comes, made as it comes."""
+
+    def __init__(self, cache: WeightCache, in_use: Callable[[], Collection[str]]) -> None:
+        self._cache = cache
+        self._in_use = in_use
+        self._left = 0
+
+    def take(self, count: int) -> None:
+        """So many bytes are about to be written."""
+        self._left -= count
+        if self._left < 0:
+            self._cache.make_room(ROOM_FOR, self._in_use())
+            self._left = ROOM_FOR
+
+
+def spans(missing: Iterable[Wanted]) -> Iterator[tuple[str, list[int]]]:
+    """Pieces that follow one another in a file, together: of as many bytes at most as are asked of the hub at once."""
+    name, together = "", list[int]()
     for file, piece in missing:
-        joins = file == name and together[-1][1] == piece[0] and piece[1] - together[0][0] <= SPAN
+        joins = file == name and piece == together[-1] + 1 and len(together) < SPAN // PIECE
         if together and not joins:
             yield name, together
             together = []

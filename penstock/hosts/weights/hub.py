@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import httpx
 import msgspec
@@ -19,8 +19,8 @@ ANSWER_S: Final = 2.0
 class HubSource(msgspec.Struct, frozen=True, kw_only=True):
     """A repository of the hub's, and the commit that never changes."""
 
-    repo: str
-    revision: str
+    repo: Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[\w.-]+(?:/[\w.-]+)?\Z")]
+    revision: Annotated[str, msgspec.Meta(max_length=40, pattern=r"\A[0-9a-f]{40}\Z")]
 
 
 def hub_source(checkpoint: Path) -> HubSource | None:

@@ -77,21 +77,21 @@ def test_an_emulated_cluster_may_be_on_them(target: Path, workers: list[Worker],
 
 
 def test_a_host_without_the_checkpoint_is_sent_its_layers(
-    target: Path, hosts: list[Namespace], keys: Path, tmp_path: Path
+    wide: Path, hosts: list[Namespace], keys: Path, tmp_path: Path
 ) -> None:
     """An empty file system lies over the checkpoint there."""
     cache = tmp_path / "cache"
-    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(target)]
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(wide)]
     options = ("--keys", str(keys), "--cache", str(cache))
-    with LLM(target, max_model_len=256) as llm:
+    with LLM(wide, max_model_len=256) as llm:
         (plain,) = llm.generate("def f(x):", SAMPLED)
     with closing(Worker(f"{hosts[0].address}:7701", *options, before=[*hosts[0].before, *hidden])) as worker:
         names = f"localhost,{worker.host}"
-        with LLM(target, max_model_len=256, hosts=names, keys=str(keys)) as llm:
+        with LLM(wide, max_model_len=256, hosts=names, keys=str(keys)) as llm:
             (same,) = llm.generate("def f(x):", SAMPLED)
     assert same.outputs[0].token_ids == plain.outputs[0].token_ids
     (copy,) = cache.iterdir()
-    assert held_bytes(copy) < sum(file.stat().st_size for file in target.iterdir())
+    assert held_bytes(copy) < sum(file.stat().st_size for file in wide.iterdir())
 
 
 def test_the_doctor_names_a_slow_link(

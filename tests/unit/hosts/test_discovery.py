@@ -17,7 +17,7 @@ from tests.agents import soon
 
 def test_an_announced_worker_is_found() -> None:
     with Announcement("127.0.0.1:7719"):
-        soon(lambda: "127.0.0.1:7719" in announced(0.5, interfaces=["127.0.0.1"]))
+        soon(lambda: "127.0.0.1:7719" in announced(2.0, interfaces=["127.0.0.1"]))
 
 
 def test_addresses_are_made_of_numbers() -> None:

@@ -17,14 +17,13 @@ from penstock.hosts.control import DOOR, Beat, StartStage, encode
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.remote import LOSSES_WITHIN_S, TRY_AGAIN_S, RemoteHost, pause_after
+from penstock.hosts.weights.fetching import Fetch
 from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.forking import exit_report
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
-from tests.agents import PLAN, NotingServer, agent, fleet, name_of, reports, soon, spec
+from tests.agents import LAYER, OFFER, PLAN, NotingServer, agent, fleet, name_of, reports, soon, spec
 from tests.links import member
-
-OFFER = Offer(Path(__file__).parent, 1)
 
 
 def test_hosts_tell_what_they_are(server: NotingServer, security: LinkSecurity) -> None:
@@ -107,7 +106,7 @@ def test_a_host_that_falls_silent_is_lost_and_may_come_back(
         with fleet(one, security=security) as made:
             host = made.hosts[name_of(one)]
             lease, before = host.lease, host.facts
-            made.provide(OFFER, {name_of(one): []})
+            made.provide(OFFER, {name_of(one): [LAYER]})
             host.listen("s", pipe[1])
             host.start(spec("s"))
             soon(lambda: bool(server.started))
@@ -151,7 +150,7 @@ def test_strangers_words_change_nothing(server: NotingServer, security: LinkSecu
     with agent(security) as one, fleet(one, security=security) as made, Sockets(security) as sockets:
         stranger = sockets.connect(one.address, DOOR)
         stranger.send(frame)
-        made.provide(OFFER, {name_of(one): []})  # it still answers
+        made.provide(OFFER, {name_of(one): [LAYER]})  # it still answers
         assert len(one._leases) == 1
 
 
@@ -215,26 +214,17 @@ def test_a_refused_host_never_counts_as_alive(
     assert lived == [False]
 
 
-def test_a_checkpoint_that_is_another_or_none(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    asked = Offer(tmp_path, 1).request(())
-    assert agents.problem_of(asked) == ""
-    (tmp_path / "config.json").write_text("[]")
-    assert "is another one" in agents.problem_of(asked)
-    missing = msgspec.structs.replace(asked, path=str(tmp_path / "missing"))
-    assert "there is no checkpoint at" in agents.problem_of(missing)
-
-
 def test_a_problem_of_a_checkpoint_names_its_host(
-    server: NotingServer, security: LinkSecurity, monkeypatch: pytest.MonkeyPatch
+    server: NotingServer, security: LinkSecurity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "problem_of", lambda asked: f"the checkpoint at {asked.path} is another one")
-    with (
-        agent(security) as one,
-        fleet(one, security=security) as made,
-        pytest.raises(ConfigError, match=f"host {name_of(one)}: the checkpoint at {OFFER.path} is another one"),
-    ):
-        made.provide(OFFER, {name_of(one): []})
+    """A host without a cache can be sent nothing."""
+    (tmp_path / "config.json").write_text("{}")
+    offer = Offer(tmp_path, 1)
+    with agent(security) as one, fleet(one, security=security) as made:
+        monkeypatch.setattr(Fetch, "_proved_here", lambda fetch: "the checkpoint there is another one")
+        with pytest.raises(ConfigError, match=f"host {name_of(one)}: the checkpoint there is another one"):
+            made.provide(offer, {name_of(one): [LAYER]})
+        assert made.living == {}
 
 
 def test_a_host_that_comes_back_without_the_checkpoint_is_not_used(
@@ -243,13 +233,12 @@ def test_a_host_that_comes_back_without_the_checkpoint_is_not_used(
     with ExitStack() as first:
         one = first.enter_context(agent(security))
         with fleet(one, security=security) as made:
-            made.provide(OFFER, {name_of(one): []})
             address, host = one.address, made.hosts[name_of(one)]
             first.close()
             soon(lambda: not host.alive)
-            monkeypatch.setattr(agents, "problem_of", lambda asked: "it is another one")
+            monkeypatch.setattr(Fetch, "_proved_here", lambda fetch: "it is another one")
             with agent(security, address):
-                soon(lambda: host.checkpoints.get(OFFER.path) == "it is another one")
+                soon(lambda: host.problem == "it is another one")
                 assert host.alive
                 assert made.living == {}
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from penstock.hosts.weights.ranges import safetensors_part
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from penstock.config import FieldError
-from penstock.hosts.weights.ranges import safetensors_part
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.loader import load_module
 from penstock.models.speculators.formats import open_speculator

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants, snapshot_download
+from penstock.hosts.weights.ranges import parts_of
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from penstock.core import ConfigError
-from penstock.hosts.weights.ranges import parts_of
 from penstock.models import shards
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.glance import glance

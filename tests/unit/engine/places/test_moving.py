@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,17 +11,9 @@ import pytest
 from penstock.core import ConfigError
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import needed_bytes
-from penstock.engine.places.moving import same_split, split_anew
+from penstock.engine.places.moving import placements, same_split, split_anew
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts.facts import HostFacts, own_facts
-from penstock.hosts.fleet import Fleet
-
-
-class Living:
-    """As much of a fleet as its hosts, each with so many bytes free."""
-
-    def __init__(self, free: dict[str, int]) -> None:
-        self.living = {name: host(bytes_free) for name, bytes_free in free.items()}
 
 
 def host(free: int) -> HostFacts:
@@ -30,13 +22,14 @@ def host(free: int) -> HostFacts:
     return msgspec.structs.replace(own, devices=(processor,))
 
 
-def fleet(**free: int) -> Fleet:
-    return cast(Any, Living(free))
+def fleet(**free: int) -> dict[str, HostFacts]:
+    """Hosts that are there, each with so many bytes free."""
+    return {name: host(bytes_free) for name, bytes_free in free.items()}
 
 
 def asked(hosts: str = "a,b,c", **options: Any) -> Resolved:
     plenty = fleet(a=1 << 40, b=1 << 40, c=1 << 40)
-    return resolve_options(EngineOptions(model="demo", hosts=hosts, kv_slots=1000, **options), plenty.living)
+    return resolve_options(EngineOptions(model="demo", hosts=hosts, kv_slots=1000, **options), plenty)
 
 
 def test_stages_are_split_evenly_where_one_fits_nowhere_as_it_is() -> None:
@@ -68,3 +61,12 @@ def test_no_host_gets_more_stages_than_were_asked_for() -> None:
 def test_what_is_split_anew_takes_as_many_requests_as_before() -> None:
     setup = replace(asked(), options=replace(asked().options, max_num_seqs=3))
     assert split_anew(setup, ["a"], fleet(a=1 << 40)).options.max_num_seqs == 3
+
+
+def test_a_host_that_is_being_sent_its_layers_is_used_where_there_is_no_other_way() -> None:
+    plenty = fleet(a=1 << 40, b=1 << 40, c=1 << 40)
+    ways = [make() for make in placements(asked(), ["a", "b", "c"], {"c"}, plenty)]
+    assert [one.hosts for one in ways] == [("a", "b", "b"), ("a", "b"), ("a", "b", "c"), ("a", "b", "c")]
+    ways = [make() for make in placements(asked(), ["a", "b", "c"], {"a", "b", "c"}, plenty)]
+    assert [one.hosts for one in ways] == [("a", "b", "c"), ("a", "b", "c")]
+    assert placements(asked(), [], (), {}) == []

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.hosts import agent as agents
-from penstock.hosts.control import WantPiece
 from penstock.hosts.weights.cache import WeightCache
-from penstock.hosts.weights.fetching import spans
+from penstock.hosts.weights.fetching import Fetch, spans
 from penstock.hosts.weights.hub import HubSource, hub_source
+from penstock.hosts.weights.manifest import PIECE, bounds_of
 from penstock.hosts.weights.offering import Offer
 from penstock.transport.security import LinkSecurity
 from tests.agents import NotingServer, agent, fleet, name_of
@@ -30,30 +29,32 @@ def checkpoint(target: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(agents, "problem_of", lambda asked: "there is none")
+    monkeypatch.setattr(Fetch, "_proved_here", lambda fetch: "there is none")
     with serving(checkpoint, monkeypatch) as server:
         yield server
 
 
 def from_the_head(
     security: LinkSecurity, checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[WantPiece]:
-    """What the head is asked for until a host has its layers; these are checked."""
-    wanted: list[WantPiece] = []
+) -> list[tuple[str, int]]:
+    """The pieces that the head is asked for until a host has its layers; these are checked."""
+    wanted: list[tuple[str, int]] = []
     read = Offer.read
 
-    def counted(offer: Offer, piece: WantPiece) -> bytes:
-        wanted.append(piece)
-        return read(offer, piece)
+    def counted(offer: Offer, file: str, piece: int) -> bytes:
+        wanted.append((file, piece))
+        return read(offer, file, piece)
 
     monkeypatch.setattr(Offer, "read", counted)
     offer = Offer(checkpoint, LAYERS)
     with agent(security, cache=WeightCache(cache, 1 << 30)) as one, fleet(one, security=security) as made:
+        wanted.clear()
         made.provide(offer, {name_of(one): [MIDDLE]})
-    (copy,) = cache.iterdir()
-    for part in offer.request([MIDDLE]).files:
-        whole, held = (checkpoint / part.name).read_bytes(), (copy / part.name).read_bytes()
-        assert all(whole[start:end] == held[start:end] for start, end in part.ranges)
+    copy = cache / offer.question([MIDDLE], 0).asked.digest
+    for part in offer.question([MIDDLE], 0).asked.files:
+        for piece in part.needed:
+            start, end = bounds_of(part.size, piece)
+            assert (checkpoint / part.name).read_bytes()[start:end] == (copy / part.name).read_bytes()[start:end]
     return wanted
 
 
@@ -84,9 +85,28 @@ def test_what_the_hub_does_not_send_the_head_does(
     lacks: int,
 ) -> None:
     hub.status, hub.lacks = status, lacks
+    hub.sent.clear()
     wanted = from_the_head(security, checkpoint, tmp_path / "cache", monkeypatch)
-    assert {piece.file for piece in wanted} >= {"config.json", "model.safetensors"}
-    assert len(hub.sent) == 1
+    assert {file for file, _ in wanted} >= {"config.json", "model.safetensors"}
+
+
+def test_what_the_hub_sends_is_proved_like_anything_else(
+    server: NotingServer,
+    security: LinkSecurity,
+    checkpoint: Path,
+    hub: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its bytes are others than the head's, as long as they are: the head sends all of them."""
+    offered = Path(shutil.copytree(checkpoint, tmp_path / "own" / checkpoint.relative_to(tmp_path)))
+    changed = bytearray((offered / "model.safetensors").read_bytes())
+    for place in range(0, len(changed), PIECE):
+        changed[place + PIECE // 2 if place + PIECE // 2 < len(changed) else -1] ^= 1
+    (checkpoint / "model.safetensors").write_bytes(changed)
+    wanted = from_the_head(security, offered, tmp_path / "cache", monkeypatch)
+    assert {file for file, _ in wanted} == {"model.safetensors"}
+    assert hub.sent
 
 
 def test_a_folder_of_the_hubs_cache_says_where_it_came_from(tmp_path: Path) -> None:
@@ -97,7 +117,8 @@ def test_a_folder_of_the_hubs_cache_says_where_it_came_from(tmp_path: Path) -> N
     assert hub_source(tmp_path / "Qwen3-0.6B") is None
 
 
-def test_pieces_that_touch_are_asked_for_together() -> None:
-    missing = [("a", (0, 5)), ("a", (5, 9)), ("a", (10, 12)), ("b", (12, 13))]
-    assert list(spans(missing)) == [("a", [(0, 5), (5, 9)]), ("a", [(10, 12)]), ("b", [(12, 13)])]
+def test_pieces_that_touch_are_asked_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.hosts.weights.fetching.SPAN", 3 * PIECE)
+    missing = [("a", 0), ("a", 1), ("a", 3), ("b", 4), *(("b", piece) for piece in range(5, 9))]
+    assert list(spans(missing)) == [("a", [0, 1]), ("a", [3]), ("b", [4, 5, 6]), ("b", [7, 8])]
     assert list(spans([])) == []

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from penstock.hosts.weights.ranges import parts_of
 from torch import nn
 
-from penstock.hosts.weights.ranges import parts_of
 from penstock.models.carried.own_part import PerLayerTable, TensorPart
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.loader import load_module

@@ -1,4 +1,4 @@
-"""Whether two hosts hold the same checkpoint, found out in milliseconds whatever its size."""
+"""Which checkpoint was measured, found out in milliseconds whatever its size."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
+from penstock.hosts.weights.manifest import files_of
+
 PIECE: Final = 1 << 14
 PIECES: Final = 64
 """Of each file so many pieces of so many bytes are read, evenly spread: another training changes them all."""
-COUNTED: Final = (".json", ".safetensors", ".gguf", ".model", ".jinja", ".txt")
-"""How files end that say how a checkpoint computes and speaks."""
 
 
 def digest_of(source: Path) -> str:
     """The digest of a checkpoint, a folder or a GGUF file: of its files' names, sizes and pieces of what they hold.
 
-    It tells one training, quantisation or tokenizer from another. It does not find a byte that a disk has lost. Raises
-    OSError.
+    It tells one training, quantisation or tokenizer from another, and proves nothing of what lies between the pieces:
+    weights that a host is to compute with are hashed whole (``hosts/weights/manifest.py``). Raises OSError.
     """
-    files = [source] if source.is_file() else sorted(file for file in source.iterdir() if file.suffix in COUNTED)
     digest = hashlib.sha256()
-    for file in files:
+    for file in files_of(source):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
         digest.update(sample(file))
     return digest.hexdigest()

@@ -1,0 +1,330 @@
+"""What a host does for one head: finds its checkpoint, starts its stages, and ends them with the lease.
+
+The agent's own thread keeps leases alive and hands each one's messages to the thread of that lease, which may take its
+time. Whatever goes wrong there ends this lease with a reason, and no other one.
+
+      agent's thread                              a lease's thread                      threads of its fetches
+      beats, the end of silence  --messages-->    stages, probes, questions  --asked-->  hash, fetch
+                                 <--it failed--                              <--found--
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Final
+
+from msgspec.structs import replace
+
+from penstock.core import PenstockError
+from penstock.hosts import control
+from penstock.hosts.doctor.probe import ProbeSpec
+from penstock.hosts.doctor.probe_process import ProbeProcess
+from penstock.hosts.facts import HostFacts
+from penstock.hosts.weights.cache import WeightCache
+from penstock.hosts.weights.fetching import Fetch, Proved
+from penstock.messages import Frame, MalformedMessage, cut
+from penstock.pipeline.forkserver import ForkServer
+from penstock.pipeline.plan import StagePlan, StageSpec
+from penstock.transport.outbox import Outbox
+from penstock.transport.security import LinkSecurity
+
+log = logging.getLogger(__name__)
+
+MOST_STAGES: Final = 256
+"""Stages that may run under a lease at a time."""
+MOST_CHECKPOINTS: Final = 4
+"""Checkpoints that a head may ask for under a lease."""
+MOST_MESSAGES: Final = 1024
+MOST_HELD: Final = 2 * control.MOST_FRAME
+"""Messages, and their bytes, that may wait for a lease's thread."""
+MOST_BACKLOG: Final = 4 << 20
+"""Bytes that may wait for a head that takes nothing in."""
+END_S: Final = 10.0
+"""Seconds that a lease's thread may take to end what it has started."""
+
+
+class Own:
+    """What is this host's own: of a stage's spec, and of what is asked."""
+
+    def __init__(
+        self,
+        facts: Callable[[], HostFacts],
+        cache: WeightCache | None,
+        security: LinkSecurity | None,
+        private_network: bool,
+        fork_server: Callable[[], ForkServer],
+        ends: int,
+    ) -> None:
+        self.facts = facts
+        self.cache = cache
+        self.security = security
+        self.private_network = private_network
+        self.fork_server = fork_server
+        self.ends = ends
+        """A pipe that the fork server writes into when a stage has ended."""
+
+
+class Lease:
+    """One head, and what has been started for it.
+
+    ``on_failure`` is told, by the lease's thread, why the lease has to end. ``in_use`` are the digests of all copies
+    that leases of this host use.
+    """
+
+    def __init__(
+        self,
+        secret: str,
+        head: Outbox,
+        host: str,
+        own: Own,
+        in_use: Callable[[], Collection[str]],
+        on_failure: Callable[[Lease, str], None],
+    ) -> None:
+        self.secret = secret
+        self.head = head
+        self.silent = 0.0
+        """Seconds for which nothing has come of the head; the agent's thread keeps it."""
+        self._host = host
+        """This host's address, as the head has it."""
+        self._own = own
+        self._in_use = in_use
+        self._on_failure = on_failure
+        self._facts: HostFacts | None = None
+        self._stages: dict[str, ForkServer] = {}
+        """By the names of their processes, those that have not ended: who started each."""
+        self._fetches: dict[str, Fetch] = {}
+        """By the head's paths, the latest question's."""
+        self._found: dict[str, Proved | str] = {}
+        """By the head's paths, what has come of that: a problem, or the files. Nothing while it goes on."""
+        self._waiting: dict[str, list[StageSpec]] = {}
+        """By the head's paths, stages that start once the checkpoint is proved again."""
+        self._probe: ProbeProcess | None = None
+        self._work: queue.Queue[tuple[Callable[[], None], int] | None] = queue.Queue(MOST_MESSAGES)
+        self._held = 0
+        """Bytes of the messages that wait."""
+        self._ending = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="penstock lease", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------------- by the agent's thread
+
+    def tell(self, message: control.Message) -> None:
+        """May be called from any thread. Raises MalformedMessage where the head has taken nothing in for too long."""
+        if self.head.backlog > MOST_BACKLOG:
+            raise MalformedMessage("it takes in nothing of what it is told")
+        self.head.send(control.encode(message, self.secret))
+
+    def put(self, message: control.Message, contents: Sequence[Frame]) -> None:
+        """Have the lease's thread obey. A piece goes straight to the fetch that waits for it.
+
+        Raises MalformedMessage for what is not for an agent, and where too much waits.
+        """
+        if isinstance(message, control.Piece):
+            with self._lock:
+                fetches = list(self._fetches.values())
+            if not any(fetch.take(message, contents[0]) for fetch in fetches):
+                log.warning("passed over a piece of %s that was not asked for, or has come", message.file)
+            return
+        obey = self._obeying(message, contents)
+        size = sum(map(len, contents))
+        with self._lock:
+            if self._held + size > MOST_HELD:
+                raise MalformedMessage("it says more than is taken in")
+            self._held += size
+        self._put(obey, size)
+
+    def note_end(self, process: str, cause: str) -> None:
+        """A stage's process has ended, perhaps one of this lease's."""
+        self._put(partial(self._tell_ended, process, cause))
+
+    def end(self) -> None:
+        """End all that was started, soon. Waits for nothing."""
+        self._ending = True
+        with self._lock:
+            fetches = list(self._fetches.values())
+        for fetch in fetches:
+            fetch.stop()
+        while True:  # what waits is not done any more
+            try:
+                self._work.put_nowait(None)
+                return
+            except queue.Full:
+                self._work.get_nowait()
+
+    def join(self) -> None:
+        """Wait for a lease that was ended."""
+        self._thread.join(END_S)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its thread has yet to come to its end."""
+        return self._thread.is_alive()
+
+    @property
+    def digests(self) -> set[str]:
+        """Of the checkpoints that it uses. May be asked from any thread."""
+        with self._lock:
+            return {fetch.asked.digest for fetch in self._fetches.values()}
+
+    def _put(self, work: Callable[[], None], size: int = 0) -> None:
+        try:
+            self._work.put_nowait((work, size))
+        except queue.Full:
+            raise MalformedMessage("it says more than is taken in") from None
+
+    def _obeying(self, message: control.Message, contents: Sequence[Frame]) -> Callable[[], None]:
+        if isinstance(message, control.FindCheckpoint):
+            return partial(self._find, message, contents[0])
+        if isinstance(message, control.StartStage):
+            return partial(self._start, message.spec)
+        if isinstance(message, control.KillStage):
+            return partial(self._kill, message.process)
+        if isinstance(message, control.StartProbe):
+            return partial(self._start_probe, message)
+        raise MalformedMessage(f"{type(message).__name__} is not for an agent")
+
+    # ------------------------------------------------------------------------------------------- by the lease's thread
+
+    def _run(self) -> None:
+        try:
+            self._facts = self._own.facts()
+            self.tell(control.Attached(facts=self._facts))
+            while (work := self._work.get()) is not None and not self._ending:
+                do, size = work
+                with self._lock:
+                    self._held -= size
+                do()
+        except PenstockError as error:
+            self._on_failure(self, str(error))
+        except Exception as error:
+            log.exception("a lease has failed")
+            self._on_failure(self, f"{type(error).__name__}: {error}")
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        for process, server in self._stages.items():
+            server.kill(process)
+            server.forget(process)
+        self._stages.clear()
+        for fetch in self._fetches.values():
+            fetch.stop()
+        if self._probe is not None:
+            self._probe.end()
+
+    def _start_probe(self, asked: control.StartProbe) -> None:
+        if self._probe is not None:
+            raise MalformedMessage("a probe has been started already")
+        self._probe = ProbeProcess(
+            ProbeSpec(
+                name=asked.name,
+                session=asked.session,
+                bind=f"tcp://{self._host}:*",
+                head=asked.head,
+                security=self._own.security,
+                private_network=self._own.private_network,
+            )
+        )
+
+    def _find(self, asked: control.FindCheckpoint, digests: Frame) -> None:
+        """Prove that a checkpoint is here, or have the head send what is needed of it."""
+        before = self._fetches.get(asked.path)
+        if before is None and len(self._fetches) == MOST_CHECKPOINTS:
+            raise MalformedMessage(f"it asks for more than {MOST_CHECKPOINTS} checkpoints")
+        if before is not None:
+            before.stop()
+        self._begin(Fetch(asked, digests, self._own.cache, self._in_use, self._tell_fetch, self._end_fetch))
+
+    def _begin(self, fetch: Fetch) -> None:
+        self._found.pop(fetch.asked.path, None)
+        with self._lock:
+            self._fetches[fetch.asked.path] = fetch
+
+    def _tell_fetch(self, message: control.Progress | control.WantPiece) -> None:
+        """By a fetch's thread."""
+        self.tell(message)
+
+    def _end_fetch(self, fetch: Fetch, found: Proved | str) -> None:
+        """By a fetch's thread: it has come to its end."""
+        try:
+            self._put(partial(self._take_found, fetch, found))
+        except PenstockError as error:
+            self._on_failure(self, str(error))
+
+    def _take_found(self, fetch: Fetch, found: Proved | str) -> None:
+        path = fetch.asked.path
+        if self._fetches.get(path) is not fetch:
+            return
+        self._found[path] = found
+        problem = "" if isinstance(found, Proved) else found
+        self.tell(control.CheckpointFound(number=fetch.asked.number, problem=problem))
+        for spec in self._waiting.pop(path, []):
+            self._start(spec)
+
+    # -------------------------------------------------------------------------------------------------------- stages
+
+    def _start(self, spec: StageSpec) -> None:
+        """Start a stage from files that were proved, with what is this host's own in place of the head's."""
+        if spec.process in self._stages or len(self._stages) == MOST_STAGES:
+            raise MalformedMessage(f"it starts a stage twice, or more than {MOST_STAGES}")
+        plan = spec.plan
+        if problem := self._problem_of(plan):
+            self._refuse(spec, problem)
+            return
+        found = self._found.get(plan.model)
+        if isinstance(found, str):
+            self._refuse(spec, found)
+            return
+        if found is None or found.stamps.changed is not None:
+            self._start_later(spec, changed=found is not None)
+            return
+        place = str(found.place)
+        server = self._stages[spec.process] = self._own.fork_server()
+        server.listen(spec.process, self._own.ends)
+        server.start(
+            replace(
+                spec,
+                plan=replace(plan, model=place, tokenizer=place if plan.tokenizer else ""),
+                bind=f"tcp://{self._host}:*",
+                security=self._own.security,
+                private_network=self._own.private_network,
+            )
+        )
+
+    def _problem_of(self, plan: StagePlan) -> str:
+        """Why a stage is not started; empty if it may be."""
+        assert self._facts is not None
+        if self._facts.device(plan.device) is None:
+            known = ", ".join(one.device for one in self._facts.devices)
+            return f"there is no device {plan.device!r}; this host has {known}"
+        fetch = self._fetches.get(plan.model)
+        if fetch is None or (plan.first, plan.last) not in fetch.asked.layers or plan.target:
+            return f"{plan.label} have not been asked for, or sent to this host"
+        if plan.tokenizer not in ("", plan.model):
+            return f"the tokenizer at {plan.tokenizer} has not been asked for"
+        return ""
+
+    def _start_later(self, spec: StageSpec, changed: bool) -> None:
+        """Its files are being hashed, or have ``changed`` since: it starts once they are proved."""
+        path = spec.plan.model
+        if changed:
+            log.warning("files of the checkpoint at %s have changed since they were checked: once more", path)
+            self._begin(self._fetches[path].again())
+        self._waiting.setdefault(path, []).append(spec)
+
+    def _refuse(self, spec: StageSpec, problem: str) -> None:
+        self.tell(control.StageEnded(process=spec.process, cause=cut(problem)))
+
+    def _kill(self, process: str) -> None:
+        if (server := self._stages.get(process)) is not None:
+            server.kill(process)
+
+    def _tell_ended(self, process: str, cause: str) -> None:
+        if (server := self._stages.pop(process, None)) is not None:
+            server.forget(process)
+            self.tell(control.StageEnded(process=process, cause=cut(cause)))

@@ -1,0 +1,286 @@
+"""Every byte of a checkpoint by its digest, and which of them a host needs for the layers that it is to hold.
+
+A file is cut into pieces of ``PIECE`` bytes. The SHA-256 of each piece, one after the other, are the file's digests;
+their own SHA-256 is its root. The digest of a checkpoint is that of its files' names, sizes and roots. So whoever knows
+a checkpoint's digest can tell of any piece, from wherever it comes, whether it belongs to it:
+
+    digest of the checkpoint <- name, size, root of each file
+                                            root <- digests of the file's pieces <- the pieces
+
+Nobody can put other bytes under a digest, and a hole is a piece of zeros, whose digest is another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from penstock.core import ConfigError
+from penstock.files import CONFIG_FILE, read_json
+from penstock.messages import Frame, Index, MalformedMessage
+from penstock.models.text_part import MTP, is_wrapper, text_name
+
+SAFETENSORS: Final = ".safetensors"
+COUNTED: Final = (".json", SAFETENSORS, ".gguf", ".model", ".jinja", ".txt")
+"""How files end that say how a checkpoint computes and speaks."""
+PIECE: Final = 1 << 18
+"""Bytes of a piece, which is sent at once: on a slow link they take about two seconds."""
+DIGEST_BYTES: Final = 32
+SPAN: Final = 64
+"""Pieces that one task hashes."""
+MOST_THREADS: Final = 4
+"""Threads that hash at most: disks give no more."""
+MOST_LISTED: Final = 4096
+"""Files of a folder that are looked at."""
+
+Range = tuple[int, int]
+"""From one byte to before another."""
+Layers = tuple[Index, Index]
+"""From one layer to before another."""
+Pieces = tuple[Index, Index]
+"""From one piece to before another."""
+Digest = Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[0-9a-f]{64}\Z")]
+FileName = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A(?!\.{1,2}\Z)[^/\x00]+\Z")]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 45)]
+
+
+class FilePart(msgspec.Struct, frozen=True):
+    """A file of a checkpoint, and which of its ``pieces`` are needed, in ascending order."""
+
+    name: FileName
+    size: Size
+    root: Digest
+    pieces: Annotated[list[Pieces], msgspec.Meta(max_length=1 << 16)] = []
+
+    @property
+    def needed(self) -> Iterator[int]:
+        """The numbers of the pieces that are needed."""
+        return chain.from_iterable(range(first, last) for first, last in self.pieces)
+
+    @property
+    def needed_bytes(self) -> int:
+        return sum(min(last * PIECE, self.size) - first * PIECE for first, last in self.pieces)
+
+
+class HashedFile(msgspec.Struct, frozen=True):
+    """A file with the digests of its pieces, DIGEST_BYTES each."""
+
+    name: str
+    size: int
+    digests: bytes
+
+    @property
+    def root(self) -> str:
+        return hashlib.sha256(self.digests).hexdigest()
+
+
+class Cancelled(Exception):
+    """Hashing was to stop."""
+
+
+def count_of(size: int) -> int:
+    """Pieces of a file of so many bytes."""
+    return -(-size // PIECE)
+
+
+def digest_of(files: Sequence[FilePart]) -> str:
+    """The digest of a checkpoint of these files."""
+    named = sorted((file.name, file.size, file.root) for file in files)
+    return hashlib.sha256(msgspec.msgpack.encode(named)).hexdigest()
+
+
+def digest_at(digests: Frame | memoryview, piece: int) -> bytes:
+    return bytes(digests[piece * DIGEST_BYTES : (piece + 1) * DIGEST_BYTES])
+
+
+def check_parts(digest: str, files: Sequence[FilePart], is_folder: bool, digests: Frame) -> None:
+    """Raise MalformedMessage unless the digest is that of the files, and ``digests`` are those of their pieces."""
+    names = [file.name for file in files]
+    if len({*names}) != len(names) or not files or (len(files) > 1 and not is_folder):
+        raise MalformedMessage("a checkpoint's files are not each named once")
+    if digest_of(files) != digest:
+        raise MalformedMessage("a checkpoint's digest is not that of its files")
+    for file in files:
+        edges = [edge for pieces in file.pieces for edge in pieces]
+        if (
+            edges != sorted(edges)
+            or any(first == last for first, last in file.pieces)
+            or (edges and edges[-1] > count_of(file.size))
+        ):
+            raise MalformedMessage(f"pieces of {file.name} overlap, are empty, or lie behind its end")
+    split_digests(files, digests)
+
+
+def split_digests(files: Sequence[FilePart], digests: Frame) -> dict[str, memoryview]:
+    """The digests of each file of which something is needed, by name.
+
+    Raises MalformedMessage where they are too few or too many, or not those that the file's root stands for.
+    """
+    found, start, whole = dict[str, memoryview](), 0, memoryview(digests)
+    for file in files:
+        if file.pieces:
+            end = start + count_of(file.size) * DIGEST_BYTES
+            found[file.name] = whole[start:end]
+            if len(found[file.name]) != end - start or hashlib.sha256(found[file.name]).hexdigest() != file.root:
+                raise MalformedMessage(f"the digests of {file.name} are not those of its root")
+            start = end
+    if start != len(whole):
+        raise MalformedMessage("there are more digests than files that are needed")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ hashing
+
+
+def open_regular(name: str | Path, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
+    """A descriptor of a regular file, which opening never waits for. Raises OSError for anything else.
+
+    Files of the hub's cache are links, which are followed; whoever writes asks for O_NOFOLLOW.
+    """
+    opened = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(None, "is not a regular file", str(name))
+    return opened
+
+
+def hashed(source: Path, cancelled: Callable[[], bool] = lambda: False) -> list[HashedFile]:
+    """Every file of a checkpoint, a folder or a GGUF file, with its digests.
+
+    Raises OSError, ConfigError for a folder of too many files, and Cancelled.
+    """
+    return [hashed_file(file, cancelled) for file in files_of(source)]
+
+
+def files_of(source: Path) -> list[Path]:
+    """The files of a checkpoint, a folder or a single file, by name. Raises OSError, and ConfigError for too many."""
+    if not source.is_dir():
+        return [source]
+    found = []
+    with os.scandir(source) as listing:
+        for entry in listing:
+            if entry.name.endswith(COUNTED):
+                found.append(source / entry.name)
+            if len(found) > MOST_LISTED:
+                raise ConfigError(f"model: {source} holds more than {MOST_LISTED} files of a checkpoint")
+    return sorted(found)
+
+
+def hashed_file(file: Path, cancelled: Callable[[], bool] = lambda: False) -> HashedFile:
+    opened = open_regular(file)
+    try:
+        size = os.fstat(opened).st_size
+        starts = range(0, count_of(size), SPAN)
+        apart = ThreadPoolExecutor(min(MOST_THREADS, max(1, len(starts))))
+        try:
+            found = apart.map(lambda first: digests_of(opened, size, first, first + SPAN, cancelled), starts)
+            return HashedFile(file.name, size, b"".join(found))
+        finally:
+            apart.shutdown(cancel_futures=True)
+    finally:
+        os.close(opened)
+
+
+def digests_of(opened: int, size: int, first: int, last: int, cancelled: Callable[[], bool]) -> bytes:
+    """Those of some pieces of an open file. Raises Cancelled."""
+    found = []
+    for piece in range(first, min(last, count_of(size))):
+        if cancelled():
+            raise Cancelled
+        found.append(hashlib.sha256(read_piece(opened, size, piece)).digest())
+    return b"".join(found)
+
+
+def read_piece(opened: int, size: int, piece: int) -> bytes:
+    """A piece of an open file of ``size`` bytes; shorter where the file has become so."""
+    start, end = bounds_of(size, piece)
+    came = bytearray()
+    while len(came) < end - start and (more := os.pread(opened, end - start - len(came), start + len(came))):
+        came += more
+    return bytes(came)
+
+
+def bounds_of(size: int, piece: int) -> Range:
+    """From which byte of a file to before which a piece reaches."""
+    return piece * PIECE, min((piece + 1) * PIECE, size)
+
+
+# ------------------------------------------------------------------------------------------------------ what is needed
+
+
+def ranges_of(source: Path, layers: Collection[Layers], total: int) -> dict[str, list[Range]]:
+    """What stages of these layers read of a checkpoint of so many, by file: its small files, headers, and tensors.
+
+    ``source`` is a folder or a GGUF file. As loading does, a stage at either end of the model has all that is outside
+    of the layers. Raises OSError, and ConfigError for a damaged file.
+    """
+    if source.is_file():
+        return {source.name: gguf_ranges(source, layers, total)}
+    wrapped = is_wrapper(read_json(source / CONFIG_FILE))
+    return {
+        file.name: safetensors_ranges(file, layers, total, wrapped)
+        if file.suffix == SAFETENSORS
+        else [(0, file.stat().st_size)]
+        for file in files_of(source)
+    }
+
+
+def safetensors_ranges(file: Path, layers: Collection[Layers], total: int, wrapped: bool = False) -> list[Range]:
+    """What is needed of one file; of a multimodal checkpoint (``wrapped``) nothing but its text part is."""
+    from penstock.models.carried.layout import is_outside
+    from penstock.models.shards import layer_of
+
+    def needed(name: str) -> bool:
+        if name.startswith(MTP) or (wrapped and text_name(name) is None):
+            return False
+        return is_needed(layer_of(name), layers, total) or (bool(layers) and is_outside(name))
+
+    with file.open("rb") as opened:
+        begin = 8 + int.from_bytes(opened.read(8), "little")
+        try:
+            header = json.loads(opened.read(begin - 8))
+            places = {name: tuple(info["data_offsets"]) for name, info in header.items() if name != "__metadata__"}
+        except (ValueError, KeyError, TypeError, MemoryError) as error:
+            raise ConfigError(f"model: {file.name} is damaged: {error}; download it again") from error
+    return [(0, begin), *((begin + start, begin + end) for name, (start, end) in places.items() if needed(name))]
+
+
+def gguf_ranges(file: Path, layers: Collection[Layers], total: int) -> list[Range]:
+    from penstock.models.gguf.header import read_header
+    from penstock.models.gguf.weights import LAYER
+
+    header = read_header(file)
+    wanted = [
+        (info.start, info.start + info.nbytes)
+        for name, info in header.tensors.items()
+        if is_needed(int(found[1]) if (found := LAYER.match(name)) else None, layers, total)
+    ]
+    return [(0, header.data_start), *wanted]
+
+
+def is_needed(layer: int | None, layers: Collection[Layers], total: int) -> bool:
+    """Whether a tensor of this layer, or of none, is read by one of the stages."""
+    if layer is None:
+        return any(first == 0 or last == total for first, last in layers)
+    return any(first <= layer < last for first, last in layers)
+
+
+def pieces_of(ranges: Sequence[Range], size: int) -> list[Pieces]:
+    """The pieces of a file of ``size`` bytes that these ranges lie in, in ascending order; those that touch as one."""
+    found: list[Pieces] = []
+    for start, end in sorted(ranges):
+        first, last = start // PIECE, count_of(min(end, size))
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        elif last > first:
+            found.append((first, last))
+    return found
