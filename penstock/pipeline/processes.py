@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core import PipelineLost
+from penstock.core import ConfigError, PipelineLost
 from penstock.messages import (
     Batch,
     Cancel,
@@ -73,6 +73,16 @@ EXIT_LOOK_EVERY = 0.05
 
 Owner = Callable[[Delivery, Sequence[Frame]], bool]
 """Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
+
+
+def handed(owner: Owner, delivery: Delivery, frames: Sequence[Frame]) -> bool:
+    """Hand a message to its owner. Whatever it makes of it, at worst the owner's own pipeline is lost."""
+    try:
+        return owner(delivery, frames)
+    except Exception as error:
+        log.exception("a message could not be taken in")
+        failed = Failed(stage=ANY_STAGE, cause=f"{type(delivery.message).__name__}: {type(error).__name__}: {error}")
+        return owner(Delivery(message=failed), [])
 
 
 OnBroken = Callable[[], None]
@@ -209,8 +219,8 @@ class ProcessHost:
             except ForeignFrame:  # too large, which nobody of ours would send
                 continue
             except MalformedMessage as error:
-                delivery = Delivery(message=Failed(stage=-1, cause=str(error)))
-            return owner(delivery, frames)
+                delivery = Delivery(message=Failed(stage=ANY_STAGE, cause=str(error)))
+            return handed(owner, delivery, frames)
         self.refused += 1
         log.warning("refused a frame that belongs to no session of this engine")
         return False
@@ -331,6 +341,8 @@ class ProcessPipeline:
         self._patience = Patience(self.stages)
         self._rows: deque[int] = deque()
         """Of the batches in flight."""
+        self._submitted: deque[float] = deque()
+        """When these left."""
         self._start_by = [math.inf] * self.stages
         self._cut_off = ("", "")
         """A host that others do not reach, and the cause, should nobody report a better one for the loss."""
@@ -383,6 +395,7 @@ class ProcessPipeline:
 
     def submit(self, batch: Batch) -> None:
         self._rows.append(len(batch.rows))
+        self._submitted.append(self._host.now())
         self.tell(0, batch, self._end.sending(batch))
 
     def cancel(self, message: Cancel) -> None:
@@ -470,7 +483,12 @@ class ProcessPipeline:
     def _join(self) -> None:
         """All have started: make their addresses known to each other."""
         addresses = [self.started[index].address for index in range(self.stages)]
-        self._inboxes = [self._host.sockets.connect(address, self._session) for address in addresses]
+        try:
+            self._inboxes = [self._host.sockets.connect(address, self._session) for address in addresses]
+        except ConfigError as error:
+            raise PipelineLost(
+                f"{self._who(ANY_STAGE)} was lost: a stage says that it listens where it cannot: {error}"
+            ) from error
         for index, inbox in enumerate(self._inboxes):
             upstream, downstream = self._neighbours(index)
             inbox.send(encode(ConnectNeighbours(upstream=upstream, downstream=downstream), self._session))
@@ -537,7 +555,8 @@ class ProcessPipeline:
         elif isinstance(message, Result):
             self._hear(self.stages - 1)
             self._rows.popleft()
-            self._patience.computed(message.spans)
+            longest = self._host.now() - self._submitted.popleft()
+            self._patience.computed(message.spans, longest)
 
     def _by_our_clock(self, span: Span) -> Span:
         """What a stage says of itself; its moments, of another host's clock, are only roughly those of this one's."""

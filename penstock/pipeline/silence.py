@@ -70,12 +70,13 @@ class Patience:
         self._most_rows = 0
         """Of a batch that has come out."""
 
-    def computed(self, spans: Sequence[Span]) -> None:
-        """A batch has come out."""
+    def computed(self, spans: Sequence[Span], longest: float) -> None:
+        """A batch has come out, ``longest`` seconds after it was sent: no stage has computed it for longer."""
         for span in spans:
             self._most_rows = max(self._most_rows, span.rows)
             if 0 <= span.stage < len(self._slowest):
-                self._slowest[span.stage] = max(self._slowest[span.stage], span.end - span.start)
+                seconds = min(longest, span.end - span.start)
+                self._slowest[span.stage] = max(self._slowest[span.stage], seconds)
 
     def seconds(self, rows: int) -> list[float]:
         """By stage, while a batch of so many rows is on its way; of 0 where none is."""

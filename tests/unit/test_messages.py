@@ -53,7 +53,9 @@ word = st.integers(0, 2**63 - 1)
 index = st.integers(0, 2**31 - 1)
 number = st.floats(allow_nan=False, allow_infinity=False)
 logarithm = st.floats(max_value=0.0)
+moment = st.floats(0, 1e10)
 text = st.text(max_size=8)
+address = st.sampled_from(["tcp://127.0.0.1:7700", "tcp://[fe80::1%eth0]:1", "ipc:///tmp/a folder/inbox"])
 
 
 samplings = st.builds(Sampling, st.integers(0, 2**64 - 1), word, st.floats(0, 1e308), st.floats(0, 1, exclude_min=True))
@@ -78,7 +80,7 @@ def batches(draw: st.DrawFn) -> tuple[Batch, list[bytes]]:
         feature_nodes=draw(st.lists(word, min_size=count, max_size=count) | st.just([])),
         dtype=draw(st.sampled_from(["", *DTYPE_BYTES])),
         width=draw(st.integers(0, 9)),
-        spans=draw(st.lists(st.builds(Span, index, number, number, number, number, number, index), max_size=2)),
+        spans=draw(st.lists(st.builds(Span, index, moment, moment, moment, moment, moment, index), max_size=2)),
     )
     size = len(batch.alive) * batch.width * DTYPE_BYTES.get(batch.dtype, 0)
     return batch, [bytes(size)] if size else []
@@ -105,11 +107,11 @@ others: st.SearchStrategy[Message] = st.one_of(
     st.builds(ReserveDevice, seconds=st.floats(0, allow_infinity=False)),
     st.builds(DeviceReserved, stage=index, start=number, end=number),
     st.builds(Loading, stage=index, read=word, total=word),
-    st.builds(Started, stage=index, address=text, kv_bytes=word, weight_bytes=word),
+    st.builds(Started, stage=index, address=address, kv_bytes=word, weight_bytes=word),
     st.builds(PrepareGrammar, request=word, grammar=text),
     st.builds(GrammarPrepared, request=word),
     st.builds(ForgetGrammar, request=word),
-    st.builds(ConnectNeighbours, upstream=text, downstream=text),
+    st.builds(ConnectNeighbours, upstream=address, downstream=address),
     st.builds(Heartbeat, stage=index),
     st.just(HeartbeatAck()),
     st.builds(Failed, stage=st.integers(-1, 2**31 - 1), cause=text, details=text),
@@ -228,7 +230,8 @@ def simple(**fields: Any) -> Batch:
         (state(), [bytes(31)], "frame of 31 bytes, header announces 32"),
         (Stop(), [b"tail"], "header announces 0"),
         (Stop(), [b"", b""], "tensor frame"),
-        (simple(alive=[0, 1], dtype="float32", width=2**62), [bytes(8)], "header announces"),
+        (simple(alive=[0, 1], dtype="float32", width=2**31 - 1), [bytes(8)], "header announces"),
+        (simple(alive=[0, 1], dtype="float32", width=2**62), [bytes(8)], "width"),
     ],
 )
 def test_malformed(message: Message, tensors: list[bytes], complaint: str) -> None:
@@ -306,7 +309,7 @@ def guessed(node: Any = 1, token: Any = 2, score: Any = -1.0) -> Result:
 
 
 def started(**fields: Any) -> Started:
-    return Started(**{"stage": 0, "address": "", "kv_bytes": 1, "weight_bytes": 1, **fields})
+    return Started(**{"stage": 0, "address": "tcp://127.0.0.1:1", "kv_bytes": 1, "weight_bytes": 1, **fields})
 
 
 def spanned(place: int, value: Any) -> Result:
