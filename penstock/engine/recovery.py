@@ -216,7 +216,7 @@ class Recovery:
 
     def _advance(self, loop: Requests) -> None:
         if self._lost is not None and self._clock.now() >= self._latest:
-            self._give_up(loop, self._lost, "its replacement has not started")
+            self._give_up(loop, self._lost, self._too_late("its replacement has not started"))
         if self._attempt is None:
             if self._clock.now() < self.due:
                 return
@@ -244,8 +244,10 @@ class Recovery:
         if self._moving:  # now it is a loss
             self._moving, self._began_at = False, self._clock.now()
         again = self._clock.now() + delay(self._attempts)
-        if again > self._latest or isinstance(error, CheckpointChanged):
+        if isinstance(error, CheckpointChanged):
             self._give_up(loop, self._lost, str(error))
+        elif again > self._latest:
+            self._give_up(loop, self._lost, self._too_late(str(error)))
         if self.given_up is None:
             log.warning("the restart has failed: %s; trying again in %.0f s", error, delay(self._attempts))
         self.due = again
@@ -265,13 +267,16 @@ class Recovery:
 
     def _give_up(self, loop: Requests, lost: PipelineLost, problem: str) -> None:
         """End all requests with the error. Raises it where nothing is waited for any more."""
-        error = f"{lost}; no recovery within {self._timeout:.0f} s: {problem}"
+        error = f"{lost}; {problem}"
         if not (self.keeps_trying and self.parts.may_return):
             self.stop()
             raise PipelineError(error) from lost
         log.error("%s; no request is taken until hosts are back", error)
         self.given_up = error
         loop.lose_all()
+
+    def _too_late(self, problem: str) -> str:
+        return f"no recovery within {self._timeout:.0f} s: {problem}"
 
     def _count(self, loop: Requests, lost: PipelineLost) -> None:
         """Count the loss against the requests that ran, and against the stages. Raises it where it is one too many."""

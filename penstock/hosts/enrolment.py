@@ -132,6 +132,7 @@ def join(folder: Path, text: str, name: str) -> None:
     token = token_of(text)
     if (folder / keys.HOST).exists():
         raise ConfigError(f"keys: {folder} holds keys already, with which this host is a member; leave the token out")
+    keys.check_empty(folder)
     key = keys.new_key()
     try:
         told = asked_for_membership(token, pem(keys.request_of(key, name)))

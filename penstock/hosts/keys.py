@@ -26,6 +26,8 @@ HOST_DAYS: Final = 730
 EARLIER: Final = timedelta(days=1)
 """By which a certificate is valid before it was made: hosts' clocks differ."""
 
+ANEW: Final = "remove the folder and have this host join anew (`penstock keys add` where the cluster was made)"
+
 PrivateKey = ec.EllipticCurvePrivateKey
 
 
@@ -45,7 +47,29 @@ def link_security(folder: Path | None) -> LinkSecurity | None:
         if folder is None:
             return None
         raise ConfigError(f"keys: {folder} holds no keys of a host; `penstock keys` says how to get some")
+    check_own(place)
     return LinkSecurity(authority=str(place / AUTHORITY), certificate=str(place / HOST), key=str(place / HOST_KEY))
+
+
+def check_own(folder: Path) -> None:
+    """Raise ConfigError unless this host's certificate is one of the cluster's authority, and valid today.
+
+    Others would refuse it, and whoever shows it would hear of that as silence.
+    """
+    try:
+        own = x509.load_pem_x509_certificate((folder / HOST).read_bytes())
+        authority = x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes())
+        own.verify_directly_issued_by(authority)
+    except OSError as error:
+        raise ConfigError(f"keys: {error.filename}: {error.strerror}") from error
+    except (ValueError, TypeError, InvalidSignature) as error:
+        problem = f"keys: {folder / HOST} is no certificate of the authority in {folder / AUTHORITY}; {ANEW}"
+        raise ConfigError(problem) from error
+    now = datetime.now(UTC)
+    for file, one in ((AUTHORITY, authority), (HOST, own)):
+        if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
+            dates = f"from {one.not_valid_before_utc:%Y-%m-%d} to {one.not_valid_after_utc:%Y-%m-%d}"
+            raise ConfigError(f"keys: {folder / file} is valid {dates}, and today is {now:%Y-%m-%d}; {ANEW}")
 
 
 def security_for(keys: str | None, insecure: bool) -> LinkSecurity | None:
@@ -91,6 +115,12 @@ def sign(folder: Path, request: bytes) -> tuple[bytes, bytes]:
     except (ValueError, InvalidSignature) as error:
         raise ConfigError("keys: what asks for a certificate is no request for one") from error
     return pem, signed(asked, x509.load_pem_x509_certificate(pem), key)
+
+
+def check_empty(folder: Path) -> None:
+    """Raise ConfigError where a part of a host's keys is: nothing there is written over."""
+    if left := [name for name in (HOST_KEY, AUTHORITY, AUTHORITY_KEY) if (folder / name).exists()]:
+        raise ConfigError(f"keys: {folder} holds {left[0]} without {HOST}; remove the folder, then use the token")
 
 
 def keep(folder: Path, key: PrivateKey, authority: bytes, own: bytes) -> None:

@@ -21,6 +21,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -28,16 +29,21 @@ import socket
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from penstock.files import CONFIG_FILE
 from penstock.pipeline.loss import EngineUnreached
 from penstock.pipeline.plan import StageSpec
 
 PRELOADED: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 COMMANDS: Final = 0
 """The descriptor of the socket."""
+MOST_CONFIG: Final = 1 << 20
+"""Bytes of a configuration that is looked at before forking."""
+MODEL_TYPE: Final = re.compile(r"[a-z0-9_-]{1,64}")
 MOST_CAUSE: Final = 500
 """Characters, which JSON makes six bytes each of at most: a pipe takes 4096 bytes at once, or in parts."""
 UNREACHED: Final = 3
@@ -147,12 +153,21 @@ def cause_of(code: int) -> str:
 
 
 def preload_architecture(model: str) -> None:
-    """Import the model's own module once, before forking. A bad checkpoint fails in the stage, which reports it."""
-    with contextlib.suppress(Exception):
-        from penstock.models.checkpoint import open_checkpoint
-        from penstock.models.gate import model_class
+    """Import the model's own module once, before forking.
 
-        model_class(open_checkpoint(model).config)
+    Nothing of a checkpoint is looked at but the name of its architecture: this process serves every engine of the host,
+    and a checkpoint may come from anybody. A bad one fails in the stage, which reports it.
+    """
+    with contextlib.suppress(Exception):
+        from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+        config = Path(model) / CONFIG_FILE
+        if config.is_file() and config.stat().st_size < MOST_CONFIG:
+            stated = json.loads(config.read_bytes())
+            kind = stated.get("text_config", stated)["model_type"]
+            if MODEL_TYPE.fullmatch(kind):
+                module = model_type_to_module_name(kind)
+                importlib.import_module(f"transformers.models.{module}.modeling_{module}")
 
 
 # ------------------------------------------------------------------------------------------------------- in a stage

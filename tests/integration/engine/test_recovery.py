@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from penstock import LLM, AsyncLLM, SamplingParams
+from penstock import LLM, AsyncLLM, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
 from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.forkserver import shared_fork_server
@@ -146,6 +147,24 @@ def test_what_lives_keeps_its_process_and_its_weights(
         assert after[:-1] == before[:-1]
         assert after[-1] not in before
         llm.loop.audit()
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_checkpoint_that_has_changed_is_not_loaded_again(
+    target: Path, draft: Path, tmp_path: Path, expected: dict[float, list[list[int]]], drafts: bool
+) -> None:
+    """A stage that is started again would compute with other weights than its neighbours, or the drafter's."""
+    own = Path(shutil.copytree(target, tmp_path / "target"))
+    drafting = Path(shutil.copytree(draft, tmp_path / "draft"))
+    config = {"method": "draft_model", "model": str(drafting)} if drafts else None
+    with start(own, speculative_config=config) as llm:
+        assert tokens(llm, SAMPLED) == expected[0.8]
+        changed = (drafting if drafts else own) / "model.safetensors"
+        changed.with_suffix(".new").write_bytes(bytes(changed.stat().st_size))
+        changed.with_suffix(".new").replace(changed)
+        with llm.observing(Attack(-1, [7], psutil.Process.kill)), pytest.raises(PipelineError) as raised:
+            tokens(llm, SAMPLED)
+        assert f"{changed} has changed since the engine started; start it again" in str(raised.value)
 
 
 def test_a_stage_that_does_not_answer_is_given_up(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from penstock.messages import (
     PROTOCOL,
     Batch,
     Failed,
+    HeartbeatAck,
     Loading,
     Message,
     Opened,
@@ -36,6 +38,7 @@ from penstock.messages import (
     Started,
     Stop,
     encode,
+    opening,
 )
 from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.forkserver import shared_fork_server
@@ -43,6 +46,7 @@ from penstock.pipeline.processes import ProcessPipeline
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
 from tests import speculators
+from tests.hostile import example, fits, kinds_of, odd_structs
 from tests.links import KINDS, host_of
 from tests.processes import descendants
 from tests.serving import until
@@ -50,6 +54,7 @@ from tests.serving import until
 pytestmark = pytest.mark.processes
 
 PROMPT = {"prompt_token_ids": [40, 50, 60, 70]}
+NOWHERE = "tcp://127.0.0.1:1"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=490, ignore_eos=True)
 
@@ -313,7 +318,10 @@ def test_a_malformed_message_to_a_stage_ends_the_pipeline_with_its_name(
     [
         (Result(stream=7777), "stage 1 .*result 7777 arrived where"),
         (Result(stream=0), "stage 1 .*result 0 arrived where"),
-        (Started(stage=99, address="", kv_bytes=0, weight_bytes=0), "pipeline of 2 stages .*unexpected Started"),
+        (
+            Started(stage=99, address="tcp://127.0.0.1:1", kv_bytes=0, weight_bytes=0),
+            "pipeline of 2 stages .*unexpected Started",
+        ),
         (Loading(stage=0, read=1, total=2), "pipeline of 2 stages .*unexpected Loading"),
         (Stop(), "pipeline of 2 stages .*unexpected Stop"),
         (Failed(stage=99, cause="made up"), "pipeline of 2 stages was lost: made up"),
@@ -325,6 +333,24 @@ def test_a_malformed_message_to_the_engine_ends_the_pipeline(target: Path, messa
         tell_engine(llm, encode(message, pipeline_of(llm)._session))
         with pytest.raises(PipelineError, match=complaint):
             llm.generate(PROMPT, ENDLESS)
+
+
+def test_whatever_a_stage_says_its_engine_goes_on_with_the_same_tokens(target: Path) -> None:
+    """Each message as nobody would send it, some beyond their bounds: a loss at most, which is recovered from."""
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
+    kinds = [kind for kind in kinds_of(Message) if kind.cls is not HeartbeatAck]
+    rng = random.Random(7)
+    with start(target, 2, recovery_timeout=60.0) as llm:
+        (expected,) = llm.generate(PROMPT, params)
+        for kind in kinds:
+            values = [example(kind), *odd_structs(kind)]
+            fitting = [value for value in values if fits(kind, value)]
+            for value in (rng.choice(values), rng.choice(fitting)):
+                header = opening(pipeline_of(llm)._session) + msgspec.msgpack.encode(value)
+                tell_engine(llm, header)
+                (same,) = llm.generate(PROMPT, params)
+                assert same.outputs[0].token_ids == expected.outputs[0].token_ids, value
+        llm.loop.audit()
 
 
 def test_a_result_of_another_node_ends_the_pipeline(target: Path) -> None:

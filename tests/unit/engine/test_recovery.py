@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core import FinishReason, PipelineError, PipelineLost
+from penstock.core import CheckpointChanged, FinishReason, PipelineError, PipelineLost
 from penstock.drafters.base import Drafter
 from penstock.drafters.ngram import NgramDrafter
 from penstock.engine.loop import EngineLoop, Observer
@@ -62,7 +62,8 @@ class Stages:
 
     apart: frozenset[int] = frozenset()
 
-    def __init__(self, takes: float = 2.0, failures: int = 0) -> None:
+    def __init__(self, takes: float = 2.0, failures: int = 0, failure: Exception | None = None) -> None:
+        self.failure = PipelineError("no memory") if failure is None else failure
         self.clock = VirtualClock()
         self.pool = SlotPool(60, 0)
         self.drafter: Drafter | None = None
@@ -99,7 +100,7 @@ class Stages:
             self.starting = False
         if self.failures:
             self.failures -= 1
-            raise PipelineError("no memory")
+            raise self.failure
         self.pipeline = self._new()
 
     def add(self, number: int = 0, tokens: int = 12) -> Request:
@@ -182,6 +183,38 @@ def test_a_recovery_that_takes_too_long_ends_with_the_loss(takes: float, failure
     assert not stages.starting
     with pytest.raises(PipelineError, match="takes no more requests"):
         stages.add(1)
+
+
+@pytest.mark.parametrize("failure", [KeyError("a host"), OSError(2, "no such file"), RuntimeError("a fault of ours")])
+def test_whatever_fails_while_stages_start_is_tried_again(failure: Exception) -> None:
+    stages = Stages(takes=1.0, failures=2, failure=failure)
+    request = stages.add()
+    stages.break_after(3)
+    stages.run()
+    assert len(stages.started) == 3
+    assert tokens_of(request) == expected()
+
+
+def test_a_checkpoint_that_has_changed_is_given_up_at_once() -> None:
+    stages = Stages(takes=1.0, failures=1000, failure=CheckpointChanged("model: w has changed"))
+    request = stages.add()
+    stages.break_after(3)
+    with pytest.raises(PipelineError, match="a stage was lost: by chance; model: w has changed"):
+        stages.run()
+    assert len(stages.started) == 1
+    assert request.finished is FinishReason.ERROR
+
+
+@pytest.mark.parametrize("failure", [KeyError("its address"), PipelineError("it is gone again")])
+def test_a_loss_amid_a_move_is_a_loss_like_any_other(failure: Exception) -> None:
+    """The host that stages move to is gone again: they start where they can, and nothing is given up."""
+    stages = Stages(failures=2, failure=failure)
+    stages.out_of_place = True
+    request = stages.add(0)
+    stages.run()
+    assert tokens_of(request) == expected()
+    assert len(stages.started) == 3
+    assert stages.recovery.given_up is None
 
 
 def test_where_hosts_may_return_requests_end_with_the_loss_and_the_engine_does_not() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 from penstock.core import ConfigError
 from penstock.hosts import enrolment
 from penstock.hosts.enrolment import Enrolment, Token, join, token_of
-from penstock.hosts.keys import AUTHORITY_KEY, HOST, HOST_KEY, link_security, make_cluster
+from penstock.hosts.keys import AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY, link_security, make_cluster
 from penstock.hosts.workers import run_worker
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
@@ -133,6 +136,54 @@ def test_keys_are_not_written_over(first: Path) -> None:
     with pytest.raises(ConfigError, match="holds keys already"):
         join(first, str(Token("127.0.0.1:1", b"0" * 16, b"0" * 16)), "again")
     assert (first / HOST).read_bytes() == before
+
+
+@pytest.mark.parametrize("left", [HOST_KEY, AUTHORITY])
+def test_a_part_of_keys_spends_no_token(first: Path, tmp_path: Path, left: str) -> None:
+    second = tmp_path / "second"
+    second.mkdir()
+    (second / left).write_bytes((first / left).read_bytes())
+    with ThreadPoolExecutor(1) as apart:
+        made, served = serving(apart, first)
+        with made:
+            with pytest.raises(ConfigError, match=f"holds {left} without host.pem; remove the folder, then use the"):
+                join(second, str(made.token), "second")
+            (second / left).unlink()
+            join(second, str(made.token), "second")
+            assert served.result()
+
+
+def changed_dates(folder: Path, days: tuple[int, int]) -> None:
+    """This host's certificate, signed by the same authority, valid from so many days from now to so many."""
+    authority = x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes())
+    signing = serialization.load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), None)
+    own = serialization.load_pem_private_key((folder / HOST_KEY).read_bytes(), None)
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(authority.subject)
+        .issuer_name(authority.subject)
+        .public_key(own.public_key())
+        .serial_number(1)
+        .not_valid_before(now + timedelta(days=days[0]))
+        .not_valid_after(now + timedelta(days=days[1]))
+        .sign(signing, hashes.SHA256())  # type: ignore[arg-type]
+    )
+    (folder / HOST).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+
+@pytest.mark.parametrize("days", [(-9, -1), (1, 9)])
+def test_a_certificate_of_another_day_is_named(first: Path, days: tuple[int, int]) -> None:
+    changed_dates(first, days)
+    with pytest.raises(ConfigError, match=r"host\.pem is valid from .* to .*, and today is .*; remove the folder and"):
+        link_security(first)
+
+
+def test_a_certificate_of_another_cluster_is_named(first: Path, tmp_path: Path) -> None:
+    make_cluster(tmp_path / "other", "other")
+    (first / AUTHORITY).write_bytes((tmp_path / "other" / AUTHORITY).read_bytes())
+    with pytest.raises(ConfigError, match=r"host\.pem is no certificate of the authority in .*authority\.pem; remove"):
+        link_security(first)
 
 
 def test_only_where_a_cluster_was_made_hosts_are_added(first: Path, tmp_path: Path) -> None:

@@ -36,19 +36,25 @@ def test_a_stage_may_be_silent_for_five_of_its_slowest_batches() -> None:
     patience = Patience(2)
     assert patience.seconds(0) == [LEAST_PATIENCE] * 2
     assert patience.seconds(1) == [FIRST_PATIENCE] * 2
-    patience.computed([computed(0.5, 8), computed(6.0, 8, stage=1)])
-    patience.computed([computed(0.1, 1), computed(2.0, 1, stage=1)])
+    patience.computed([computed(0.5, 8), computed(6.0, 8, stage=1)], 9.0)
+    patience.computed([computed(0.1, 1), computed(2.0, 1, stage=1)], 9.0)
     assert patience.seconds(8) == [LEAST_PATIENCE, 30.0]
     assert patience.seconds(0) == [LEAST_PATIENCE] * 2, "an idle stage has nothing to compute"
 
 
 def test_more_rows_than_ever_may_take_longer_by_as_much() -> None:
     patience = Patience(1)
-    patience.computed([computed(4.0, 8)])
+    patience.computed([computed(4.0, 8)], 9.0)
     assert patience.seconds(16) == [40.0]
 
 
 def test_a_span_of_a_stage_that_there_is_not_says_nothing() -> None:
     patience = Patience(1)
-    patience.computed([computed(99.0, 4, stage=7)])
+    patience.computed([computed(99.0, 4, stage=7)], 100.0)
     assert patience.seconds(4) == [LEAST_PATIENCE]
+
+
+def test_a_stage_that_says_it_took_longer_than_it_can_have_is_not_waited_for() -> None:
+    patience = Patience(1)
+    patience.computed([computed(1e9, 4)], 4.0)
+    assert patience.seconds(4) == [20.0]
