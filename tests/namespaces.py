@@ -73,6 +73,11 @@ class Namespace:
             "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "16kb", "limit", "4mb"
         )
 
+    def receive_at(self, rate: str) -> None:
+        """Let no more come to the host in a second ("20mbit")."""
+        qdisc = ("root", "tbf", "rate", rate, "burst", "16kb", "limit", "1mb")
+        subprocess.run(["tc", "qdisc", "replace", "dev", self._cable, *qdisc], check=True)
+
     def unlimited(self) -> None:
         self.inside("tc", "qdisc", "del", "dev", "eth0", "root")
 
