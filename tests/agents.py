@@ -19,7 +19,7 @@ from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.plan import StagePlan, StageSpec
 from penstock.transport.security import LinkSecurity
 
-SOON: Final = 20.0
+SOON: Final = 60.0
 _folder = tempfile.TemporaryDirectory(prefix="penstock-tests-")
 CHECKPOINT: Final = Path(_folder.name)
 """As much of one as agents look at, of one layer without weights."""

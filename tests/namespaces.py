@@ -78,6 +78,9 @@ class Namespace:
         qdisc = ("root", "tbf", "rate", rate, "burst", "16kb", "limit", "1mb")
         subprocess.run(["tc", "qdisc", "replace", "dev", self._cable, *qdisc], check=True)
 
+    def receives_unlimited(self) -> None:
+        subprocess.run(["tc", "qdisc", "del", "dev", self._cable, "root"], check=True)
+
     def unlimited(self) -> None:
         self.inside("tc", "qdisc", "del", "dev", "eth0", "root")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,51 @@ def test_a_host_without_the_checkpoint_is_sent_its_layers(
     assert held_bytes(copy) < sum(file.stat().st_size for file in wide.iterdir())
 
 
+def test_a_host_that_returns_with_nothing_changes_no_token(
+    wide: Path, hosts: list[Namespace], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies amid answers, its cache is lost, and it dies once more while it is sent its layers over 8 Mbit/s.
+
+    It has its stage again once it holds its layers, and answers go on meanwhile.
+    """
+    monkeypatch.setattr("penstock.hosts.remote.TRY_AGAIN_S", 0.5)
+    caches = [tmp_path / str(number) for number in range(2)]
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(wide)]
+
+    def begun(number: int) -> Worker:
+        options = ("--keys", str(keys), "--cache", str(caches[number]))
+        return Worker(f"{hosts[number].address}:7702", *options, before=[*hosts[number].before, *hidden])
+
+    def returned(before: Worker) -> Worker:
+        before.close()
+        shutil.rmtree(caches[1])
+        return begun(1)
+
+    with LLM(wide, max_model_len=256) as llm:
+        (plain,) = llm.generate("x", SAMPLED)
+    with closing(begun(0)) as steady, ExitStack() as there:
+        worker = begun(1)
+        there.callback(lambda: worker.close())
+        hosts[1].receive_at("8mbit")
+        there.callback(hosts[1].receives_unlimited)
+        names = f"{steady.host},{worker.host}"
+        llm = there.enter_context(LLM(wide, max_model_len=256, hosts=names, keys=str(keys)))
+
+        def same() -> bool:
+            return llm.generate("x", SAMPLED)[0].outputs[0].token_ids == plain.outputs[0].token_ids
+
+        with llm.observing(KillAfter(worker, results=7)):
+            assert same()
+        worker = returned(worker)
+        soon(lambda: same() and worker.host in llm.host.fleet.searching)
+        worker.kill()
+        worker = returned(worker)
+        soon(lambda: same() and bool(worker.stages()))
+        assert same()
+        assert len(steady.stages()) == 1
+        llm.loop.audit()
+
+
 def test_the_doctor_names_a_slow_link(
     hosts: list[Namespace], workers: list[Worker], keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +182,18 @@ def test_a_cut_link_leaves_nothing_and_the_host_comes_back(
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert fleet.living[workers[1].host].incarnation == before.incarnation
+
+
+class KillAfter(Observer):
+    """Kills a worker once so many results have come."""
+
+    def __init__(self, worker: Worker, results: int) -> None:
+        self.worker, self.left = worker, results
+
+    def arrived(self, *told: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.worker.kill()
 
 
 class CutAfter(Observer):
