@@ -41,6 +41,8 @@ from penstock.pipeline.plan import StageSpec
 PRELOADED: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 COMMANDS: Final = 0
 """The descriptor of the socket."""
+GOES_FIRST: Final = "500"
+"""Of 1000: added to the share of memory, in thousandths, by which Linux chooses what to end."""
 MOST_CONFIG: Final = 1 << 20
 """Bytes of a configuration that is looked at before forking."""
 MODEL_TYPE: Final = re.compile(r"[a-z0-9_-]{1,64}")
@@ -181,6 +183,7 @@ def become_stage(spec: StageSpec, engine: socket.socket, lifeline: int, folder: 
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.Thread(target=leave_with, args=(lifeline, folder), daemon=True).start()
         introduce(spec, engine)
+        go_first()
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(2, 1)
@@ -209,6 +212,12 @@ def introduce(spec: StageSpec, engine: socket.socket) -> None:
     socket.send_fds(engine, [json.dumps(told).encode() + b"\n"], descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def go_first() -> None:
+    """Have the system end this process before the agent and the stages' server where memory runs out."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(GOES_FIRST)
 
 
 def leave_with(lifeline: int, folder: str) -> None:

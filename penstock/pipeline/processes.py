@@ -65,6 +65,9 @@ START_TIMEOUT = 600.0
 """Seconds that stages may take to load their layers."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
+MOST_FAULTS = 2
+FAULTS_WITHIN_S = 600.0
+"""A host whose stages have failed so often in so many seconds is taken for broken."""
 ANY_STAGE = -1
 """One of a pipeline's, nobody knows which."""
 EXIT_LOOK_EVERY = 0.05
@@ -131,6 +134,8 @@ class ProcessHost:
         """Those of them that are in no pipeline."""
         self._on_broken: dict[str, OnBroken] = {}
         self._on_listened: dict[str, Callable[[float], bool]] = {}
+        self._faults: dict[str, deque[float]] = {}
+        """By other hosts, when stages there have failed lately."""
         self.stage_timeout = stage_timeout
         self._listening = Listening(self.now())
 
@@ -145,6 +150,17 @@ class ProcessHost:
         """Have another host be lost, as a plan names it: this one reaches it, but others do not."""
         assert self._elsewhere is not None
         self._elsewhere.cut_off(host, cause)
+
+    def note_fault(self, host: str, cause: str) -> None:
+        """A stage on another host, as a plan names it, has failed by itself: once more, and the host is to be lost.
+
+        Stages then start elsewhere, if they can: neither a broken device nor a member that lies ends the engine.
+        """
+        faults = self._faults.setdefault(host, deque(maxlen=MOST_FAULTS))
+        faults.append(self.now())
+        if len(faults) == MOST_FAULTS and faults[0] >= self.now() - FAULTS_WITHIN_S:
+            faults.clear()
+            self.cut_off(host, f"stages there have failed {MOST_FAULTS} times: {cause}")
 
     def _open_inbox(self) -> Inbox:
         inbox = self.sockets.inbox(self.bind_address("engine"))
@@ -619,6 +635,8 @@ class ProcessPipeline:
         error = PipelineLost(f"{self._who(stage)} was lost: {cause}")
         if details:
             error.add_note(details)
+        if source is Source.STAGE and not self.lost and 0 <= stage < self.stages and self._plans[stage].host:
+            self._host.note_fault(self._plans[stage].host, cause)
         self._loss.report(source, error, self._host.now())
 
     def _who(self, stage: int) -> str:

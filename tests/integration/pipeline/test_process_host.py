@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from penstock import LLM
 from penstock.messages import Loading, Started
+from penstock.pipeline.launching import Elsewhere
 from penstock.pipeline.processes import ProcessHost
 
 pytestmark = pytest.mark.processes
@@ -41,6 +43,19 @@ def test_a_wake_never_blocks_and_never_fails(host: ProcessHost) -> None:
     host.wait(None)
     host.close()
     host.wake()
+
+
+def test_a_host_whose_stages_fail_twice_is_cut_off() -> None:
+    lost: list[tuple[str, str]] = []
+    elsewhere = Elsewhere({}, "127.0.0.1", lambda host, cause: lost.append((host, cause)), private_network=True)
+    with closing(ProcessHost("tcp", elsewhere=elsewhere)) as made:
+        made.note_fault("a", "no memory")
+        made.note_fault("b", "no memory")
+        assert lost == []
+        made.note_fault("a", "not finite")
+        assert lost == [("a", "stages there have failed 2 times: not finite")]
+        made.note_fault("a", "not finite")
+        assert len(lost) == 1
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
