@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 
+from benchmarks.load.killing.workers import HIDDEN
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
 from penstock.engine.loop import Observer
@@ -187,7 +189,22 @@ def head_dies(cluster: Cluster, cut: bool) -> dict[str, Any]:
     return {"gone_s": round(after, 2), "stages": len(stages), "problems": problems}
 
 
-def cycles(cluster: Cluster) -> dict[str, Any]:
+def emptied(cluster: Cluster) -> dict[str, Any]:
+    """The same with workers that are sent their layers, at first and whenever they are back."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = [Path(folder) / str(number) for number in range(len(cluster.workers))]
+        for number, worker in enumerate(cluster.workers):
+            worker.close()
+            cluster.workers[number] = worker_on(cluster.hosts[number], cluster.keys, caches[number])
+        try:
+            return cycles(cluster, caches)
+        finally:
+            for number, worker in enumerate(cluster.workers):
+                worker.close()
+                cluster.workers[number] = worker_on(cluster.hosts[number], cluster.keys)
+
+
+def cycles(cluster: Cluster, caches: Sequence[Path] = ()) -> dict[str, Any]:
     """A host's agent is killed amid answers and returns, again and again; none is left alone for ten minutes here."""
     remote.LOSSES_WITHIN_S = 1.0  # type: ignore[misc]
     workers, own, problems = list(cluster.workers), psutil.Process(), []
@@ -201,7 +218,9 @@ def cycles(cluster: Cluster) -> dict[str, Any]:
                     problems.append(f"cycle {cycle}: other tokens")
             llm.loop.audit()
             workers[victim].close()
-            workers[victim] = worker_on(cluster.hosts[victim], cluster.keys)
+            if caches:
+                shutil.rmtree(caches[victim])
+            workers[victim] = worker_on(cluster.hosts[victim], cluster.keys, caches[victim] if caches else None)
             there_again(llm, workers[victim].host)
             held.append((own.memory_info().rss >> 20, own.num_fds()))
         recovery = llm.loop.recovery
@@ -275,8 +294,8 @@ def wrong_words(rng: random.Random) -> list[bytes]:
             control.Beat(sent=rng.random()),
             control.Attach(head="tcp://127.0.0.1:1", host="x"),
             control.KillStage(process="p"),
-            control.WantPiece(path="/etc/passwd", file="passwd", start=0, end=1 << 20),
-            control.FindCheckpoint(path="/etc", digest="0" * 64, is_folder=True, layers=[(0, 1)], files=[]),
+            control.WantPiece(number=1, file="passwd", piece=0),
+            control.FindCheckpoint(number=1, path="/etc", digest="0" * 64, is_folder=True, layers=[(0, 1)], files=[]),
         ]
     )
     whole = bytearray(control.encode(said, rng.randbytes(16).hex()))
@@ -304,13 +323,17 @@ SCENARIOS: Final[dict[str, Callable[[Cluster], dict[str, Any]]]] = {
     "head": lambda cluster: head_dies(cluster, cut=False),
     "head-cut": lambda cluster: head_dies(cluster, cut=True),
     "cycles": cycles,
+    "emptied": emptied,
     "fuzz": fuzz,
     "slow": slow_link,
 }
 
 
-def worker_on(host: Namespace, keys: str) -> Worker:
-    return Worker(f"{host.address}:7700", "--keys", keys, before=host.before)
+def worker_on(host: Namespace, keys: str, cache: Path | None = None) -> Worker:
+    """One that finds the checkpoint where the head has it or, with a ``cache``, is sent its layers into that."""
+    if cache is None:
+        return Worker(f"{host.address}:7700", "--keys", keys, before=host.before)
+    return Worker(f"{host.address}:7700", "--keys", keys, "--cache", str(cache), before=[*host.before, *HIDDEN])
 
 
 @contextmanager

@@ -61,8 +61,10 @@ from penstock.transport.sockets import Sockets
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT = 600.0
-"""Seconds that stages may take to load their layers."""
+START_TIMEOUT = 300.0
+"""Seconds that a stage may take to start without having read more of its layers."""
+PROGRESS = 0.001
+"""The share of its layers that a stage has to have read more to be given as much time again."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
 MOST_FAULTS = 2
@@ -360,6 +362,8 @@ class ProcessPipeline:
         self._submitted: deque[float] = deque()
         """When these left."""
         self._start_by = [math.inf] * self.stages
+        self._read = [0] * self.stages
+        """Bytes of its layers that each stage has read when it was last given time for it."""
         self._cut_off = ("", "")
         """A host that others do not reach, and the cause, should nobody report a better one for the loss."""
         host.register(self._session, self._on_message, self._on_broken, self._on_listened)
@@ -535,6 +539,7 @@ class ProcessPipeline:
             self._inboxes[message.stage].send(encode(HeartbeatAck(), self._session))
             return False
         if isinstance(message, Loading) and len(self.started) < self.stages and message.stage < self.stages:
+            self._give_time(message)
             self._tell_loading(message)
             return False
         if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
@@ -550,6 +555,12 @@ class ProcessPipeline:
         else:
             self._take_in(message, delivery.arrives_by(self._host.now()))
         return True
+
+    def _give_time(self, message: Loading) -> None:
+        """A stage has read more of its layers: it may take as long again. Words alone give it nothing."""
+        if message.read >= self._read[message.stage] + max(1, PROGRESS * message.total):
+            self._read[message.stage] = message.read
+            self._start_by[message.stage] = self._host.now() + START_TIMEOUT
 
     def _tell_loading(self, message: Loading | Started) -> None:
         if self._host.on_loading is not None:

@@ -16,7 +16,10 @@ SERVER: Final = "fork server"
 SERVER_CHANCE: Final = 0.15
 """That it is a fork server's turn: another one takes seconds to start."""
 AGENT: Final = "agent"
+EMPTIED: Final = "agent, its cache removed"
 AGENT_CHANCE: Final = 0.3
+EMPTY_CHANCE: Final = 0.5
+"""That an agent comes back with nothing."""
 GONE_S: Final = 10.0
 """Seconds after an engine's end within which nothing of it is left on any host."""
 
@@ -64,8 +67,9 @@ class Elsewhere:
         worker = rng.choice(used or self._workers)
         server, stages = worker.server, worker.stages
         if chance < AGENT_CHANCE or server is None or not stages:
-            worker.start_again()
-            return AGENT
+            empty = rng.random() < EMPTY_CHANCE
+            worker.start_again(empty)
+            return EMPTIED if empty else AGENT
         kind = SERVER if chance < AGENT_CHANCE + SERVER_CHANCE else "stage on a worker"
         with suppress(psutil.NoSuchProcess):
             (server if kind == SERVER else rng.choice(stages)).kill()

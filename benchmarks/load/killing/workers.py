@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -12,25 +13,40 @@ from typing import Final
 
 import psutil
 
+from penstock.engine.options import model_folder
 from penstock.hosts.keys import make_cluster
 
+HIDDEN: Final = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount -t tmpfs none "$0"; exec "$@"',
+    model_folder("demo", "target"),
+)
+"""Put before a command: it then finds no checkpoint where the head has it."""
 PORT: Final = 17700
 START_S: Final = 60.0
 LOOK_S: Final = 0.05
 
 
 class KilledWorker:
-    """A worker, and all that it has ever started. ``host`` is what `--hosts` calls it."""
+    """A worker, and all that it has ever started. ``host`` is what `--hosts` calls it.
 
-    def __init__(self, host: str, keys: Path) -> None:
+    It has no checkpoint of its own: an empty file system lies over the one that comes with the package.
+    """
+
+    def __init__(self, host: str, keys: Path, cache: Path) -> None:
         self.host = host
         self.keys = keys
+        self.cache = cache
         self.ever: set[psutil.Process] = set()
         """Its processes, those of its former lives included, as far as they were looked at."""
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "penstock.cli", "worker", "--listen", self.host, "--keys", str(self.keys)]
+        own = ["--listen", self.host, "--keys", str(self.keys), "--cache", str(self.cache)]
+        command = [*HIDDEN, sys.executable, "-m", "penstock.cli", "worker", *own]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     @property
@@ -58,11 +74,13 @@ class KilledWorker:
         with suppress(psutil.NoSuchProcess):
             self.ever |= {self.agent, *self.agent.children(recursive=True)}
 
-    def start_again(self) -> None:
-        """Kill the agent, and have another one listen at the same place."""
+    def start_again(self, empty: bool) -> None:
+        """Kill the agent, and have another one listen at the same place, perhaps with an empty cache."""
         self.remember()
         self._process.kill()
         self._process.wait()
+        if empty:
+            shutil.rmtree(self.cache, ignore_errors=True)
         self._start()
 
     def left(self, seconds: float) -> list[psutil.Process]:
@@ -89,7 +107,7 @@ def living(server: psutil.Process) -> list[psutil.Process]:
 def workers(count: int, folder: Path) -> Iterator[list[KilledWorker]]:
     keys = folder / "keys"
     make_cluster(keys, "chaos")
-    found = [KilledWorker(f"127.0.0.{2 + i}:{PORT}", keys) for i in range(count)]
+    found = [KilledWorker(f"127.0.0.{2 + i}:{PORT}", keys, folder / f"cache-{i}") for i in range(count)]
     try:
         yield found
     finally:
