@@ -71,7 +71,20 @@ def load_module(
     target = _checked_device(device)
     model = _load(checkpoint, first, last, on_read, dtype=torch_format, attn_implementation=ATTENTION)
     _drop_foreign(model, checkpoint, first, last)
+    if checkpoint.source.is_dir() and target.type == "cpu":
+        hold_in_memory(model)
     return model.to(target).requires_grad_(False)
+
+
+def hold_in_memory(model: Any) -> None:
+    """Copy the weights, which safetensors only maps: who writes into the file would change them as they are used.
+
+    Tied ones stay one.
+    """
+    copies: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.is_meta and (place := tensor.data_ptr()):
+            tensor.data = copies.setdefault(place, tensor.data if place in copies else tensor.data.clone())
 
 
 def load_whole(checkpoint: Checkpoint, dtype: str) -> Any:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.core import ConfigError
+from penstock.dtypes import torch_dtype
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.loader import ForeignLayer, load_module
 from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
@@ -54,6 +55,22 @@ def test_tied_checkpoint_that_stores_the_head_only(tmp_path: Path) -> None:
     rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
     first, last = load(folder, 0, 2), load(folder, 2, LAYERS)
     torch.testing.assert_close(last.lm_head.weight, first.model.embed_tokens.weight, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_stay_what_they_were_when_somebody_writes_into_their_file(
+    tmp_path: Path, dtype: str, tied: bool
+) -> None:
+    """In every format: with the file's own, nothing has to be converted, and nothing may stay a mapping of the file."""
+    folder = make_checkpoint(tmp_path, tie_word_embeddings=tied)
+    rewrite(folder, lambda tensors: tensors.update({name: one.to(torch_dtype(dtype)) for name, one in tensors.items()}))
+    module = load(folder, 0, LAYERS, dtype)
+    assert (module.lm_head.weight.data_ptr() == module.model.embed_tokens.weight.data_ptr()) == tied
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with (folder / SINGLE_FILE).open("r+b") as file:
+        file.write(bytes((folder / SINGLE_FILE).stat().st_size))
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
 def test_only_the_shards_of_own_layers_are_opened(tmp_path: Path) -> None:
