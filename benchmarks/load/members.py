@@ -204,7 +204,7 @@ def asked(inbox: Any) -> tuple[control.Attach, str]:
 
 def in_a_session(cluster: Cluster, count: int, rng: random.Random, drafter: bool) -> dict[str, Any]:
     """To the stages of the engine, or to its drafter, and from them to the engine, in the name of their session."""
-    noise = Noise(messages.Message, rng)
+    noise, opened = Noise(messages.Message, rng), list[Any]()
     with Sockets(security_for(cluster.keys, insecure=False)) as sockets:
 
         def burst(llm: Any, number: int) -> None:
@@ -213,10 +213,11 @@ def in_a_session(cluster: Cluster, count: int, rng: random.Random, drafter: bool
             if pipeline is None:
                 return
             addresses = [*(one.address for one in pipeline.started.values()), llm.host.inbox.address]
-            outbox = sockets.connect(addresses[number % len(addresses)], pipeline._session)
+            while opened:  # the burst before has been read meanwhile, or its session has ended
+                sockets.disconnect(opened.pop())
+            opened.append(sockets.connect(addresses[number % len(addresses)], pipeline._session))
             for one in noise.burst(count):
-                outbox.send(messages.opening(pipeline._session) + one)
-            outbox.close(HEARD_S)
+                opened[0].send(messages.opening(pipeline._session) + one)
 
         bursts = BURSTS["drafter" if drafter else "stage"]
         if not drafter:

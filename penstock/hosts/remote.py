@@ -32,6 +32,8 @@ TRY_AGAIN_S: Final = 3.0
 """Seconds after which a host that was lost is asked again: twice as long after the second loss."""
 MOST_LOSSES: Final = 3
 STALLED: Final = f"it has not come nearer to holding its layers for {ANSWER_S:.0f} s"
+RETRY_S: Final = 20.0
+"""Seconds after which a host is asked again that could not get hold of its layers."""
 BEATS_KEPT: Final = 64
 LOSSES_WITHIN_S: Final = 600.0
 """A host that is lost so often in so many seconds is left alone for as long, unless no other one is there."""
@@ -251,6 +253,15 @@ class RemoteHost:
         elif self.alive and self._stalls(seconds):
             self.leave()
             self.lose(f"host {self.name} was lost: {STALLED}")
+        elif self.alive:
+            self._ask_again(seconds)
+
+    def _ask_again(self, seconds: float) -> None:
+        """Where it could not get hold of its layers, it may by now: its disk has room again, or its link is better."""
+        with self._lock:
+            if self._search is not None and self._search.is_worth_another_try(seconds):
+                log.info("host %s is asked again for its layers: %s", self.name, self._search.problem)
+                self._begin_search()
 
     def _stalls(self, seconds: float) -> bool:
         with self._lock:
@@ -326,6 +337,8 @@ class Search:
         self.fetched = False
         """Whether it has to be sent some."""
         self.held = 0
+        self._failed = 0.0
+        """Seconds since the host has said that it cannot have them."""
         self._idle = 0.0
         """Seconds without progress."""
         self._seen = 0, 0
@@ -344,7 +357,7 @@ class Search:
         if self.courier is not None:
             self.courier.stop()
         self.question = self.courier = self.problem = None
-        self.fetched, self.held, self._idle, self._seen = False, 0, 0.0, (0, 0)
+        self.fetched, self.held, self._failed, self._idle, self._seen = False, 0, 0.0, 0.0, (0, 0)
 
     def take(self, message: control.CheckpointFound | control.Progress) -> None:
         """An answer to another question than the latest one is none. Raises MalformedMessage for one that is none."""
@@ -356,6 +369,11 @@ class Search:
         if message.held > self.question.needed_bytes:
             raise MalformedMessage(f"it holds {message.held} bytes of {self.question.needed_bytes}")
         self.fetched, self.held = message.fetched, message.held
+
+    def is_worth_another_try(self, seconds: float) -> bool:
+        """Whether the host could not have the layers, so many seconds more, and has been left alone for long enough."""
+        self._failed = self._failed + seconds if self.problem else 0.0
+        return self._failed > RETRY_S
 
     def stalls(self, seconds: float, waiting: int) -> bool:
         """Whether nothing has moved for too long, after so many seconds more, with ``waiting`` bytes yet to leave."""

@@ -75,6 +75,11 @@ def names_there(asked: Resolved, fleet: Fleet, living: Living) -> list[str]:
     return [in_plans(name) for name in present(asked.options.hosts, fleet) if not in_plans(name) or name in living]
 
 
+def lost_a_host(running: Resolved, host: Host) -> bool:
+    """Whether a host that stages are on is not there any more."""
+    return isinstance(host, FleetHost) and any(name and name not in host.fleet.living for name in running.hosts)
+
+
 def better_place(asked: Resolved, running: Resolved, host: Host) -> bool:
     """Whether stages share a host that were on several, while one that has none holds the layers of some.
 

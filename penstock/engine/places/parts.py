@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final
 
-from penstock.core import PipelineError
+from penstock.core import PipelineError, PipelineLost
 from penstock.drafters.base import Drafter
 from penstock.drafters.ngram import NgramOptions
 from penstock.drafters.options import Weights
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.build import apart, drafter_parts, make_drafter, share_device, stage_plans, weights_plan
 from penstock.engine.places.loaded import LoadedFiles
-from penstock.engine.places.moving import better_place, resolving
+from penstock.engine.places.moving import better_place, lost_a_host, resolving
 from penstock.engine.resolve import Resolved
 from penstock.pipeline.base import Host, HostedPipeline
 from penstock.pipeline.plan import StagePlan
 
 log = logging.getLogger(__name__)
 
+START_ATTEMPTS: Final = 3
+"""How often an engine tries to start whose hosts are lost as it does."""
 MOST_DRAFTER_LOSSES: Final = 3
 WITHIN_S: Final = 60.0
 """A drafter that is lost so often in so many seconds is not started again."""
@@ -54,16 +56,36 @@ class EngineParts:
         return apart(self._setup.hosts)
 
     def start_all(self) -> None:
-        """Start everything and wait for it. Raises PipelineError where a stage or the drafter cannot start."""
+        """Start everything and wait for it. Raises PipelineError where a stage or the drafter cannot start.
+
+        Where a host was lost meanwhile it is tried again, on the hosts that are there then.
+        """
+        for left in reversed(range(START_ATTEMPTS)):
+            try:
+                self._start_and_wait()
+                return
+            except PipelineLost as lost:
+                if not left or not lost_a_host(self._setup, self._host):
+                    raise
+                log.warning("%s; starting once more", lost)
+                self._wait_for(self._find_places())
+
+    def _start_and_wait(self) -> None:
         for start in (self._start_drafter, self._start_stages):
-            for due in start():
-                self._host.wait(due)
+            self._wait_for(start())
+
+    def _wait_for(self, steps: Iterable[float | None]) -> None:
+        for due in steps:
+            self._host.wait(due)
+
+    def _find_places(self) -> Generator[float | None]:
+        self._setup = yield from resolving(self._asked, self._host)
 
     def start(self) -> Generator[float | None]:
         """Start what there is not: see ``engine.recovery.Parts``."""
         self._files.check()
         if self._pipeline is None:
-            self._setup = yield from resolving(self._asked, self._host)
+            yield from self._find_places()
         try:
             yield from self._start_drafter()
         except PipelineError as error:

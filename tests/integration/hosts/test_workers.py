@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from penstock import LLM, AsyncLLM, ConfigError, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
 from penstock.hosts.placement import HERE
 from penstock.models.checkpoint import open_checkpoint
+from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from tests import speculators
 from tests.workers import Worker, ended, workers
 
@@ -136,6 +138,27 @@ def test_a_worker_that_is_killed_is_named(target: Path, pair: list[Worker], keys
         with pytest.raises(PipelineError, match="was lost"):
             list(stream)
         assert ended([stage], GONE_S)
+
+
+def test_a_worker_that_dies_while_stages_start_is_done_without(
+    target: Path, pair: list[Worker], keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(target, max_model_len=256) as llm:
+        plain = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)]
+    begin = ProcessHost.begin
+
+    with workers(1, keys) as (third,):
+
+        def dying(host: ProcessHost, *plans: Any) -> ProcessPipeline:
+            begun = begin(host, *plans)
+            if third._process.poll() is None:
+                third.kill()
+            return begun
+
+        monkeypatch.setattr(ProcessHost, "begin", dying)
+        with LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm:
+            assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)] == plain
+            assert len(pair[0].stages()) == 2
 
 
 def test_hosts_are_listed(pair: list[Worker], keys: Path) -> None:

@@ -243,6 +243,21 @@ def test_a_host_that_comes_back_without_the_checkpoint_is_not_used(
                 assert made.living == {}
 
 
+def test_a_host_that_could_not_have_its_layers_is_asked_again(
+    server: NotingServer, security: LinkSecurity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.hosts.remote.RETRY_S", 1.0)
+    (tmp_path / "config.json").write_text("{}")
+    offer = Offer(tmp_path, 1)
+    with agent(security) as one, fleet(one, security=security) as made:
+        with monkeypatch.context() as full:
+            full.setattr(Fetch, "_proved_here", lambda fetch: "the disk is full")
+            made.ask(offer, {name_of(one): [LAYER]})
+            soon(lambda: made.living == {})
+        soon(lambda: made.hold(offer, {name_of(one): [LAYER]}))
+        assert list(made.living) == [name_of(one)]
+
+
 def test_a_host_that_others_do_not_reach_is_lost_and_comes_back(
     server: NotingServer, security: LinkSecurity, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
