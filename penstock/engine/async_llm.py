@@ -36,6 +36,7 @@ from penstock.outlines.dialogue import Dialogue
 from penstock.pipeline.base import Host
 from penstock.text.chat import ChatFormat, Messages, encoded, rendered
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class AsyncLLM:
         Raises RequestError for one that cannot be used.
         """
         if sampling_params.structured_outputs is not None:
-            await asyncio.to_thread(self._llm.check, sampling_params)
+            await aside(partial(self._llm.check, sampling_params))
 
     def submit(
         self,
@@ -269,7 +270,7 @@ class AsyncLLM:
                 async for output in answers:
                     yield output
             return
-        prompt = encoded(tokenizer, await asyncio.to_thread(rendered, tokenizer, messages, chat))
+        prompt = encoded(tokenizer, await aside(partial(rendered, tokenizer, messages, chat)))
         outputs = self.generate(prompt, sampling_params, request_id, priority=priority)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -402,10 +403,8 @@ class AsyncLLM:
         self, dialogue: Dialogue, params: SamplingParams, mode: str, request_id: str | None, priority: int
     ) -> AsyncGenerator[RequestOutput]:
         steps = self.steps(dialogue, params, mode)
-        prompt, first = await asyncio.to_thread(lambda: (dialogue.plain(), next(steps)))
-        stream = self.submit_in_points(
-            prompt, steps, first, asyncio.to_thread, request_id=request_id, priority=priority
-        )
+        prompt, first = await aside(lambda: (dialogue.plain(), next(steps)))
+        stream = self.submit_in_points(prompt, steps, first, aside, request_id=request_id, priority=priority)
         try:
             async for _ in stream:
                 yield stream.output()

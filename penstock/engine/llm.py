@@ -321,7 +321,7 @@ class LLM:
 
     def check(self, params: SamplingParams) -> None:
         """Raise RequestError for what this model cannot be asked; from any thread. A new grammar may take seconds."""
-        check_sampling(params, self._setup.checkpoint, has_tokenizer=self._tokenizer is not None)
+        check_sampling(params, self._setup.checkpoint, self._tokenizer)
 
     def start(self, job: Job) -> None:
         """Queue a job. Raises RequestError if it can never run, PipelineError if nothing runs any more."""

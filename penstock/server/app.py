@@ -10,6 +10,7 @@ from penstock.engine.async_llm import AsyncLLM
 from penstock.server.about import about_router
 from penstock.server.api_page import api_page_router
 from penstock.server.http import handlers
+from penstock.server.http.attendance import Attendance
 from penstock.server.http.auth import Auth
 from penstock.server.http.bodies import BodyLimits
 from penstock.server.http.gate import Gate
@@ -51,6 +52,8 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
 
 def add_middleware(app: FastAPI, settings: ServerSettings, metrics: ServerMetrics) -> None:
     """From the inside out: the last one added sees a request first."""
+    gate, seconds = app.state.gate, settings.request_timeout
+    app.add_middleware(Attendance, gate=gate, seconds=seconds, has_keys=bool(settings.api_keys))
     app.add_middleware(BodyLimits, most=settings.max_body_size, seconds=settings.body_timeout)
     if settings.api_keys:
         app.add_middleware(Auth, keys=settings.api_keys)

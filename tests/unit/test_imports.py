@@ -87,7 +87,7 @@ HEAVY_WHEN_CALLED = {
     "models.places",
     "pipeline.assembly",
     "text.tokenizer",
-    "text.template_process",
+    "text.worker_tasks",
     "recording",
     "dtypes",
 }

@@ -25,6 +25,7 @@ from penstock.server.openai.prompts import Prompt, Prompts
 from penstock.server.openai.protocol import GenerationFields
 from penstock.server.openai.usage import Summary, metrics_of, usage_of
 from penstock.server.settings import ServerSettings
+from penstock.text.workers import aside
 
 CACHED_TEXTS: Final = 4096
 """Tokens whose own text is remembered."""
@@ -70,14 +71,14 @@ class Service:
     ) -> Generation:
         """Have the engine begin an answer in points. Raises as ``generate`` does."""
         steps = self.llm.steps(dialogue, params.sampling, body.outline_decoding or "off")
-        first = await self.prompts.aside(partial(next, steps))
+        first = await aside(partial(next, steps))
         self._gate.check_open()
         began, record = time.monotonic(), record_of(request)
         stream = self.llm.submit_in_points(
             {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
             steps,
             first,
-            self.prompts.aside,
+            aside,
             request_id=record.request_id,
             priority=body.priority or 0,
             client=body.user or record.client,
