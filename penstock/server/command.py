@@ -57,7 +57,7 @@ async def serve(
     try:
         if template is not None:
             llm.get_tokenizer().use_chat_template(template)
-        app = make_app(llm, settings)
+        app = make_app(llm, settings, listening)
         # Closing the engine also ends the live views.
         server = Server(app, listening, app.state.gate, settings.drain_timeout, stop=llm.close)
         gc.collect()

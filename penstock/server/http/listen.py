@@ -22,6 +22,16 @@ class Listening:
     root_path: Annotated[
         str, Option("What a proxy in front takes off every path.", SERVER, metavar="/PATH", default="none")
     ] = ""
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option(
+            "Further names, as in the Host header, to which it answers; '.example.org' is all below it, too, '*' any. "
+            "May be repeated.",
+            SERVER,
+            metavar="NAME",
+            default="loopback's on loopback; elsewhere any address, and this host's own names",
+        ),
+    ] = ()
     ssl_certfile: Annotated[
         Path | None, Option("Certificate in PEM: serve HTTPS.", SERVER, metavar="FILE", default="")
     ] = None
@@ -38,6 +48,9 @@ class Listening:
         root = self.root_path
         known = not root or (root.startswith("/") and not root.endswith("/") and root.isascii())
         check(known, "root_path", root, "empty, or begin with a slash and not end with one, for example '/llm'")
+        for name in self.allowed_hosts:
+            plain = bool(name) and name.isascii() and not set(name) & set("/:[]@ ")
+            check(plain, "allowed_hosts", name, "'*', or a name without scheme and port, for example 'llm.example.org'")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise FieldError("ssl_certfile", "is missing: name the certificate that ssl_keyfile is the key of")
         check(0 <= self.port < 65536, "port", self.port, "between 0 and 65535")

@@ -578,7 +578,7 @@ def test_a_client_that_leaves_frees_its_slots(server: ServedProcess, stream: boo
             reply.close()
         else:
             with server.connect() as connection:
-                head = [f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-Request-Id: {name}\r\n"]
+                head = [f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {name}\r\n"]
                 head += [f"{key}: {value}\r\n" for key, value in request.headers.items() if key.startswith("content")]
                 connection.sendall("".join([*head, "\r\n"]).encode() + request.content)
                 until(lambda: server.gauges()["penstock:num_requests_running"])
