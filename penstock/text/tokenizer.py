@@ -30,6 +30,7 @@ from penstock.files import (
 )
 from penstock.text.literal import LiteralText
 from penstock.text.templates import BrokenTemplate, Rendered, render
+from penstock.text.tokenizer_bounds import TOKENIZER_FILE, check_tokenizer, check_tokenizer_files
 from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
 
 PANIC: Final = "PanicException"
@@ -267,11 +268,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     check_folder(folder)
+    check_tokenizer_files(folder)
     check_tokenizer_class(folder)
     check_own_tokenizer(folder)
     eos = generation_eos(folder)
     with usable_tokenizer(folder):
         inner = _from_folder(folder)
+        if not (folder / TOKENIZER_FILE).is_file():  # it has been made of other files
+            check_tokenizer(folder, inner.backend_tokenizer.to_str())
         tokenizer = Tokenizer(inner, eos)
         tokenizer.decode(inner.encode("a"))
     return tokenizer

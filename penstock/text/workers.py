@@ -193,7 +193,7 @@ class Workers:
         worker = self._take(errand, job)
         try:
             with errand.telling(worker.kill):
-                return worker.ask(job, asked)
+                return worker.ask(job, asked, errand)
         except Overrun:
             if errand.cancelled:
                 raise Cancelled("nobody waits for this any more") from None
@@ -311,10 +311,12 @@ class Worker:
             send(process, json.dumps(told).encode() + b"\n")
         return process
 
-    def ask(self, job: Job, asked: bytes) -> Any:
+    def ask(self, job: Job, asked: bytes, errand: Errand) -> Any:
         """What a job found. Raises Overrun where it was ended, or ended its process, and Failed."""
         process = self.start(job)
         send(process, asked)
+        if errand.cancelled:  # before there was this process to be killed
+            process.kill()
         assert process.stdout is not None
         answer = process.stdout.readline()
         if not answer.endswith(b"\n"):
