@@ -211,14 +211,14 @@ def pem(request: object) -> bytes:
 @contextlib.contextmanager
 def within(connection: socket.socket) -> Iterator[None]:
     """Have the connection end after ``EXCHANGE_S``, whatever is under way on it: a time-out of its own is per read."""
-    watch = threading.Timer(EXCHANGE_S, end_exchange, (connection.dup(),))
-    watch.daemon = True
-    watch.start()
-    try:
-        yield
-    finally:
-        watch.cancel()
-        watch.args[0].close()
+    with connection.dup() as handle:
+        watch = threading.Timer(EXCHANGE_S, end_exchange, (handle,))
+        watch.daemon = True
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.cancel()
 
 
 def end_exchange(connection: socket.socket) -> None:

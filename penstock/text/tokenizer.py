@@ -36,7 +36,6 @@ from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
 PANIC: Final = "PanicException"
 """What a failed assertion in tokenizers' own language is called here; its class cannot be imported."""
 
-UNREADABLE: Final = "the tokenizer cannot read the text"
 LONG: Final = 1 << 14
 """Characters of a text that are read in this process, in milliseconds."""
 ENCODE_SECONDS: Final = 10.0
@@ -84,15 +83,15 @@ class Tokenizer:
         text = self.serialized()
         return Vocabulary(hashlib.sha256(text.encode()).hexdigest(), text)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; from any thread. A worker reads texts longer than ``LONG``.
+    def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
+        """Token ids of a text; from any thread. A worker reads texts longer than ``LONG``. Errors name ``field``.
 
         Raises RequestError for text that the tokenizer cannot read, or not within the limits. It may be no Unicode (a
         lone surrogate, as JSON can carry it), or hold what a vocabulary without a token for the unknown lacks.
         """
-        with readable(text):
+        with readable(text, field):
             if len(text) > LONG:
-                return self._encode_aside(text, add_special_tokens=add_special_tokens, literal=False)
+                return self._encode_aside(text, field, add_special_tokens=add_special_tokens, literal=False)
             with self._one_at_a_time:
                 # Not verbose: whether a text is too long is for whoever asks to say, and a corpus is cut later.
                 ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
@@ -101,20 +100,22 @@ class Tokenizer:
     def encode_literal(self, rendered: str) -> list[int]:
         """Token ids of a rendered conversation, in which what ``literal`` has hidden is text. Raises as ``encode``."""
         if not self.literal.holds_hidden(rendered):
-            return self.encode(rendered, add_special_tokens=False)
-        with readable(rendered):
+            return self.encode(rendered, add_special_tokens=False, field="messages")
+        with readable(rendered, "messages"):
             if len(rendered) > LONG:
-                return self._encode_aside(rendered, add_special_tokens=False, literal=True)
+                return self._encode_aside(rendered, "messages", add_special_tokens=False, literal=True)
             return self.literal.encode(rendered)
 
-    def _encode_aside(self, text: str, *, add_special_tokens: bool, literal: bool) -> list[int]:
+    def _encode_aside(self, text: str, field: str, *, add_special_tokens: bool, literal: bool) -> list[int]:
         given = {"text": text, "add_special_tokens": add_special_tokens, "literal": literal}
         try:
             found = workers().run(Job("encode", given, ENCODE_SECONDS, self.vocabulary))
         except Overrun as overrun:
-            raise RequestError(f"to read the text {overrun.what}: {len(text)} characters; shorten it") from overrun
+            raise RequestError(
+                f"{field} has {len(text)} characters; the tokenizer's work on it {overrun.what}: shorten it"
+            ) from overrun
         except Failed as error:
-            raise RequestError(f"{UNREADABLE} ({error.what})") from error
+            raise RequestError(f"{field} cannot be read by the tokenizer ({error.what})") from error
         ids: list[int] = found["ids"]
         return ids
 
@@ -201,8 +202,9 @@ class Tokenizer:
         return LiteralText(self._backend)
 
     def _check_variables(self, names: Iterable[str]) -> None:
+        taken = {"messages", *inspect.signature(self._inner.apply_chat_template).parameters}
         for name in names:
-            if name in inspect.signature(self._inner.apply_chat_template).parameters:
+            if name in taken:
                 raise RequestError(f"chat_template_kwargs.{name} is no variable of the chat template; remove it")
 
     @property
@@ -296,13 +298,15 @@ def usable_tokenizer(folder: Path) -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def readable(text: str) -> Iterator[None]:
-    """Whatever keeps a tokenizer from reading ``text`` is a RequestError."""
+def readable(text: str, field: str) -> Iterator[None]:
+    """Whatever keeps a tokenizer from reading ``text`` is a RequestError that begins with ``field``."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(f"the text is not valid Unicode: {error}") from error
-    with refused_as(RequestError, UNREADABLE):
+        code = ord(text[error.start])
+        problem = f"holds U+{code:04X} at {error.start}, half of a surrogate pair, which is no character; take it out"
+        raise RequestError(f"{field} {problem}") from error
+    with refused_as(RequestError, f"{field} cannot be read by the tokenizer"):
         yield
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import resource
 import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from penstock.config import FieldError, check, check_positive
 from penstock.options import LIMITS, SERVER, Option
+
+OTHER_FILES: Final = 128
+"""Open files beside the connections: stages, workers, health checks, logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,19 @@ class Listening:
             key = "the key in it" if self.ssl_keyfile is None else f"key {str(self.ssl_keyfile)!r}"
             problem = f"is {str(self.ssl_certfile)!r}, which cannot be used with {key}: {error.strerror}"
             raise FieldError("ssl_certfile", f"{problem}; both have to be PEM, the key without a password") from None
+
+    def allow_open_files(self) -> None:
+        """Raise the soft limit on open files to what the connections need. Raises FieldError where that cannot be."""
+        needed = self.max_connections + OTHER_FILES
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY or soft >= needed:
+            return
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            most = hard - OTHER_FILES
+            remedy = f"set it to at most {most}" if most > 0 else "there is room for no connection"
+            problem = f"is {self.max_connections}, for which the server needs {needed} open files; the system allows"
+            raise FieldError("max_connections", f"{problem} {hard} (ulimit -n): raise that limit, or {remedy}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
     def bind(self) -> socket.socket:
         """Take the port, not yet listening. Raises FieldError where that cannot be."""

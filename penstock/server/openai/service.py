@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -52,7 +53,7 @@ class Service:
         """Raise ApiError (404) unless ``name`` is one of this server's; None is whatever there is."""
         names = self.settings.served_model_name
         if name is not None and name not in names:
-            message = f"model {name!r} is not served here; there is {', '.join(names)}"
+            message = f"model {reprlib.repr(name)} is not served here; there is {', '.join(names)}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def generate(

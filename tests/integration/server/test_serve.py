@@ -414,7 +414,7 @@ def test_the_model_is_told_of_tools_and_of_what_they_answered(server: ServedProc
         ({"prompt": ""}, 200, None),
         ({"prompt": "", "add_special_tokens": False}, 400, "prompt"),
         ({"prompt": [99999]}, 400, "prompt"),
-        ({"prompt": "\ud800"}, 400, None),
+        ({"prompt": "\ud800"}, 400, "prompt"),
         ({"allowed_token_ids": [99999]}, 400, "allowed_token_ids"),
         ({"logit_bias": {"99999": 1}}, 400, "logit_bias"),
         ({"guided_json": "no json"}, 400, "guided_json"),
