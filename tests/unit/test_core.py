@@ -96,5 +96,5 @@ def test_a_field_that_there_is_not_is_refused_with_the_nearest(made: type) -> No
 
 
 def test_half_a_character_is_no_stop_string() -> None:
-    with pytest.raises(RequestError, match="stop is .*; it has to be Unicode"):
+    with pytest.raises(RequestError, match=r"stop is .*; it has to be Unicode"):
         SamplingParams(stop=["fine", "a\ud800"])

@@ -19,6 +19,7 @@ LAYERS = [
     "core",
     "dtypes",
     "files",
+    "scratch",
     "typos",
     "config",
     "registry",
