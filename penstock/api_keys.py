@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config import FieldError
+from penstock.core import ConfigError
 
 API_KEY_VARIABLE: Final = "PENSTOCK_API_KEY"
 
@@ -22,6 +23,12 @@ def read_api_keys(file: Path) -> tuple[str, ...]:
     if not keys:
         raise FieldError("api_key_file", f"is {str(file)!r}, which is empty; it has to hold keys, one a line")
     return keys
+
+
+def check_api_key_variable(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError where the variable is set and holds no key: a server would be open to everybody."""
+    if API_KEY_VARIABLE in environment and not environment[API_KEY_VARIABLE].strip():
+        raise ConfigError(f"{API_KEY_VARIABLE} is set and holds no key; give it one, or unset it for a server without")
 
 
 def without_api_keys(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import operator
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Real
-from typing import Any, Final
+from typing import Any, Final, Self
+
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class PenstockError(Exception):
@@ -115,8 +119,21 @@ LONGEST_STRUCTURE: Final = 65_536
 """Characters. One as long takes up to a tenth of a second to compile, beside whatever else goes on."""
 
 
+class Named:
+    """A dataclass whose constructor raises RequestError, with the nearest name, for a field that there is not."""
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        known = getattr(cls, "__dataclass_fields__", {})
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(known)}"
+                raise RequestError(f"{name} is not a field of {cls.__name__}; {hint}")
+        return super().__new__(cls)
+
+
 @dataclass(frozen=True, kw_only=True)
-class StructuredOutputsParams:
+class StructuredOutputsParams(Named):
     """What the whole output has to be: exactly one of these. Names are vLLM's.
 
     What is given is at most 65,536 characters long. The constructor raises RequestError naming the field. Whether a
@@ -170,7 +187,7 @@ class StructuredOutputsParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Named):
     """How the next token is chosen, and when a request ends. Names and meanings are vLLM's.
 
     The same seed gives the same tokens, whatever the strategy, the drafter, the number of stages and the requests
@@ -254,6 +271,7 @@ class SamplingParams:
             ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "between 0 and 2**63 - 1"),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
+            ("stop", not any(map(lone_surrogate, self.stop)), "Unicode, without halves of surrogate pairs"),
             ("stop_token_ids", all(0 <= token <= BIGGEST for token in ids), "token ids"),
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
@@ -308,6 +326,11 @@ def unicode_text(name: str, value: Any) -> str:
     except UnicodeEncodeError as error:
         raise RequestError(f"{name} is not valid Unicode: {error}") from None
     return value
+
+
+def lone_surrogate(text: object) -> bool:
+    """Whether a text holds half of a surrogate pair, as JSON can carry it: no tokenizer reads it."""
+    return isinstance(text, str) and SURROGATE.search(text) is not None
 
 
 def listed(name: str, values: Any) -> tuple[Any, ...]:

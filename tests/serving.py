@@ -11,7 +11,7 @@ __all__ = ["PATIENCE", "PENSTOCK", "ServedProcess", "http", "read_all", "served"
 
 def http(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
     """A request as it goes over the wire."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: test"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     if body:
         headers = {"Content_Type": "application/json", "Content_Length": str(len(body))} | headers
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]

@@ -11,7 +11,7 @@ def rebalance(server: Server) -> None:
     """Have the server's stages move back to hosts that are back, and print whether any does. Raises ServerError."""
     try:
         with httpx.Client(**server.client_options) as client:
-            answer = client.post(f"{server.root}/rebalance")
+            answer = client.post(f"{server.root}/rebalance", json={})
     except httpx.HTTPError as error:
         raise server.lost(error) from error
     if not answer.is_success:

@@ -36,6 +36,7 @@ from penstock.outlines.dialogue import Dialogue
 from penstock.pipeline.base import Host
 from penstock.text.chat import ChatFormat, Messages, encoded, rendered
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,9 @@ class AsyncLLM:
 
     The keyword arguments are ``LLM``'s, and ``max_queue``: how many requests may wait, None for any number. A thread of
     its own steps the engine. Everything but ``stats`` is called on the thread of one event loop; another may follow
-    once that one has ended. The constructor blocks until every stage has loaded its layers. It raises ConfigError
-    before anything starts, and PipelineError if a stage cannot be started.
+    once that one has ended, and raises PipelineError while it runs. In a child that the process forks each call raises
+    PipelineError; the parent's engine is unharmed. The constructor blocks until every stage has loaded its layers. It
+    raises ConfigError before anything starts, and PipelineError if a stage cannot be started.
 
     Ctrl-C does not reach the engine: ``asyncio.run`` cancels its main task, and leaving the ``async with`` block aborts
     all requests and stops every process.
@@ -119,7 +121,7 @@ class AsyncLLM:
         Raises RequestError for one that cannot be used.
         """
         if sampling_params.structured_outputs is not None:
-            await asyncio.to_thread(self._llm.check, sampling_params)
+            await aside(partial(self._llm.check, sampling_params))
 
     def submit(
         self,
@@ -269,7 +271,7 @@ class AsyncLLM:
                 async for output in answers:
                     yield output
             return
-        prompt = encoded(tokenizer, await asyncio.to_thread(rendered, tokenizer, messages, chat))
+        prompt = encoded(tokenizer, await aside(partial(rendered, tokenizer, messages, chat)))
         outputs = self.generate(prompt, sampling_params, request_id, priority=priority)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -354,8 +356,9 @@ class AsyncLLM:
     def close(self) -> None:
         """Abort what runs, stop every process and wait for it. Safe to call twice.
 
-        Whoever reads a request that is aborted by it is told so.
+        Whoever reads a request that is aborted by it is told so. Raises PipelineError in a forked child.
         """
+        self._llm.turns.check_owner()
         self._closing = True
         self._command(lambda: None)
         if self._thread.is_alive():
@@ -402,10 +405,8 @@ class AsyncLLM:
         self, dialogue: Dialogue, params: SamplingParams, mode: str, request_id: str | None, priority: int
     ) -> AsyncGenerator[RequestOutput]:
         steps = self.steps(dialogue, params, mode)
-        prompt, first = await asyncio.to_thread(lambda: (dialogue.plain(), next(steps)))
-        stream = self.submit_in_points(
-            prompt, steps, first, asyncio.to_thread, request_id=request_id, priority=priority
-        )
+        prompt, first = await aside(lambda: (dialogue.plain(), next(steps)))
+        stream = self.submit_in_points(prompt, steps, first, aside, request_id=request_id, priority=priority)
         try:
             async for _ in stream:
                 yield stream.output()
@@ -413,9 +414,18 @@ class AsyncLLM:
             stream.abort()
 
     def _enter(self) -> None:
-        """StreamUpdate go to the running event loop from now on, first of all what one before it has left."""
+        """StreamUpdate go to the running event loop from now on, first of all what one before it has left.
+
+        Raises PipelineError while the one before it runs, on another thread: its requests would never hear again.
+        """
+        self._llm.turns.check_owner()
         events = asyncio.get_running_loop()
         if events is not self._events:
+            if self._events is not None and self._events.is_running():
+                raise PipelineError(
+                    "the event loop of another thread uses this AsyncLLM: have that loop ask, by "
+                    "asyncio.run_coroutine_threadsafe, or make another engine"
+                )
             self._events = events
             self._idle, self._probing = asyncio.Event(), None  # who waited there waits no more
             self._take()
@@ -440,10 +450,12 @@ class AsyncLLM:
         await self._probing.ended()
 
     def _abort(self, stream: RequestStream) -> None:
-        self._command(lambda: self._llm.abort(stream.job))
+        if self._llm.turns.is_owner:  # a forked child drops its copies of the iterators
+            self._command(lambda: self._llm.abort(stream.job))
 
     def _command(self, command: Callable[[], None]) -> None:
-        """Have the engine's thread do something before its next step."""
+        """Have the engine's thread do something before its next step. Raises PipelineError in a forked child."""
+        self._llm.turns.check_owner()
         self._commands.append(command)
         self._llm.host.wake()
 

@@ -25,6 +25,7 @@ from penstock.engine.profile.memory import Memory
 from penstock.engine.profile.pieces import PlannedPieces
 from penstock.engine.resolve import Resolved, check_options
 from penstock.engine.sampling import check_sampling, ends_of, sampling_of
+from penstock.engine.turns import Turns
 from penstock.outlines.asks import Steps
 from penstock.outlines.dialogue import Dialogue
 from penstock.outlines.forms import Forms
@@ -54,14 +55,16 @@ class LLM:
     of their own; closing the LLM closes it. The constructor returns when every stage has loaded its layers. It raises
     ConfigError before anything starts, and PipelineError if a stage cannot be started.
 
-    Use it in a ``with`` block, or call ``close``: that stops the processes. Its methods are called from one thread;
-    ``AsyncLLM`` is for requests that come and go.
+    Use it in a ``with`` block, or call ``close``: that stops the processes. Afterwards each call that needs them raises
+    PipelineError. Several threads may call an LLM: a call waits until those of other threads have ended, and ``close``
+    does. Streams take turns token by token. ``AsyncLLM`` is for requests that come and go. Within a running event loop,
+    a notebook's for example, a call holds up the loop until it returns. In a child that the process forks, each call
+    raises PipelineError, ``close`` included; the parent's engine is unharmed.
 
-    Ctrl-C raises KeyboardInterrupt from the call that is under way, and that call's requests are aborted. If it came
-    while the engine waited for its stages, as it does nearly all the time, the next call works as before. If it came
-    while the engine was at work, the engine has ended: each later call raises PipelineError that says so, and a new LLM
-    is needed. The stages themselves never see Ctrl-C. They end with the ``with`` block, or with the process that made
-    them, even if that is killed.
+    Ctrl-C, or whatever else a signal handler raises, comes out of the call that is under way at the end of the engine's
+    step, within milliseconds. That call's requests are aborted, and the next call works as before. The stages
+    themselves never see Ctrl-C. They end with the ``with`` block, or with the process that made them, even if that is
+    killed.
     """
 
     def __init__(self, model: str | Path = "demo", *, host: Host | None = None, **options: Any) -> None:
@@ -74,6 +77,7 @@ class LLM:
             check_options(checked)
             shared_fork_server()  # it imports torch while this process does
         self._host: Host = open_host(checked) if host is None else host
+        self._turns = Turns(self._host.wake)
         try:
             self._setup: Resolved = resolve_on(checked, self._host)
             self._tokenizer: Tokenizer | None = None
@@ -203,7 +207,8 @@ class LLM:
         (params,) = self._params(sampling_params, 1)
         learn_answers(self, [prompt], [params])
         job = self.job(prompt, params)
-        self.start(job)
+        with self._turns.turn():
+            self.start(job)
         return self._pieces(job)
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -220,7 +225,14 @@ class LLM:
         return self._tokenizer
 
     def close(self) -> None:
-        """Abort what still runs, stop every stage process and wait for it. Safe to call twice."""
+        """Abort what still runs, stop every stage process and wait for it. Safe to call twice.
+
+        Raises PipelineError in a forked child, whose parent's the processes are.
+        """
+        with self._turns.turn():
+            self._close()
+
+    def _close(self) -> None:
         for kept in (getattr(self, "_planned", None), getattr(self, "_memory", None)):
             if kept is not None:
                 kept.keep()
@@ -249,12 +261,17 @@ class LLM:
         return self._loop
 
     @property
+    def turns(self) -> Turns:
+        return self._turns
+
+    @property
     def drafter(self) -> Drafter | None:
         return self._parts.drafter
 
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
         """Have ``observer`` watch every step of the block."""
+        self._turns.check_owner()
         self._loop.observers.append(observer)
         try:
             yield
@@ -280,6 +297,7 @@ class LLM:
 
         ``speculation`` decodes it with another strategy over the engine's drafter and stages; None: with the engine's.
         """
+        self._turns.check_owner()
         (one,) = self._params(params, 1)
         text, ids = self._tokens_of(prompt)
         if one.stop and self._tokenizer is None:
@@ -307,21 +325,23 @@ class LLM:
 
         Raises RequestError if one could not go on, once all have ended, and PipelineError if the engine is lost.
         """
-        try:
-            for job in jobs:
-                self.start(job)
-            while not all(job.ended for job in jobs):
-                self._loop.step()
-            for job in jobs:
-                job.raise_if_failed(self._loop.ended)
-        finally:
-            self._abort_all(jobs)
-        self._loop.audit()
-        return [job.output() for job in jobs]
+        with self._turns.turn():
+            try:
+                for job in jobs:
+                    self.start(job)
+                while not all(job.ended for job in jobs):
+                    self._loop.step()
+                    self._turns.take_signals()
+                for job in jobs:
+                    job.raise_if_failed(self._loop.ended)
+            finally:
+                self._abort_all(jobs)
+            self._loop.audit()
+            return [job.output() for job in jobs]
 
     def check(self, params: SamplingParams) -> None:
         """Raise RequestError for what this model cannot be asked; from any thread. A new grammar may take seconds."""
-        check_sampling(params, self._setup.checkpoint, has_tokenizer=self._tokenizer is not None)
+        check_sampling(params, self._setup.checkpoint, self._tokenizer)
 
     def start(self, job: Job) -> None:
         """Queue a job. Raises RequestError if it can never run, PipelineError if nothing runs any more."""
@@ -365,12 +385,16 @@ class LLM:
         completion = job.completions[0]
         try:
             while completion.output.finish_reason is None:
-                self._loop.step()
+                with self._turns.turn():
+                    if completion.output.finish_reason is None:  # another thread's steps may have ended it meanwhile
+                        self._loop.step()
                 yield from text_of(completion)
             yield from text_of(completion)  # where another call's steps have ended it
             job.raise_if_failed(self._loop.ended)
         finally:
-            self.abort(job)
+            if self._turns.is_owner:  # a forked child drops its copy of the iterator
+                with self._turns.turn():
+                    self.abort(job)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:

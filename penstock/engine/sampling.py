@@ -9,6 +9,7 @@ from penstock.messages import Sampling
 
 if TYPE_CHECKING:
     from penstock.models.checkpoint import Checkpoint
+    from penstock.text.tokenizer import Tokenizer
 
 
 def ends_of(params: SamplingParams, checkpoint: Checkpoint) -> frozenset[int]:
@@ -46,8 +47,11 @@ def grammar_text(params: SamplingParams) -> str:
     return grammar_of(params.structured_outputs)
 
 
-def check_sampling(params: SamplingParams, checkpoint: Checkpoint, has_tokenizer: bool) -> None:
-    """Raise RequestError, naming the field, for what cannot be asked of this model. A new grammar is compiled here."""
+def check_sampling(params: SamplingParams, checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> None:
+    """Raise RequestError, naming the field, for what cannot be asked of this model.
+
+    A new grammar is compiled by a worker, within limits on time and memory.
+    """
     for name in ("logit_bias", "allowed_token_ids"):
         beyond = [token for token in getattr(params, name) or () if token >= checkpoint.vocab_size]
         if beyond:
@@ -55,11 +59,10 @@ def check_sampling(params: SamplingParams, checkpoint: Checkpoint, has_tokenizer
             raise RequestError(f"{name} holds {beyond[0]}; the model's token ids are 0 to {last}")
     if params.structured_outputs is None:
         return
-    if not has_tokenizer:
+    if tokenizer is None:
         raise RequestError("structured_outputs needs a tokenizer; leave out skip_tokenizer_init=True")
     if not checkpoint.eos_token_ids:
         raise RequestError("structured_outputs: the checkpoint names no EOS token, so no output could end")
-    from penstock.text.grammar import check_grammar, load_grammar_tokenizer
+    from penstock.text.grammar import check_grammar
 
-    tokenizer = load_grammar_tokenizer(checkpoint.path, checkpoint.vocab_size, checkpoint.eos_token_ids)
-    check_grammar(params.structured_outputs, tokenizer)
+    check_grammar(params.structured_outputs, tokenizer, checkpoint.vocab_size, checkpoint.eos_token_ids)

@@ -19,10 +19,14 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+import select
 import socket
 import ssl
 import tempfile
+import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,8 +39,10 @@ from penstock.hosts import keys
 from penstock.transport.addresses import place_of
 from penstock.transport.security import reason_of
 
-ANSWER_S: Final = 10.0
-"""Seconds that either end may take to say its part."""
+EXCHANGE_S: Final = 10.0
+"""Seconds in which either end has to have heard the other one out, however it spreads what it says."""
+MOST_CONNECTIONS: Final = 16
+"""That are heard at a time."""
 MOST_BYTES: Final = 1 << 14
 """Of what either end says."""
 DIGEST_BYTES: Final = 16
@@ -87,35 +93,57 @@ class Enrolment:
         self._context, digest = throwaway_certificate()
         place = place_of(f"tcp://{address}", look_up=True)
         self._listener = socket.create_server(place.where[:2], family=place.family)
+        self._joined, self._once = threading.Event(), threading.Lock()
+        self._woken, self._waker = socket.socketpair()
         host, _, _ = address.rpartition(":")
         self.token = Token(f"{host}:{self._listener.getsockname()[1]}", digest, secrets.token_bytes(SECRET_BYTES))
 
     def serve(self, seconds: float) -> bool:
-        """Give one host its keys, within so many seconds. Returns whether one came."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            self._listener.settimeout(left)
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                return False
-            with connection, contextlib.suppress(OSError, msgspec.MsgspecError, ConfigError):
-                connection.settimeout(ANSWER_S)
-                if self._answer(connection):
-                    return True
-        return False
+        """Give one host its keys, within so many seconds. Returns whether one came.
 
-    def _answer(self, connection: socket.socket) -> bool:
+        Whoever connects has ``EXCHANGE_S`` for all that it says. Strangers hold nobody up: several are heard at a time,
+        and beyond ``MOST_CONNECTIONS`` the one that came first gives way.
+        """
+        deadline = time.monotonic() + seconds
+        under_way: deque[socket.socket] = deque()
+        while not self._joined.is_set() and (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select([self._listener, self._woken], [], [], left)
+            if self._listener not in ready:
+                continue
+            with contextlib.suppress(OSError):  # it has left again
+                connection, _ = self._listener.accept()
+                connection.settimeout(EXCHANGE_S)
+                under_way.append(handle := connection.dup())
+                threading.Thread(target=self._hear, args=(connection, handle), daemon=True).start()
+            while len(under_way) > MOST_CONNECTIONS:
+                end_exchange(under_way.popleft())
+        for handle in list(under_way):
+            end_exchange(handle)
+        return self._joined.is_set()
+
+    def _hear(self, connection: socket.socket, handle: socket.socket) -> None:
+        """On a thread of its own. ``handle`` is the connection, too: by it others end what is said there."""
+        with handle, connection, within(connection):
+            with contextlib.suppress(OSError, msgspec.MsgspecError, ConfigError):
+                self._answer(connection)
+            end_exchange(handle)
+
+    def _answer(self, connection: socket.socket) -> None:
         with self._context.wrap_socket(connection, server_side=True) as sealed:
             asked = msgspec.msgpack.decode(read(sealed), type=Application)
             if not hmac.compare_digest(asked.secret, self.token.secret):
-                return False
-            authority, own = keys.sign(self._folder, asked.request)
-            write(sealed, Membership(authority, own))
-        return True
+                return
+            with self._once:  # of two who have the token, one gets keys
+                if self._joined.is_set():
+                    return
+                authority, own = keys.sign(self._folder, asked.request)
+                write(sealed, Membership(authority, own))
+                self._joined.set()
+        self._waker.send(b"!")
 
     def close(self) -> None:
-        self._listener.close()
+        for end in (self._listener, self._woken, self._waker):
+            end.close()
 
     def __enter__(self) -> Enrolment:
         return self
@@ -149,7 +177,8 @@ def asked_for_membership(token: Token, request: bytes) -> Membership:
     context.verify_mode = ssl.CERT_NONE  # what it shows is compared with the token
     place = place_of(f"tcp://{token.address}", look_up=True)
     with (
-        socket.create_connection(place.where[:2], timeout=ANSWER_S) as connection,
+        socket.create_connection(place.where[:2], timeout=EXCHANGE_S) as connection,
+        within(connection),
         context.wrap_socket(connection) as sealed,
     ):
         shown = sealed.getpeercert(binary_form=True) or b""
@@ -178,6 +207,25 @@ def digest_of(certificate: bytes) -> bytes:
 
 def pem(request: object) -> bytes:
     return request.public_bytes(serialization.Encoding.PEM)  # type: ignore[attr-defined, no-any-return]
+
+
+@contextlib.contextmanager
+def within(connection: socket.socket) -> Iterator[None]:
+    """Have the connection end after ``EXCHANGE_S``, whatever is under way on it: a time-out of its own is per read."""
+    with connection.dup() as handle:
+        watch = threading.Timer(EXCHANGE_S, end_exchange, (handle,))
+        watch.daemon = True
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+
+def end_exchange(connection: socket.socket) -> None:
+    """Whoever reads or writes there is told that it has ended."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def write(sealed: ssl.SSLSocket, message: msgspec.Struct) -> None:

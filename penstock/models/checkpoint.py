@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from penstock.files import (
     shown,
 )
 from penstock.models.gate import Parts, check_supported, text_config
-from penstock.models.gguf.folder import folder_of
+from penstock.models.gguf.folder import folder_for
 from penstock.models.gguf.header import read_header
 from penstock.models.gguf.weights import GgufWeights
 from penstock.models.glance import stated_config
@@ -96,9 +97,9 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     source = resolve(model, revision)
     if source.is_file():
         header = read_header(source)
-        path = folder_of(header)
-        config, parts, _ = _configuration(path)
-        weights: Weights = GgufWeights(header, config)
+        with folder_for(header) as path:
+            config, parts, _ = _configuration(path)
+            weights: Weights = GgufWeights(header, config)
     else:
         path = source
         config, parts, method = _configuration(path)
@@ -151,9 +152,22 @@ def check_sizes(config: Any, file: Path) -> None:
         size = getattr(config, name, None)
         if type(size) is not int or size < 1:
             raise problem_in(file, name, f"is {size!r}; it has to be a whole number above 0")
+    check_numbers(config, file)
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and (type(longest) is not int or longest < 1):
         raise problem_in(file, "max_position_embeddings", f"is {longest!r}; it has to be a whole number above 0")
+
+
+def check_numbers(config: Any, file: Path) -> None:
+    """Raise ConfigError unless epsilons are finite and not below 0, and the bases of rotary embeddings above 0."""
+    for path, key, value in fields_of(config.to_dict()):
+        base, epsilon = str(key).endswith("rope_theta"), str(key).endswith(("_eps", "_epsilon"))
+        if value is None or not (base or epsilon) or isinstance(value, dict):
+            continue
+        known = type(value) in (int, float) and math.isfinite(value)
+        if not known or value < 0 or (base and value == 0):
+            wanted = "above 0" if base else "0 or above"
+            raise problem_in(file, path, f"is {value!r}; it has to be a finite number, {wanted}")
 
 
 def check_layers(stated: int, names: Iterable[str], file: Path) -> None:

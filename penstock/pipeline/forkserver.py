@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ import msgspec
 from penstock.api_keys import without_api_keys
 from penstock.pipeline.forking import exit_report
 from penstock.pipeline.plan import StageSpec
+from penstock.scratch import PREFIX, let_go, make_scratch
 
 END_TIMEOUT: Final = 5.0
 """Seconds that the server may take to leave before it is killed, and killed stages to be gone."""
@@ -115,6 +117,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server and its stages, and wait for that. Safe to call twice."""
         self._lifeline.close()
+        let_go(Path(self.folder))
         with contextlib.suppress(OSError):  # it has ended
             self._engine_end.shutdown(socket.SHUT_WR)
         try:
@@ -208,7 +211,7 @@ def wait(process: int, seconds: float) -> bool:
 def socket_folder() -> str:
     """A private folder for sockets: their paths have room for 107 bytes, which the TMPDIR of some clusters outgrows."""
     usual = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="penstock-", dir=usual if len(os.fsencode(usual)) <= 60 else "/tmp")
+    return str(make_scratch(PREFIX, Path(usual if len(os.fsencode(usual)) <= 60 else "/tmp")))
 
 
 _shared: ForkServer | None = None

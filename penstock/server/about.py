@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel
@@ -14,6 +14,7 @@ from penstock.core import PenstockError
 from penstock.engine.async_llm import AsyncLLM
 from penstock.server.http.errors import error_responses
 from penstock.server.http.gate import Gate
+from penstock.server.http.sites import needs_json
 
 
 class StageHealth(BaseModel):
@@ -57,7 +58,7 @@ def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIR
     async def version() -> Version:
         return Version(version=penstock.__version__)
 
-    @routes.post("/rebalance", responses=error_responses(401, 503))
+    @routes.post("/rebalance", responses=error_responses(401, 415, 503), dependencies=[Depends(needs_json)])
     async def rebalance() -> Rebalanced:
         """Have stages that were moved from a lost host move back to it now, if it is back: requests pause meanwhile."""
         return Rebalanced(moving=await llm.rebalance())

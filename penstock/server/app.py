@@ -10,11 +10,14 @@ from penstock.engine.async_llm import AsyncLLM
 from penstock.server.about import about_router
 from penstock.server.api_page import api_page_router
 from penstock.server.http import handlers
+from penstock.server.http.attendance import Attendance
 from penstock.server.http.auth import Auth
 from penstock.server.http.bodies import BodyLimits
 from penstock.server.http.gate import Gate
+from penstock.server.http.listen import Listening
 from penstock.server.http.logs import log_request
 from penstock.server.http.records import Records
+from penstock.server.http.sites import Sites
 from penstock.server.live.routes import live_router
 from penstock.server.metrics import ServerMetrics
 from penstock.server.openai.chat import chat_router
@@ -28,12 +31,13 @@ from penstock.server.openai.unsupported import unsupported_router
 from penstock.server.settings import ServerSettings
 
 
-def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
+def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | None = None) -> FastAPI:
     """The application over ``llm``, which stays the caller's to close. ``app.state.gate`` is its ``Gate``.
 
-    Call it on the event loop's thread. FastAPI's documentation pages are left out: they load scripts from elsewhere.
+    It answers to the names that go with where it is ``listening``; without that to any. Call it on the event loop's
+    thread. FastAPI's documentation pages are left out: they load scripts from elsewhere.
     """
-    app = FastAPI(title="Penstock", version=penstock.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Penstock", version=penstock.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gate = gate = Gate()
     metrics = ServerMetrics(llm, settings.served_model_name[0])
     service = Service(llm, settings, gate, metrics.generated)
@@ -45,12 +49,14 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.include_router(api_page_router(app), include_in_schema=False)
     if settings.web:
         app.include_router(live_router(llm), include_in_schema=False)
-    add_middleware(app, settings, metrics)
+    add_middleware(app, settings, listening, metrics)
     return app
 
 
-def add_middleware(app: FastAPI, settings: ServerSettings, metrics: ServerMetrics) -> None:
+def add_middleware(app: FastAPI, settings: ServerSettings, listening: Listening | None, metrics: ServerMetrics) -> None:
     """From the inside out: the last one added sees a request first."""
+    gate, seconds = app.state.gate, settings.request_timeout
+    app.add_middleware(Attendance, gate=gate, seconds=seconds, has_keys=bool(settings.api_keys))
     app.add_middleware(BodyLimits, most=settings.max_body_size, seconds=settings.body_timeout)
     if settings.api_keys:
         app.add_middleware(Auth, keys=settings.api_keys)
@@ -62,4 +68,5 @@ def add_middleware(app: FastAPI, settings: ServerSettings, metrics: ServerMetric
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
             expose_headers=["X-Request-Id", "Retry-After", WARNING],
         )
+    app.add_middleware(Sites, listening=listening, origins=settings.allowed_origins)
     app.add_middleware(Records, on_end=[log_request, metrics.responded])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
 import sys
 import time
@@ -14,7 +15,7 @@ from functools import partial
 import typer
 
 import penstock
-from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
+from penstock.api_keys import API_KEY_VARIABLE, check_api_key_variable, read_api_keys
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.starting import watched
@@ -34,6 +35,8 @@ def run_serve(options: EngineOptions, settings: ServerSettings, listening: Liste
 
     Raises ConfigError before anything starts, PipelineError when a stage cannot be started.
     """
+    check_api_key_variable(os.environ)
+    listening.allow_open_files()
     template = None if settings.chat_template is None else read_template(settings.chat_template)
     if settings.api_key_file is not None:
         settings = replace(settings, api_keys=settings.api_keys + read_api_keys(settings.api_key_file))
@@ -57,7 +60,7 @@ async def serve(
     try:
         if template is not None:
             llm.get_tokenizer().use_chat_template(template)
-        app = make_app(llm, settings)
+        app = make_app(llm, settings, listening)
         # Closing the engine also ends the live views.
         server = Server(app, listening, app.state.gate, settings.drain_timeout, stop=llm.close)
         gc.collect()
@@ -73,9 +76,18 @@ async def serve(
 def announce(llm: AsyncLLM, settings: ServerSettings, url: str, seconds: float) -> None:
     """A line for people on stdout, one for programs in the log."""
     names = ", ".join(settings.served_model_name)
-    typer.echo(f"Penstock serves {names} at {url}" + (" (open it in a browser)" if settings.web else ""))
+    tell(f"Penstock serves {names} at {url}" + (" (open it in a browser)" if settings.web else ""))
     fields = {"url": url, "model": names, "stages": llm.setup.stages, "seconds": round(seconds, 3)}
     log.info("serving", extra={"fields": fields})
+
+
+def tell(line: str) -> None:
+    """A line on stdout, which may be full or gone: a server does not depend on it."""
+    try:
+        typer.echo(line)
+    except OSError as error:
+        log.warning(f"standard output cannot be written ({error.strerror}); nothing more is said there")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered is written at the end
 
 
 def url_of(bound: socket.socket, scheme: str) -> str:

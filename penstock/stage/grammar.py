@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,6 +20,13 @@ FOLLOWED: Final = 256
 """Requests whose matchers are kept. One more costs that the least recently asked one's grammar is compiled again."""
 RETRIES: Final = 4
 """How often a request's exhausted grammar is compiled anew: it was exhausted below a drafted token, perhaps."""
+OVERRUN_S: Final = 20.0
+"""Seconds on the clock after which a stage gives a grammar up that it compiles.
+
+A worker has compiled it before in a second of processor time (``text.grammar.SECONDS``): only a host that is far
+slower, or far busier, gets there.
+"""
+OVERRUN: Final = f"it did not compile within {OVERRUN_S:g} s"
 DEAD: Final = "the text so far is not what the grammar allows"
 
 
@@ -44,22 +53,57 @@ class Grammars:
         self._followers: OrderedDict[int, _Follower] = OrderedDict()
         self._compiling: dict[int, tuple[str, Future[LLMatcher]]] = {}
         self._thread: ThreadPoolExecutor | None = None
+        self._given_up: set[int] = set()
+        """Requests whose grammars took too long to compile."""
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
         """Compile a request's grammar on a thread beside this one, which calls ``done`` when ``allowed`` need not wait.
 
-        The matcher is the request's until ``forget``.
+        The matcher is the request's until ``forget``. A grammar that takes longer than ``OVERRUN_S`` fails its request,
+        and the next one has another thread.
         """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "penstock-grammars")
         self.forget(request)
-        future = self._thread.submit(self._compile, grammar)
+        future: Future[LLMatcher] = Future()
+        self._thread.submit(self._compile_in_time, grammar, future, self._thread)
         self._compiling[request] = grammar, future
         future.add_done_callback(lambda _: done())
+
+    def _compile_in_time(self, grammar: str, future: Future[LLMatcher], thread: ThreadPoolExecutor) -> None:
+        """On the thread for that. What comes too late is dropped: by then ``future`` holds a TimeoutError."""
+        if not future.set_running_or_notify_cancel():
+            return
+        watch = threading.Timer(OVERRUN_S, self._give_up, (future, thread))
+        watch.daemon = True
+        watch.start()
+        try:
+            compiled = self._compile(grammar)
+        except BaseException as error:
+            watch.cancel()
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(error)
+            raise
+        watch.cancel()
+        with contextlib.suppress(InvalidStateError):
+            future.set_result(compiled)
+
+    def _give_up(self, future: Future[LLMatcher], thread: ThreadPoolExecutor) -> None:
+        """Leave ``thread`` to what it compiles. Those that wait behind it are compiled by another one."""
+        waiting = [one for _, one in list(self._compiling.values()) if not one.running() and not one.done()]
+        if self._thread is thread:
+            self._thread = ThreadPoolExecutor(1, "penstock-grammars")
+        thread.shutdown(wait=False, cancel_futures=True)
+        for grammar, one in list(self._compiling.values()):
+            if one in waiting and self._thread is not None:
+                self._thread.submit(self._compile_in_time, grammar, one, self._thread)
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(TimeoutError(OVERRUN))
 
     def forget(self, request: int) -> None:
         """The request's matcher is needed no more."""
         self._followers.pop(request, None)
+        self._given_up.discard(request)
         if request in self._compiling:
             self._compiling.pop(request)[1].cancel()
 
@@ -76,7 +120,11 @@ class Grammars:
         """
         if np.isin(output, self._ends).any():
             return Allowed(self._only(self._ends))
-        follower = self._follower(request, grammar)
+        try:
+            follower = self._follower(request, grammar)
+        except TimeoutError:
+            self._given_up.add(request)
+            return Allowed(np.zeros(self._vocab_size, dtype=bool), OVERRUN)
         allowed = follower.after(output, self._vocab_size)
         if not follower.failed or follower.has_read_only(output):
             return allowed
@@ -90,6 +138,9 @@ class Grammars:
         return follower.after(output, self._vocab_size)
 
     def _follower(self, request: int, grammar: str) -> _Follower:
+        """Raises TimeoutError for a grammar that has taken too long to compile."""
+        if request in self._given_up:
+            raise TimeoutError(OVERRUN)
         follower = self._followers.pop(request, None)
         if follower is None or follower.grammar != grammar:
             follower = _Follower(grammar, self._matcher(request, grammar))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -10,11 +11,19 @@ from typing import Any, Final
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
-from penstock.core import RequestError, StructuredOutputsParams
-from penstock.text.tokenizer import load_tokenizer, usable_tokenizer
+from penstock.core import ConfigError, RequestError, StructuredOutputsParams
+from penstock.text.tokenizer import Tokenizer, load_tokenizer, usable_tokenizer
+from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
 
 CHECKED: Final = 256
 """Grammars of which it is remembered whether they can be used."""
+SECONDS: Final = 1.0
+"""Processor time in which a grammar has to compile and give its first mask; usual ones take milliseconds."""
+MEMORY: Final = 1 << 26
+"""Bytes that it may take meanwhile, and that a stage then keeps for each request with such a grammar.
+
+Schemas with two thousand alternatives take 38 MiB, usual ones next to nothing.
+"""
 ANY_OBJECT: Final = '{"type": "object"}'
 LIMITS: Final = LLParserLimits(initial_lexer_fuel=200_000, step_lexer_fuel=100_000, verbose_errors=False)
 """What a grammar may cost when it is compiled and at each token; the rest is llguidance's defaults.
@@ -43,15 +52,40 @@ def grammar_of(params: StructuredOutputsParams) -> str:
         raise RequestError(f"structured_outputs.{params.kind}: {error}") from error
 
 
-def check_grammar(params: StructuredOutputsParams, tokenizer: LLTokenizer) -> None:
-    """Raise RequestError, with what llguidance says, unless the grammar compiles and allows some text."""
-    if problem := problem_of(grammar_of(params), tokenizer):
+def check_grammar(params: StructuredOutputsParams, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
+    """Raise RequestError, saying why, unless the grammar compiles within a worker's limits and allows some text.
+
+    ``vocab_size`` is the model's, ``ends`` are the token ids that end a text.
+    """
+    grammar = grammar_of(params)
+    size = max(vocab_size, len(tokenizer))
+    try:
+        problem = worker_finds(grammar, tokenizer.vocabulary, size, tuple(ends))
+    except Overrun as overrun:
+        remedy = "state it with less repetition, fewer alternatives or smaller numbers"
+        raise RequestError(f"structured_outputs.{params.kind}: to compile it {overrun.what}; {remedy}") from overrun
+    except Failed as error:
+        raise RequestError(f"structured_outputs.{params.kind}: it cannot be compiled ({error.what})") from error
+    if problem:
         raise RequestError(f"structured_outputs.{params.kind}: {problem}")
 
 
 @lru_cache(CHECKED)
+def worker_finds(grammar: str, vocabulary: Vocabulary, size: int, ends: tuple[int, ...]) -> str:
+    """What a worker finds to keep a grammar from being used; nothing if it can be.
+
+    Raises Overrun where that takes more than it may, and ConfigError for a tokenizer that llguidance cannot read.
+    """
+    given = {"grammar": grammar, "vocab_size": size, "eos_token_ids": ends}
+    found = workers().run(Job("check_grammar", given, SECONDS, vocabulary, MEMORY))
+    if "unusable" in found:
+        raise ConfigError(f"model: the tokenizer cannot be used for structured outputs ({found['unusable']})")
+    problem: str = found["problem"]
+    return problem
+
+
 def problem_of(grammar: str, tokenizer: LLTokenizer) -> str:
-    """What keeps the grammar from being used; nothing if it can be."""
+    """What keeps the grammar from being used; nothing if it can be. It may take all time and memory: in a worker."""
     matcher = compile_grammar(grammar, tokenizer)
     if matcher.is_error():
         return matcher.get_error().strip()
@@ -95,7 +129,8 @@ def explained(error: str) -> str:
 def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
     """A matcher at the beginning of the text, with a lexer of its own: copies of a matcher share one, and its errors.
 
-    It never raises: one that fails stays in an error state. Other threads go on meanwhile.
+    It never raises: one that fails stays in an error state. Other threads go on meanwhile. ``LIMITS`` do not bound all
+    that it may take: whoever compiles a stranger's grammar here has had a worker do so before.
     """
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
 

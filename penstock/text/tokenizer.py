@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import re
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,10 +29,17 @@ from penstock.files import (
     shown,
 )
 from penstock.text.literal import LiteralText
-from penstock.text.template_process import BrokenTemplate, Rendered, template_processes
+from penstock.text.templates import BrokenTemplate, Rendered, render
+from penstock.text.tokenizer_bounds import TOKENIZER_FILE, check_tokenizer, check_tokenizer_files
+from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
 
 PANIC: Final = "PanicException"
 """What a failed assertion in tokenizers' own language is called here; its class cannot be imported."""
+
+LONG: Final = 1 << 14
+"""Characters of a text that are read in this process, in milliseconds."""
+ENCODE_SECONDS: Final = 10.0
+"""Processor time in which a worker has to read a longer text: usual ones take a second per million characters."""
 
 TOKENIZER_CLASS: Final = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
 
@@ -49,6 +58,7 @@ class Tokenizer:
         """``inner`` is a transformers tokenizer with a ``tokenizers`` backend; its own EOS joins ``eos_token_ids``."""
         self._inner = inner
         self._backend = inner.backend_tokenizer
+        self._one_at_a_time = threading.Lock()
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_token_ids: tuple[int, ...] = tuple(sorted({*own, *eos_token_ids}))
         added = self._backend.get_added_tokens_decoder()
@@ -67,23 +77,47 @@ class Tokenizer:
         text: str = backend.to_str()
         return text
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Raises RequestError for text that the tokenizer cannot read.
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer as workers are given it."""
+        text = self.serialized()
+        return Vocabulary(hashlib.sha256(text.encode()).hexdigest(), text)
 
-        It may be no Unicode (a lone surrogate, as JSON can carry it), or hold what a vocabulary without a token for the
-        unknown lacks.
+    def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
+        """Token ids of a text; from any thread. A worker reads texts longer than ``LONG``. Errors name ``field``.
+
+        Raises RequestError for text that the tokenizer cannot read, or not within the limits. It may be no Unicode (a
+        lone surrogate, as JSON can carry it), or hold what a vocabulary without a token for the unknown lacks.
         """
-        with readable(text):
-            # Not verbose: whether a text is too long is for whoever asks to say, and a corpus is cut later.
-            ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        with readable(text, field):
+            if len(text) > LONG:
+                return self._encode_aside(text, field, add_special_tokens=add_special_tokens, literal=False)
+            with self._one_at_a_time:
+                # Not verbose: whether a text is too long is for whoever asks to say, and a corpus is cut later.
+                ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 
     def encode_literal(self, rendered: str) -> list[int]:
         """Token ids of a rendered conversation, in which what ``literal`` has hidden is text. Raises as ``encode``."""
         if not self.literal.holds_hidden(rendered):
-            return self.encode(rendered, add_special_tokens=False)
-        with readable(rendered):
+            return self.encode(rendered, add_special_tokens=False, field="messages")
+        with readable(rendered, "messages"):
+            if len(rendered) > LONG:
+                return self._encode_aside(rendered, "messages", add_special_tokens=False, literal=True)
             return self.literal.encode(rendered)
+
+    def _encode_aside(self, text: str, field: str, *, add_special_tokens: bool, literal: bool) -> list[int]:
+        given = {"text": text, "add_special_tokens": add_special_tokens, "literal": literal}
+        try:
+            found = workers().run(Job("encode", given, ENCODE_SECONDS, self.vocabulary))
+        except Overrun as overrun:
+            raise RequestError(
+                f"{field} has {len(text)} characters; the tokenizer's work on it {overrun.what}: shorten it"
+            ) from overrun
+        except Failed as error:
+            raise RequestError(f"{field} cannot be read by the tokenizer ({error.what})") from error
+        ids: list[int] = found["ids"]
+        return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all ``ids`` at once, bytes that are not UTF-8 as U+FFFD, ids without a token as nothing.
@@ -160,7 +194,7 @@ class Tokenizer:
         turns = [{key: value for key, value in turn.items() if value is not None} for turn in messages]
         variables = {**self._inner.special_tokens_map, **options}
         job = {**variables, "chat_template": template, "conversations": [turns], "tools": tools, **asked}
-        return template_processes().render(job)
+        return render(job)
 
     @cached_property
     def literal(self) -> LiteralText:
@@ -168,8 +202,9 @@ class Tokenizer:
         return LiteralText(self._backend)
 
     def _check_variables(self, names: Iterable[str]) -> None:
+        taken = {"messages", *inspect.signature(self._inner.apply_chat_template).parameters}
         for name in names:
-            if name in inspect.signature(self._inner.apply_chat_template).parameters:
+            if name in taken:
                 raise RequestError(f"chat_template_kwargs.{name} is no variable of the chat template; remove it")
 
     @property
@@ -235,11 +270,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     check_folder(folder)
+    check_tokenizer_files(folder)
     check_tokenizer_class(folder)
     check_own_tokenizer(folder)
     eos = generation_eos(folder)
     with usable_tokenizer(folder):
         inner = _from_folder(folder)
+        if not (folder / TOKENIZER_FILE).is_file():  # it has been made of other files
+            check_tokenizer(folder, inner.backend_tokenizer.to_str())
         tokenizer = Tokenizer(inner, eos)
         tokenizer.decode(inner.encode("a"))
     return tokenizer
@@ -260,13 +298,15 @@ def usable_tokenizer(folder: Path) -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def readable(text: str) -> Iterator[None]:
-    """Whatever keeps a tokenizer from reading ``text`` is a RequestError."""
+def readable(text: str, field: str) -> Iterator[None]:
+    """Whatever keeps a tokenizer from reading ``text`` is a RequestError that begins with ``field``."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(f"the text is not valid Unicode: {error}") from error
-    with refused_as(RequestError, "the tokenizer cannot read the text"):
+        code = ord(text[error.start])
+        problem = f"holds U+{code:04X} at {error.start}, half of a surrogate pair, which is no character; take it out"
+        raise RequestError(f"{field} {problem}") from error
+    with refused_as(RequestError, f"{field} cannot be read by the tokenizer"):
         yield
 
 

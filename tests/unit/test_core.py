@@ -84,3 +84,17 @@ def test_a_structure_is_exactly_one_thing() -> None:
 def test_structures_that_cannot_work_are_refused(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         StructuredOutputsParams(**given)
+
+
+@pytest.mark.parametrize("made", [SamplingParams, StructuredOutputsParams])
+def test_a_field_that_there_is_not_is_refused_with_the_nearest(made: type) -> None:
+    with pytest.raises(RequestError, match=f"foo is not a field of {made.__name__}; there is "):
+        made(foo=1)
+    near, meant = ("temprature", "temperature") if made is SamplingParams else ("regexp", "regex")
+    with pytest.raises(RequestError, match=f"{near} is not a field of {made.__name__}; did you mean '{meant}'"):
+        made(**{near: 1})
+
+
+def test_half_a_character_is_no_stop_string() -> None:
+    with pytest.raises(RequestError, match=r"stop is .*; it has to be Unicode"):
+        SamplingParams(stop=["fine", "a\ud800"])

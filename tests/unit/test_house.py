@@ -17,7 +17,7 @@ CODE = {".py", ".js", ".css", ".html"}
 
 MOST_LINES = 60
 MOST_PARAMETERS = 12
-MOST_FILES = 20
+MOST_FILES = 24
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

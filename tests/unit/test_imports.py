@@ -19,6 +19,7 @@ LAYERS = [
     "core",
     "dtypes",
     "files",
+    "scratch",
     "typos",
     "config",
     "registry",
@@ -87,7 +88,7 @@ HEAVY_WHEN_CALLED = {
     "models.places",
     "pipeline.assembly",
     "text.tokenizer",
-    "text.template_process",
+    "text.worker_tasks",
     "recording",
     "dtypes",
 }

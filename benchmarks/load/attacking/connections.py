@@ -46,7 +46,7 @@ class Connections:
             connection.sendall(data)
 
     def _check_health(self) -> None:
-        answer = self._victim.exchange(b"GET /health HTTP/1.1\r\nHost: attack\r\nConnection: close\r\n\r\n")
+        answer = self._victim.exchange(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         if answer.status != 200:
             raise Fault(f"/health says {answer}")
 

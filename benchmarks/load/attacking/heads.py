@@ -76,7 +76,7 @@ class Heads:
         return "left"
 
     def _check_health(self) -> None:
-        data = b"GET /health HTTP/1.1\r\nHost: attack\r\nConnection: close\r\n\r\n"
+        data = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         answer = self._victim.exchange(data)
         self._victim.check(answer if answer.status == 200 else Answer(500, answer.body), data)
 
@@ -92,7 +92,7 @@ def hostile(rng: random.Random) -> bytes:
     """A head with up to 100 lines, and a body that may not be what it says."""
     method = rng.choice(METHODS[:2] if rng.random() < 0.7 else METHODS)
     version = rng.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/9.9", "", "ICY"))
-    lines = [f"{method} {rng.choice(TARGETS)} {version}", "Host: attack"]
+    lines = [f"{method} {rng.choice(TARGETS)} {version}", "Host: localhost"]
     if rng.random() < 0.5:
         lines.append(f"Authorization: Bearer {KEY}")
     lines += rng.choices(HEADERS, k=rng.choice((0, 1, 2, 3, 100)))

@@ -93,7 +93,7 @@ class Kills:
 
     def _check_lost(self, what: str) -> None:
         """The server stays, and says what was lost."""
-        data = b"GET /health HTTP/1.1\r\nHost: attack\r\nConnection: close\r\n\r\n"
+        data = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         until = time.monotonic() + STAGE_TIMEOUT + GONE
         while (answer := self._victim.exchange(data)).status == 200 and time.monotonic() < until:
             time.sleep(0.2)

@@ -128,7 +128,7 @@ def victim(*flags: str) -> Iterator[Victim]:
 
 def request(path: str, body: bytes) -> bytes:
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: attack\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

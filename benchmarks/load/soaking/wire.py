@@ -37,7 +37,7 @@ class Connection:
 
     def request(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """A POST as it goes over the wire. ``headers`` may overrule those that are there in any case."""
-        given = {"Host": "soak", "Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+        given = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
         parts = [h11.Request(method="POST", target=path, headers=list(given.items())), h11.Data(body)]
         return b"".join(self._h11.send(part) or b"" for part in [*parts, h11.EndOfMessage()])
 

@@ -7,9 +7,7 @@ width, sliding windows, soft caps, and how rotary frequencies are scaled.
 from __future__ import annotations
 
 import struct
-import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from transformers import AutoConfig
@@ -20,6 +18,7 @@ from penstock.models.gguf.accepted import contradiction, number
 from penstock.models.gguf.blocks import FLOATS, floats
 from penstock.models.gguf.header import MAGIC, UINT32, VERSIONS, Header
 from penstock.models.gguf.purpose import refusal
+from penstock.scratch import scratch_folder
 
 MOST_COUNTED: Final = 100_000
 """Of anything that the metadata counts: layers, heads."""
@@ -66,16 +65,16 @@ def check_counted(header: Header) -> None:
             raise problem_in(header.path, key, f"is {entry.value}; there may be 0 to {most}")
     layers = number(header, "block_count")
     held = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
-    if layers is None or layers > len(held):
+    if layers is None or not 0 < layers <= len(held):
         raise contradiction(header, "block_count", f"is {layers}; the file has {len(held)} layers")
 
 
 def translated(header: Header) -> dict[str, Any]:
     """What transformers makes of the entries about the model, in a file of their own without vocabulary and tensors."""
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+    with scratch_folder() as folder:
         about = [key for key in header.entries if key.startswith(f"{header.architecture}.") or key.endswith(TOKEN_ID)]
         more = [] if f"{header.architecture}.vocab_size" in header.entries else [vocabulary_entry(header)]
-        (Path(folder) / "header.gguf").write_bytes(entries_alone(header, about, more))
+        (folder / "header.gguf").write_bytes(entries_alone(header, about, more))
         try:
             config = AutoConfig.from_pretrained(folder, gguf_file="header.gguf", trust_remote_code=False)
         except Exception as error:

@@ -6,10 +6,11 @@ once, in the cache of assets beside the hub's, under a name that is a hash of th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import shutil
 import struct
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,9 @@ from penstock.models.gguf.accepted import check_accepted
 from penstock.models.gguf.blocks import mapped
 from penstock.models.gguf.config import ROPE_TENSORS, config_table, entries_alone
 from penstock.models.gguf.header import ARRAY, STRING, Header
+from penstock.scratch import scratch_folder
 from penstock.text.tokenizer import usable_tokenizer
+from penstock.text.tokenizer_bounds import check_tokenizer_files
 
 LAYOUT: Final = 1
 """Of these folders: another number makes them anew."""
@@ -60,6 +63,20 @@ def folder_of(header: Header) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def folder_for(header: Header) -> Iterator[Path]:
+    """``folder_of`` a file. What the block refuses of it leaves no folder that was not there before."""
+    place: Path = cached_assets_path("penstock", "gguf") / name_of(header)
+    known = place.is_dir()
+    folder = folder_of(header)
+    try:
+        yield folder
+    except ConfigError:
+        if not known:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def name_of(header: Header) -> str:
     """It changes with all that the folder is made of, and with who makes it."""
     found = hashlib.sha256(f"{LAYOUT} {transformers.__version__}\n".encode())
@@ -73,8 +90,8 @@ def name_of(header: Header) -> str:
 
 def make(header: Header, folder: Path) -> None:
     """Write the folder beside its place and move it there whole: others may be making it, too."""
-    with tempfile.TemporaryDirectory(prefix="new-", dir=folder.parent) as new:
-        made = Path(new) / "made"
+    with scratch_folder("new-", folder.parent) as new:
+        made = new / "made"
         made.mkdir()
         table = config_table(header)
         (made / CONFIG_FILE).write_text(json.dumps(table, indent=1))
@@ -89,7 +106,11 @@ def make(header: Header, folder: Path) -> None:
 
 
 def ends(header: Header) -> list[Any]:
-    stated = [header.value(key) for key in ENDS]
+    """The ids of tokens that end a text. Raises ConfigError for one beyond the vocabulary."""
+    stated, size = [header.value(key) for key in ENDS], header.count(TOKENS)
+    for key, end in zip(ENDS, stated, strict=True):
+        if size and isinstance(end, int) and end >= size:
+            raise problem_in(header.path, key, f"is {end}; the vocabulary has {size} tokens")
     return sorted({end for end in stated if end is not None}, key=str)
 
 
@@ -106,11 +127,12 @@ def sampling(header: Header) -> dict[str, Any]:
 def write_tokenizer(header: Header, made: Path) -> None:
     """tokenizer.json, its configuration and the chat template, as transformers makes them of the entries."""
     check_tokens(header)
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder, usable_tokenizer(header.path):
-        alone = Path(folder) / "tokenizer.gguf"
+    with scratch_folder() as folder, usable_tokenizer(header.path):
+        alone = folder / "tokenizer.gguf"
         alone.write_bytes(entries_alone(header, [key for key in header.entries if key.startswith("tokenizer.")]))
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=alone.name)
         tokenizer.save_pretrained(made)
+        check_tokenizer_files(made)
 
 
 def check_tokens(header: Header) -> None:

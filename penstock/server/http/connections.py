@@ -20,6 +20,8 @@ from penstock.server.http.heads import MOST_HEAD, BoundedHeads
 STALLED: Final = 60.0
 """Seconds in which a reader has to take something of what waits for it."""
 HEALTH: Final = "/health"
+MOST_SHOWN: Final = 200
+"""Characters of what is wrong with a request that is no HTTP."""
 
 
 class LimitedProtocol(H11Protocol):
@@ -71,7 +73,7 @@ class LimitedProtocol(H11Protocol):
         elif self._heads.head_too_large:
             self._refuse(ApiError(431, f"the head is larger than {MOST_HEAD} bytes", code="head_too_large"))
         else:
-            super().send_400_response(msg)
+            self._refuse(ApiError(400, f"the request is no HTTP: {self._heads.problem[:MOST_SHOWN]}", code="bad_http"))
 
     def pause_writing(self) -> None:
         super().pause_writing()

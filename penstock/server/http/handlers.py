@@ -38,7 +38,10 @@ async def on_http(request: Request, error: Exception) -> Response:
             message = f"{request.url.path} does not take {request.method}"
         code = None
         if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI says only that it cannot parse the body
-            message, code = f"the body is not JSON: {error.__cause__}", "invalid_json"
+            reason = str(error.__cause__)
+            if "int_max_str_digits" in reason:  # Python's remedy is none for a client
+                reason = "it holds a number of thousands of digits; numbers may have 4,300"
+            message, code = f"the body is not JSON: {reason}", "invalid_json"
         error = ApiError(error.status_code, message, code=code, headers=error.headers)
     return error_reply(request, error)
 

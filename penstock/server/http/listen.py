@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import resource
 import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from penstock.config import FieldError, check, check_positive
 from penstock.options import LIMITS, SERVER, Option
+
+OTHER_FILES: Final = 128
+"""Open files beside the connections: stages, workers, health checks, logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +26,16 @@ class Listening:
     root_path: Annotated[
         str, Option("What a proxy in front takes off every path.", SERVER, metavar="/PATH", default="none")
     ] = ""
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option(
+            "Further names, as in the Host header, to which it answers; '.example.org' is all below it, too, '*' any. "
+            "May be repeated.",
+            SERVER,
+            metavar="NAME",
+            default="loopback's on loopback; elsewhere any address, and this host's own names",
+        ),
+    ] = ()
     ssl_certfile: Annotated[
         Path | None, Option("Certificate in PEM: serve HTTPS.", SERVER, metavar="FILE", default="")
     ] = None
@@ -38,6 +52,9 @@ class Listening:
         root = self.root_path
         known = not root or (root.startswith("/") and not root.endswith("/") and root.isascii())
         check(known, "root_path", root, "empty, or begin with a slash and not end with one, for example '/llm'")
+        for name in self.allowed_hosts:
+            plain = bool(name) and name.isascii() and not set(name) & set("/:[]@ ")
+            check(plain, "allowed_hosts", name, "'*', or a name without scheme and port, for example 'llm.example.org'")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise FieldError("ssl_certfile", "is missing: name the certificate that ssl_keyfile is the key of")
         check(0 <= self.port < 65536, "port", self.port, "between 0 and 65535")
@@ -68,6 +85,19 @@ class Listening:
             key = "the key in it" if self.ssl_keyfile is None else f"key {str(self.ssl_keyfile)!r}"
             problem = f"is {str(self.ssl_certfile)!r}, which cannot be used with {key}: {error.strerror}"
             raise FieldError("ssl_certfile", f"{problem}; both have to be PEM, the key without a password") from None
+
+    def allow_open_files(self) -> None:
+        """Raise the soft limit on open files to what the connections need. Raises FieldError where that cannot be."""
+        needed = self.max_connections + OTHER_FILES
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY or soft >= needed:
+            return
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            most = hard - OTHER_FILES
+            remedy = f"set it to at most {most}" if most > 0 else "there is room for no connection"
+            problem = f"is {self.max_connections}, for which the server needs {needed} open files; the system allows"
+            raise FieldError("max_connections", f"{problem} {hard} (ulimit -n): raise that limit, or {remedy}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
     def bind(self) -> socket.socket:
         """Take the port, not yet listening. Raises FieldError where that cannot be."""

@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.core import lone_surrogate
 from penstock.server.http.errors import ApiError, invalid_field
 from penstock.typos import meant
 
@@ -58,3 +59,19 @@ def path_of(location: Sequence[str | int], body: Any) -> str:
             path += f".{part}" if path else part
             here = here.get(part)
     return path
+
+
+def check_unicode(body: Any) -> Any:
+    """The body itself. Raises ValueError, which begins with the field, where a text is no Unicode."""
+    left = [("", body)]
+    while left:
+        where, value = left.pop()
+        if isinstance(value, str):
+            if lone_surrogate(value):
+                raise ValueError(f"{where} holds half of a surrogate pair, which is no character; take it out")
+        elif isinstance(value, dict):
+            inner = [(f"{where}.{key}" if where else str(key), item) for key, item in value.items()]
+            left += [*inner, *((where or "the body", key) for key in value)]
+        elif isinstance(value, list):
+            left += [(f"{where}[{number}]", item) for number, item in enumerate(value)]
+    return body

@@ -1,21 +1,17 @@
-"""From a request's text or messages to token ids: on a thread of its own, since a long text takes a while."""
+"""From a request's text or messages to token ids: beside the event loop, since a long text takes a while."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.outlines.dialogue import Dialogue
 from penstock.server.http.errors import invalid_field
 from penstock.server.openai.chat_protocol import Message, Tool
 from penstock.text.chat import ChatFormat, turns_of
-from penstock.text.template_process import PROCESSES
 from penstock.text.tokenizer import Tokenizer
-
-T = TypeVar("T")
+from penstock.text.workers import aside
 
 
 @dataclass
@@ -25,22 +21,17 @@ class Prompt:
 
 
 class Prompts:
-    """Encodes prompts one after another; the tokenizer is not made for several threads at once.
-
-    Chat templates are rendered elsewhere: who waits for one leaves the tokenizer to the others.
-    """
+    """Prompts of one tokenizer. Workers do what a client can make expensive, and clients take turns in their queue."""
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int, allow_special_tokens: bool = False) -> None:
         """``allow_special_tokens``: those in a conversation's texts are special, as the chat template's own are."""
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._allow_special_tokens = allow_special_tokens
-        self._template_threads = ThreadPoolExecutor(PROCESSES, "penstock-templates")
-        self._thread = ThreadPoolExecutor(1, "penstock-prompts")
 
     async def of_text(self, text: str, add_special_tokens: bool = True) -> Prompt:
         """Raises RequestError for text that is not Unicode."""
-        return await self.aside(lambda: Prompt(text, self.tokenizer.encode(text, add_special_tokens)))
+        return await aside(lambda: Prompt(text, self.tokenizer.encode(text, add_special_tokens)))
 
     async def of_ids(self, ids: Sequence[int], field: str = "prompt") -> Prompt:
         """Token ids with their text. Raises ApiError naming ``field`` for ids that the model does not have."""
@@ -52,11 +43,11 @@ class Prompts:
                     raise invalid_field(field, f"holds {token}; the model's token ids are 0 to {last}")
             return Prompt(self.tokenizer.decode(ids, skip_special_tokens=False), list(ids))
 
-        return await self.aside(decode)
+        return await aside(decode)
 
     async def names(self, ids: Sequence[int]) -> list[str]:
         """Each token's text by itself."""
-        return await self.aside(lambda: [self.tokenizer.decode([one], skip_special_tokens=False) for one in ids])
+        return await aside(lambda: [self.tokenizer.decode([one], skip_special_tokens=False) for one in ids])
 
     async def of_chat(
         self,
@@ -78,8 +69,8 @@ class Prompts:
             messages, tools, variables = given
             return self.tokenizer.render(messages, True, tools=tools, options=variables)
 
-        rendered = await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
-        return await self.aside(lambda: self._encode_chat(rendered))
+        rendered = await aside(render)
+        return await aside(lambda: self._encode_chat(rendered))
 
     def _encode_chat(self, rendered: str) -> Prompt:
         if self._allow_special_tokens:
@@ -103,7 +94,3 @@ class Prompts:
         """A conversation whose answer is to be decoded in points. Raises RequestError as ``of_chat`` does."""
         chat = ChatFormat(chat_template_kwargs=options)
         return Dialogue(self.tokenizer, [message.model_dump(exclude_none=True) for message in messages], chat)
-
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Have work done where prompts are encoded."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

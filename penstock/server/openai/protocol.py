@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from penstock.server.http.errors import Responses, error_responses
+from penstock.server.http.validation import check_unicode
 
 WARNING = "X-Penstock-Warning"
 """A reply's header that says what of the request was left out of account."""
@@ -28,6 +29,11 @@ class ApiModel(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def is_unicode(cls, body: Any) -> Any:
+        return check_unicode(body)
 
 
 NOT_READ: Final = {

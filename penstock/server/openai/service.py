@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from penstock.server.openai.prompts import Prompt, Prompts
 from penstock.server.openai.protocol import GenerationFields
 from penstock.server.openai.usage import Summary, metrics_of, usage_of
 from penstock.server.settings import ServerSettings
+from penstock.text.workers import aside
 
 CACHED_TEXTS: Final = 4096
 """Tokens whose own text is remembered."""
@@ -51,7 +53,7 @@ class Service:
         """Raise ApiError (404) unless ``name`` is one of this server's; None is whatever there is."""
         names = self.settings.served_model_name
         if name is not None and name not in names:
-            message = f"model {name!r} is not served here; there is {', '.join(names)}"
+            message = f"model {reprlib.repr(name)} is not served here; there is {', '.join(names)}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def generate(
@@ -70,14 +72,14 @@ class Service:
     ) -> Generation:
         """Have the engine begin an answer in points. Raises as ``generate`` does."""
         steps = self.llm.steps(dialogue, params.sampling, body.outline_decoding or "off")
-        first = await self.prompts.aside(partial(next, steps))
+        first = await aside(partial(next, steps))
         self._gate.check_open()
         began, record = time.monotonic(), record_of(request)
         stream = self.llm.submit_in_points(
             {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
             steps,
             first,
-            self.prompts.aside,
+            aside,
             request_id=record.request_id,
             priority=body.priority or 0,
             client=body.user or record.client,

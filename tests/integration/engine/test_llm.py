@@ -384,7 +384,7 @@ def test_a_stream_may_be_left(llm: LLM) -> None:
         ({"prompt_token_ids": [259]}, "holds 259; the model's token ids are 0 to 258"),
         ({"prompt_token_ids": [3, -1]}, "holds -1"),
         ({"prompt_token_ids": [2**70]}, "token ids are 0 to 258"),
-        ("\ud800", "not valid Unicode"),
+        ("\ud800", r"prompt holds U\+D800"),
         ("x" * 200, r"prompt of 200 tokens \+ max_tokens 24 = 224 exceeds max_model_len 200"),
     ],
 )

@@ -414,7 +414,7 @@ def test_the_model_is_told_of_tools_and_of_what_they_answered(server: ServedProc
         ({"prompt": ""}, 200, None),
         ({"prompt": "", "add_special_tokens": False}, 400, "prompt"),
         ({"prompt": [99999]}, 400, "prompt"),
-        ({"prompt": "\ud800"}, 400, None),
+        ({"prompt": "\ud800"}, 400, "prompt"),
         ({"allowed_token_ids": [99999]}, 400, "allowed_token_ids"),
         ({"logit_bias": {"99999": 1}}, 400, "logit_bias"),
         ({"guided_json": "no json"}, 400, "guided_json"),
@@ -578,7 +578,7 @@ def test_a_client_that_leaves_frees_its_slots(server: ServedProcess, stream: boo
             reply.close()
         else:
             with server.connect() as connection:
-                head = [f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-Request-Id: {name}\r\n"]
+                head = [f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {name}\r\n"]
                 head += [f"{key}: {value}\r\n" for key, value in request.headers.items() if key.startswith("content")]
                 connection.sendall("".join([*head, "\r\n"]).encode() + request.content)
                 until(lambda: server.gauges()["penstock:num_requests_running"])

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.text.template_process import SECONDS
+from penstock.text.templates import SECONDS
 from tests.serving import PATIENCE, ServedProcess, served
 
 pytestmark = pytest.mark.processes

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import stat
+import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -96,6 +100,73 @@ def test_another_secret_gets_nothing_and_uses_nothing_up(first: Path, tmp_path: 
                 join(tmp_path / "stranger", str(guessed), "stranger")
             join(tmp_path / "second", str(made.token), "second")
             assert served.result()
+
+
+def dribble(address: str, first: bytes, ended: threading.Event) -> None:
+    """Say a byte now and then, for ever: each read of the other end comes in time."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port))) as connection, contextlib.suppress(OSError):
+        connection.settimeout(0.02)
+        connection.sendall(first)
+        while True:
+            connection.sendall(b"\x00")
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(1):
+                    break
+    ended.set()
+
+
+TLS_HEAD = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc"
+"""The beginning of a handshake that announces 16 KiB."""
+
+
+def test_strangers_who_dribble_hold_nobody_up(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than are heard at a time, before and in a handshake: the honest host enrols, and each is ended."""
+    monkeypatch.setattr(enrolment, "MOST_CONNECTIONS", 4)
+    ended = [threading.Event() for _ in range(6)]
+    with ThreadPoolExecutor(7) as apart:
+        made, served = serving(apart, first)
+        with made:
+            for number, event in enumerate(ended):
+                apart.submit(dribble, made.token.address, TLS_HEAD[: 9 * (number % 2)], event)
+            assert all(event.wait(SOON) for event in ended[:2]), "the first ones give way to the last ones"
+            join(tmp_path / "second", str(made.token), "second")
+            assert served.result()
+            assert all(event.wait(SOON) for event in ended)
+
+
+@pytest.mark.parametrize("first_bytes", [b"", TLS_HEAD])
+def test_an_exchange_has_a_deadline_however_it_is_spread(
+    first: Path, monkeypatch: pytest.MonkeyPatch, first_bytes: bytes
+) -> None:
+    monkeypatch.setattr(enrolment, "EXCHANGE_S", 0.5)
+    ended = threading.Event()
+    with ThreadPoolExecutor(2) as apart:
+        made, served = serving(apart, first, seconds=600.0)
+        with made:
+            apart.submit(dribble, made.token.address, first_bytes, ended)
+            assert ended.wait(SOON)
+            made._joined.set()
+            made._waker.send(b"!")
+            assert served.result()
+
+
+def test_a_host_that_joins_waits_for_no_endless_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrolment, "EXCHANGE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as apart:
+        token = Token(f"127.0.0.1:{listener.getsockname()[1]}", b"0" * 16, b"0" * 16)
+
+        def answer_slowly() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"\x16\x03\x03\x40\x00")
+                while True:
+                    connection.sendall(b"\x00")
+                    time.sleep(0.02)
+
+        apart.submit(answer_slowly)
+        with pytest.raises(ConfigError, match=f"token: {token.address}: "):
+            join(tmp_path / "second", str(token), "second")
 
 
 def test_nothing_is_said_to_who_has_not_made_the_token(

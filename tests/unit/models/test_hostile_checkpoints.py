@@ -109,7 +109,7 @@ def test_a_text_that_the_vocabulary_lacks_is_the_requests_fault(folder: Path) ->
     (folder / "tokenizer_config.json").unlink()
     tokenizer = load_tokenizer(folder)
     assert tokenizer.encode("ab") == [0, 1]
-    with pytest.raises(RequestError, match=r"the tokenizer cannot read the text .*not found in the vocabulary"):
+    with pytest.raises(RequestError, match=r"prompt cannot be read by the tokenizer .*not found in the vocabulary"):
         tokenizer.encode("c")
 
 

@@ -67,7 +67,7 @@ def test_a_server_says_whether_stages_move(moving: bool) -> None:
     engine.moving = moving
     app = FastAPI()
     app.include_router(about_router(engine, Gate(), ServerMetrics(engine, "m").registry))  # type: ignore[arg-type]
-    assert TestClient(app).post("/rebalance").json() == {"moving": moving}
+    assert TestClient(app).post("/rebalance", json={}).json() == {"moving": moving}
 
 
 def test_a_server_that_leaves_says_so_first() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import random
-from typing import Final
+import threading
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -158,6 +161,33 @@ def test_what_was_exhausted_on_the_way_from_the_beginning_is_not_tried_again(mon
     assert len(compiled) == 1
     assert ask(grammars, 0, DEAR, B)[0] == "", "another path is another matter"
     assert len(compiled) == 2
+
+
+def test_a_grammar_that_overruns_fails_its_request_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has compiled every grammar before. What takes endless here all the same is left to its thread."""
+    endless = threading.Event()
+
+    def compile_slowly(grammar: str, *given: Any) -> Any:
+        if grammar == DEAR and threading.current_thread() is not threading.main_thread():
+            endless.wait()
+        return compile_grammar(grammar, *given)
+
+    monkeypatch.setattr("penstock.text.grammar.compile_grammar", compile_slowly)
+    monkeypatch.setattr(module, "OVERRUN_S", 1.0)
+    grammars, told = make(), queue.Queue[int]()
+    assert ask(grammars, 9, DEAR, B)[0] == "", "the tokenizer is loaded by now"
+    try:
+        for request, grammar in ((0, DEAR), (1, GRAMMARS[2]), (2, DEAR)):
+            grammars.prepare(request, grammar, partial(told.put, request))
+        assert sorted(told.get(timeout=60) for _ in range(3)) == [0, 1, 2]
+        for _ in range(2):
+            assert ask(grammars, 0, DEAR, B) == (module.OVERRUN, set())
+            assert ask(grammars, 1, GRAMMARS[2], ids("yes")) == ("", after(make(), ids("yes")))
+            assert ask(grammars, 2, DEAR, B) == (module.OVERRUN, set())
+    finally:
+        endless.set()
+    grammars.forget(0)
+    assert ask(grammars, 0, GRAMMARS[2], ids("yes"))[0] == "", "another request under its number is another one"
 
 
 PIECES: Final = st.sampled_from(["a", "[a-c]", "x?", "(ab|a)", "b{2,5}", "[a-z]{1,20}", "(a{3}){4}", "(a{1000}){1000}"])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from llguidance import LLTokenizer
 
-from penstock.core import RequestError, StructuredOutputsParams
+from penstock.core import ConfigError, RequestError, StructuredOutputsParams
 from penstock.engine.options import DEMO
 from penstock.text.grammar import check_grammar, compile_grammar, grammar_of, load_grammar_tokenizer
 from penstock.text.tokenizer import load_tokenizer
+from penstock.text.workers import Vocabulary
 
 EOS = 2
 
@@ -20,10 +22,14 @@ def tokenizer() -> LLTokenizer:
     return load_grammar_tokenizer(DEMO / "target", 4096, (EOS,))
 
 
+def check(**given: Any) -> None:
+    check_grammar(StructuredOutputsParams(**given), load_tokenizer(DEMO / "target"), 4096, (EOS,))
+
+
 def accepts(tokenizer: LLTokenizer, text: str, **given: Any) -> bool:
     """Whether ``text`` can be the whole output."""
     params = StructuredOutputsParams(**given)
-    check_grammar(params, tokenizer)
+    check(**given)
     matcher = compile_grammar(grammar_of(params), tokenizer)
     ids = load_tokenizer(DEMO / "target").encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -61,11 +67,37 @@ def test_an_output_is_what_was_asked_for(tokenizer: LLTokenizer, given: dict[str
         ({"grammar": 'start: start "a"'}, r"structured_outputs\.grammar: it allows no text"),
     ],
 )
-def test_what_does_not_compile_is_named_with_what_llguidance_says(
-    tokenizer: LLTokenizer, given: dict[str, Any], complaint: str
-) -> None:
+def test_what_does_not_compile_is_named_with_what_llguidance_says(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RequestError, match=f"(?s){complaint}"):
-        check_grammar(StructuredOutputsParams(**given), tokenizer)
+        check(**given)
+
+
+PRIMES = (9973, 9967, 9949, 9941)
+LARGE = {"type": "integer", "multipleOf": 99999989}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"json": LARGE},
+        {"json": {"allOf": [{"type": "integer", "multipleOf": prime} for prime in PRIMES]}},
+        {"json": {"properties": {"a": {"items": {"anyOf": [LARGE, {"type": "string"}]}}}}},
+        {"json": {"type": "number", "multipleOf": 99999.989}},
+        {"grammar": f"start: x\nx: %json {json.dumps(LARGE)}"},
+    ],
+)
+def test_what_llguidance_does_not_bound_is_refused_by_its_field(given: dict[str, Any]) -> None:
+    field = next(iter(given))
+    with pytest.raises(RequestError, match=rf"structured_outputs\.{field}: to compile it .*; state it with less"):
+        check(**given)
+    check(regex="fine")
+
+
+def test_a_tokenizer_that_llguidance_cannot_read_is_the_checkpoints_fault() -> None:
+    tokenizer = load_tokenizer(DEMO / "target")
+    object.__setattr__(tokenizer, "vocabulary", Vocabulary("strange", '{"model": 1}'))
+    with pytest.raises(ConfigError, match="model: the tokenizer cannot be used for structured outputs"):
+        check_grammar(StructuredOutputsParams(regex="a"), tokenizer, 4096, (EOS,))
 
 
 def test_the_tokenizer_is_read_once(tokenizer: LLTokenizer) -> None:

@@ -111,7 +111,7 @@ def test_a_text_ends_with_any_of_the_files_ends(tmp_path: Path) -> None:
 
 def test_an_end_is_in_the_vocabulary(tmp_path: Path) -> None:
     path = make_gguf(tmp_path, entries={"tokenizer.ggml.eot_token_id": len(TOKENS)})
-    with pytest.raises(ConfigError, match=rf"eos_token_id is {len(TOKENS)}; the vocabulary has {len(TOKENS)} tokens"):
+    with pytest.raises(ConfigError, match=rf"token_id is {len(TOKENS)}; the vocabulary has {len(TOKENS)} tokens"):
         open_checkpoint(str(path))
 
 

@@ -1,0 +1,89 @@
+"""Who may have an engine work: the process that made it, one thread at a time, and no signal amid a step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from penstock.core import PipelineError
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class Turns:
+    """The turns of threads at one engine. ``wake`` ends the engine's wait for its stages; it is called from handlers.
+
+    A signal that Python code handles (Ctrl-C, a timer) raises its exception anywhere, and an engine that is left amid
+    a step is of no use. During a turn on the main thread handlers are therefore called only by ``take_signals``, and at
+    the turn's end.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._handlers: dict[int, Handler] = {}
+        """Those that are held, by signal; empty between turns."""
+        self._came: deque[tuple[int, FrameType | None]] = deque()
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this is the process that made the engine."""
+        return os.getpid() == self._owner
+
+    def check_owner(self) -> None:
+        """Raise PipelineError in a child that the engine's process has forked: the stages are the parent's."""
+        if not self.is_owner:
+            raise PipelineError(
+                f"this engine belongs to process {self._owner}, of which this one, {os.getpid()}, is a fork: make "
+                "another engine here, or ask the parent's"
+            )
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until no other thread works, and hold signals until the block ends. Raises PipelineError as above."""
+        self.check_owner()
+        try:
+            with self._lock:
+                if self._handlers or threading.current_thread() is not threading.main_thread():
+                    yield
+                    return
+                try:
+                    self._hold()
+                    yield
+                finally:
+                    self._release()
+        finally:
+            if not self._handlers:
+                self.take_signals()
+
+    def take_signals(self) -> None:
+        """Call the handlers of signals that have come: here their exceptions do no harm."""
+        while self._came and threading.current_thread() is threading.main_thread():
+            number, frame = self._came.popleft()
+            handler = self._handlers.get(number) or signal.getsignal(number)
+            if callable(handler):
+                handler(number, frame)
+
+    def _hold(self) -> None:
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self._handlers[number] = handler
+                signal.signal(number, self._on_signal)
+
+    def _release(self) -> None:
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self._on_signal:  # else one of the handlers has set another
+                signal.signal(number, handler)
+        self._handlers = {}
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._came.append((number, frame))
+        self._wake()

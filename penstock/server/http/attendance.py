@@ -1,0 +1,107 @@
+"""What is done for a client before its reply begins ends with the client, with its time, and with the server.
+
+A route may wait for a worker (``text/workers.py``) long before the engine knows of the request: for a grammar, a chat
+template or a long text. From the moment at which it begins to reply, or reads from the client itself, it looks after
+all that alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.server.http.admission import key_of
+from penstock.server.http.errors import ApiError, client_closed, timed_out
+from penstock.server.http.gate import Gate
+from penstock.server.http.records import refuse
+from penstock.text.workers import ERRAND, Errand
+
+
+class Attendance:
+    """ASGI middleware next to the application, which is cancelled where a client leaves, or ``seconds`` have passed.
+
+    Workers take turns among clients: a client is an address, or, where there are API keys, an address with a key.
+    """
+
+    def __init__(self, app: ASGIApp, gate: Gate, seconds: float, has_keys: bool) -> None:
+        self._app = app
+        self._gate = gate
+        self._seconds = seconds
+        self._has_keys = has_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        ERRAND.set(Errand(self._client(scope)))
+        visit = Visit(receive, send, self._gate)
+        visit.task = task = asyncio.ensure_future(self._app(scope, visit.receive, visit.send))
+        timer = asyncio.get_running_loop().call_later(self._seconds, visit.fail, timed_out(self._seconds))
+        try:
+            await task
+        except asyncio.CancelledError:
+            if visit.error is None:
+                raise
+            await refuse(visit.error, scope, receive, send)
+        finally:
+            timer.cancel()
+            visit.end()
+
+    def _client(self, scope: Scope) -> str:
+        client = scope.get("client")
+        address = key_of(client[0]) if client else ""
+        if not self._has_keys:
+            return address
+        key = Headers(scope=scope).get("authorization", "")
+        return f"{address} {sha256(key.encode('latin-1')).hexdigest()}"
+
+
+class Visit:
+    """One request until its reply begins. ``error`` is what it ends with instead."""
+
+    def __init__(self, receive: Receive, send: Send, gate: Gate) -> None:
+        self.task: asyncio.Future[None] | None = None
+        self.error: ApiError | None = None
+        self._receive = receive
+        self._send = send
+        self._gate = gate
+        self._leaving: asyncio.Future[Message] | None = None
+        """Once the body has come: the client's leaving."""
+        self._looked_after = False
+        gate.enter(self)
+
+    async def receive(self) -> Message:
+        if self._leaving is not None:
+            self._hand_over()
+            return await asyncio.shield(self._leaving)
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._leaving = asyncio.ensure_future(self._receive())
+            self._leaving.add_done_callback(self._on_leaving)
+        return message
+
+    async def send(self, message: Message) -> None:
+        self._hand_over()
+        await self._send(message)
+
+    def fail(self, error: ApiError) -> None:
+        """End it early. Only the first reason counts."""
+        if self.error is None and not self._looked_after and self.task is not None and not self.task.done():
+            self.error = error
+            self.task.cancel()
+
+    def end(self) -> None:
+        self._hand_over()
+        if self._leaving is not None:
+            self._leaving.cancel()
+
+    def _hand_over(self) -> None:
+        self._looked_after = True
+        self._gate.leave(self)
+
+    def _on_leaving(self, leaving: asyncio.Future[Message]) -> None:
+        if not leaving.cancelled() and leaving.exception() is None:
+            self.fail(client_closed())

@@ -1,0 +1,187 @@
+"""How much a tokenizer's files may make of a text: checked before any library is given them.
+
+``tokenizers`` does what the files say. A normalizer or decoder that replaces one character by a million, or forty that
+double, take all memory at the first text, and a failed allocation there ends the process.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core import ConfigError
+from penstock.files import TOKENIZER_CONFIG_FILE, problem_in, read_json, said, shown
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+MOST_BYTES: Final = 256 << 20
+"""Of one of a tokenizer's files. The largest known ones take 40 MiB."""
+TOKENIZER_FILES: Final = (
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+)
+MOST_ADDED: Final = 1 << 16
+"""Added tokens: they take a second and 85 MiB. Known tokenizers have up to 9,000."""
+MOST_GROWTH: Final = 256
+"""Characters that a normalizer may make of one. Unicode's own forms make 18 at most."""
+MOST_PER_TOKEN: Final = 8192
+"""Characters that a token may be decoded to. The longest known ones have 1,024."""
+MOST_AFFIX: Final = 256
+"""Characters of what is put before or behind a word or a text."""
+MOST_AROUND: Final = 256
+"""Special tokens that a post-processor puts around a text."""
+AFFIXES: Final = frozenset({"prefix", "suffix", "prepend", "continuing_subword_prefix", "end_of_word_suffix"})
+ADDED_FIELDS: Final = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
+
+
+class Model(msgspec.Struct):
+    """The fields of a vocabulary's model that are looked at."""
+
+    vocab: Any = None
+    continuing_subword_prefix: Any = None
+    end_of_word_suffix: Any = None
+    unk_token: Any = None
+
+
+class Stated(msgspec.Struct):
+    """The fields of tokenizer.json that are looked at."""
+
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    post_processor: Any = None
+    decoder: Any = None
+    added_tokens: Any = None
+    model: Model = msgspec.field(default_factory=Model)
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Raise ConfigError, naming file and field, for a tokenizer that could make too much of a text."""
+    for name in TOKENIZER_FILES:
+        file = folder / name
+        if file.is_file() and file.stat().st_size > MOST_BYTES:
+            size = file.stat().st_size
+            raise ConfigError(f"model: {file} is {size} bytes large; a tokenizer's file may have {MOST_BYTES}")
+    for name in (TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json"):
+        table = read_json(folder / name)
+        fields = {"": table} if name == "added_tokens.json" else {field: table.get(field) for field in ADDED_FIELDS}
+        for field, value in fields.items():
+            check_added(folder / name, field or "the file", value)
+    file = folder / TOKENIZER_FILE
+    if file.is_file():
+        check_tokenizer(file, file.read_bytes())
+
+
+def check_tokenizer(file: Path, content: bytes | str) -> None:
+    """Raise ConfigError for the content of a tokenizer.json. ``file`` is what errors name."""
+    try:
+        stated = msgspec.json.decode(content, type=Stated)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"model: {file} is no tokenizer's: {said(error)}") from error
+    check_added(file, "added_tokens", stated.added_tokens)
+    growth = 1
+    for path, part in parts_of("normalizer", stated.normalizer):
+        growth *= growth_of(file, path, part)
+        if growth > MOST_GROWTH:
+            made = f"makes more than {MOST_GROWTH} characters of one, together with what comes before it"
+            raise problem_in(file, path, f"{made}; take it out")
+    check_affixes(file, stated)
+    check_around(file, stated.post_processor)
+    check_decoder(file, stated)
+
+
+def check_added(file: Path, field: str, value: Any) -> None:
+    """Of added tokens: that there are not too many, and none is too long."""
+    if not isinstance(value, list | dict):
+        return
+    if len(value) > MOST_ADDED:
+        raise problem_in(file, field, f"holds {len(value)} tokens; there may be at most {MOST_ADDED}")
+    texts = [*value, *(value.values() if isinstance(value, dict) else ())]
+    for text in texts:
+        content = text.get("content") if isinstance(text, dict) else text
+        if isinstance(content, str) and len(content) > MOST_PER_TOKEN:
+            raise problem_in(file, field, f"holds a token of {len(content)} characters; it may have {MOST_PER_TOKEN}")
+
+
+def parts_of(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts of a normalizer, pre-tokenizer, post-processor or decoder with their paths, sequences taken apart."""
+    left = [(path, value)]
+    while left:
+        where, part = left.pop(0)
+        if not isinstance(part, dict):
+            continue
+        yield where, part
+        inner = [(f"{where}.{key}", some) for key, some in part.items() if isinstance(some, list)]
+        left = [(f"{name}[{i}]", one) for name, some in inner for i, one in enumerate(some)] + left
+
+
+def growth_of(file: Path, path: str, part: dict[str, Any]) -> int:
+    """How many characters at most a part makes of one."""
+    if part.get("type") == "Precompiled":
+        return longest_in(file, path, part.get("precompiled_charsmap"))
+    if part.get("type") != "Replace":
+        return 1
+    content, pattern = str(part.get("content") or ""), part.get("pattern")
+    text = pattern.get("String") if isinstance(pattern, dict) else pattern
+    if isinstance(text, str) and text:
+        return max(1, -(-len(content) // len(text)))
+    return 1 + len(content)  # a regular expression may match between two characters
+
+
+def longest_in(file: Path, path: str, charsmap: Any) -> int:
+    """The longest text in SentencePiece's table: an index's size, the index, and texts that end in zeros."""
+    try:
+        table = base64.b64decode(charsmap or "")
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise problem_in(file, f"{path}.precompiled_charsmap", f"is not base64: {said(error)}") from error
+    texts = table[4 + int.from_bytes(table[:4], "little") :]
+    return max((len(text) for text in texts.split(b"\0")), default=1) or 1
+
+
+def check_affixes(file: Path, stated: Stated) -> None:
+    model = {name: getattr(stated.model, name) for name in stated.model.__struct_fields__ if name != "vocab"}
+    roots = {"normalizer": stated.normalizer, "pre_tokenizer": stated.pre_tokenizer, "decoder": stated.decoder}
+    for root, value in {**roots, "model": model}.items():
+        for path, part in parts_of(root, value):
+            for name in AFFIXES & part.keys():
+                if isinstance(part[name], str) and len(part[name]) > MOST_AFFIX:
+                    problem = f"has {len(part[name])} characters; it may have {MOST_AFFIX}"
+                    raise problem_in(file, f"{path}.{name}", problem)
+
+
+def check_around(file: Path, post_processor: Any) -> None:
+    """What is put around a text: tokens of templates, each with ids."""
+    around = 0
+    for path, part in parts_of("post_processor", post_processor):
+        special = part.get("special_tokens")
+        listed = special.values() if isinstance(special, dict) else ()
+        ids = max((len(one.get("ids") or ()) for one in listed if isinstance(one, dict)), default=1)
+        pieces = [part.get(side) for side in ("single", "pair")]
+        around += max(1, ids) * max((len(one) for one in pieces if isinstance(one, list)), default=0)
+        if around > MOST_AROUND:
+            raise problem_in(file, path, f"puts {around} tokens around a text; there may be at most {MOST_AROUND}")
+
+
+def check_decoder(file: Path, stated: Stated) -> None:
+    """What a token may become: the longest one, by what the decoder makes of each of its characters."""
+    vocab = stated.model.vocab
+    listed = vocab if isinstance(vocab, list) else list(vocab or {}) if isinstance(vocab, dict) else []
+    pieces = [one[0] if isinstance(one, list) and one else one for one in listed]
+    longest = max((len(piece) for piece in pieces if isinstance(piece, str)), default=1)
+    if longest > MOST_PER_TOKEN:
+        raise problem_in(file, "model.vocab", f"holds a token of {longest} characters; it may have {MOST_PER_TOKEN}")
+    for path, part in parts_of("decoder", stated.decoder):
+        longest *= growth_of(file, path, part)
+        if longest > MOST_PER_TOKEN:
+            made = f"makes more than {MOST_PER_TOKEN} characters of a token, together with what comes before it"
+            raise problem_in(file, path, f"{made} ({shown(part, 80)}); take it out")

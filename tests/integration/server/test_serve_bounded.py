@@ -1,0 +1,112 @@
+"""Work that a client makes expensive, over a real server: it costs its sender an error, and nobody else anything."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.serving import PATIENCE, ServedProcess, http, served, until
+
+pytestmark = pytest.mark.processes
+
+PRIMES: Final = (9973, 9967, 9949, 9941)
+
+
+def dear(number: int = 0) -> dict[str, Any]:
+    return {"type": "integer", "multipleOf": 99999989 - 2 * number}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServedProcess]:
+    with served("demo", "-pp", "2", "--no-web", "--request-timeout", "20") as process:
+        yield process
+
+
+def complete(server: ServedProcess, **fields: Any) -> httpx.Response:
+    body = {"prompt": "def f(", "max_tokens": 3, "temperature": 0} | fields
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+
+
+def workers_of(server: ServedProcess) -> list[int]:
+    """The processes of the server that are workers."""
+    pid = server.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    threads = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    found = {int(child) for child in [*children, *(one for some in threads for one in some)]}
+    return [one for one in found if b"worker_tasks" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+
+def spent(pid: int) -> float:
+    """Processor time of a process, in clock ticks; 0 once it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return float(fields[11]) + float(fields[12])
+
+
+def idle(server: ServedProcess) -> bool:
+    before = {one: spent(one) for one in workers_of(server)}
+    time.sleep(0.3)
+    return {one: spent(one) for one in workers_of(server)} == before
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("guided_json", dear()),
+        ("guided_json", {"allOf": [{"type": "integer", "multipleOf": prime} for prime in PRIMES]}),
+        ("guided_grammar", f"start: x\nx: %json {json.dumps(dear())}"),
+        ("structured_outputs", {"json": dear()}),
+    ],
+)
+def test_a_grammar_without_end_is_a_400_that_names_its_field(server: ServedProcess, field: str, value: Any) -> None:
+    reply = complete(server, **{field: value})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith(field)
+    assert "state it with less repetition" in reply.json()["error"]["message"]
+    assert complete(server, guided_regex="[a-z]{3}").status_code == 200
+
+
+def test_many_of_them_leave_grammars_templates_and_answers_to_others(server: ServedProcess) -> None:
+    """Twelve at once: what others send beside them is answered, and before the last of them has been refused."""
+    plain = complete(server).json()["choices"]
+    with ThreadPoolExecutor(12) as threads:
+        sent = [threads.submit(complete, server, guided_json=dear(number)) for number in range(12)]
+        while not any(one.done() for one in sent):
+            assert complete(server).json()["choices"] == plain
+        replies = [one.result() for one in sent]
+    assert [one.status_code for one in replies] == [400] * 12
+    assert complete(server, guided_choice=["yes", "no"]).status_code == 200
+    until(lambda: idle(server))
+
+
+def test_it_ends_with_its_client(server: ServedProcess) -> None:
+    """Running or waiting for a worker: nothing is left of it once the connection is closed."""
+    body = json.dumps({"prompt": "a", "guided_json": dear(17)}).encode()
+    connections = []
+    for _ in range(8):
+        connections.append(connection := socket.create_connection(server.address))
+        connection.sendall(http("POST", "/v1/completions", body))
+    until(lambda: bool(workers_of(server)))
+    for connection in connections:
+        connection.close()
+    until(lambda: idle(server))
+    assert [line["status"] for line in server.log if line.get("status") == 499] == [499] * 8
+    assert complete(server, guided_regex="[a-z]{3}").status_code == 200
+
+
+def test_sigterm_ends_it() -> None:
+    with served("demo", "--no-web", "--drain-timeout", "0") as process, ThreadPoolExecutor(6) as threads:
+        sent = [threads.submit(complete, process, guided_json=dear(number)) for number in range(6)]
+        until(lambda: bool(workers_of(process)))
+        assert process.end() == 0
+        assert {one.result().status_code for one in sent} <= {400, 503}

@@ -1,0 +1,142 @@
+"""A keyless server and its users' web pages: over the wire, by curl, behind a proxy and as the image starts it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import penstock
+from tests.serving import PATIENCE, PENSTOCK, ServedProcess, served
+
+pytestmark = pytest.mark.processes
+
+SIMPLE = ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b", "application/jsonx"]
+"""Content types that a page may send to another site without asking it first; and none."""
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+    "/rebalance": {},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServedProcess]:
+    with served("demo") as process:
+        yield process
+
+
+def every_path(server: ServedProcess) -> dict[str, list[str]]:
+    paths = httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE).json()["paths"]
+    return {path: [method.upper() for method in methods] for path, methods in paths.items()}
+
+
+def test_every_path_refuses_foreign_hosts_and_origins(server: ServedProcess) -> None:
+    paths = every_path(server) | {path: ["GET"] for path in ("/", "/docs", "/openapi.json", "/page/page.js", "/none")}
+    for path, methods in paths.items():
+        for method in [*methods, "OPTIONS"]:
+            for headers, status in (
+                ({"Host": "evil.example"}, 421),
+                (
+                    {"Host": f"evil.example:{server.address[1]}", "Origin": f"http://evil.example:{server.address[1]}"},
+                    421,
+                ),
+                ({"Origin": "https://evil.example"}, 403),
+                ({"Origin": "null"}, 403),
+            ):
+                reply = httpx.request(method, server.url + path, headers=headers, timeout=PATIENCE)
+                assert (method, path, reply.status_code) == (method, path, status)
+                assert "access-control-allow-origin" not in reply.headers
+
+
+def test_nothing_changes_by_what_a_page_may_send_unasked(server: ServedProcess) -> None:
+    posts = [path for path, methods in every_path(server).items() if "POST" in methods and path in BODIES]
+    assert set(posts) == set(BODIES)
+    for path in posts:
+        content = json.dumps(BODIES[path])
+        for kind in SIMPLE:
+            headers = {"Content-Type": kind} if kind else {}
+            reply = httpx.post(server.url + path, content=content, headers=headers, timeout=PATIENCE)
+            assert (path, kind, reply.status_code // 100) == (path, kind, 4)
+        own = {"Content-Type": "application/json; charset=utf-8", "Origin": server.url}
+        assert httpx.post(server.url + path, content=content, headers=own, timeout=PATIENCE).status_code == 200
+
+
+def test_our_own_command_rebalances(server: ServedProcess) -> None:
+    done = subprocess.run(
+        [PENSTOCK, "rebalance", "--url", server.url], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("No stage moves")
+
+
+def test_a_path_with_a_slash_more_leads_nowhere_else(server: ServedProcess) -> None:
+    for path in ("/health/", "/v1/models/", "/docs/", "/v1/completions/"):
+        reply = httpx.get(server.url + path, timeout=PATIENCE, headers={"Host": "localhost"})
+        assert (path, reply.status_code, reply.headers.get("location")) == (path, 404, None)
+
+
+def curl(*arguments: str) -> str:
+    """The status of a reply, as curl tells it."""
+    done = subprocess.run(
+        ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    return done.stdout
+
+
+def test_curl(server: ServedProcess) -> None:
+    port = server.address[1]
+    for name in ("127.0.0.1", "localhost"):
+        assert curl(f"http://{name}:{port}/health") == "200"
+    rebound = ("--resolve", f"evil.example:{port}:127.0.0.1", f"http://evil.example:{port}/health")
+    assert curl(*rebound) == "421"
+    assert curl("-X", "POST", f"{server.url}/rebalance") == "415"
+    assert curl("-H", "Content-Type: application/json", "-X", "POST", f"{server.url}/rebalance") == "200"
+    assert curl("--http1.0", "-H", "Host:", f"{server.url}/health") == "200", "it is no browser's"
+
+
+def test_behind_a_proxy() -> None:
+    """One that passes the Host on needs it named; with one that does not, its pages' Origin is another."""
+    flags = ("--allowed-hosts", "llm.example.org", "--allowed-origins", "https://pages.example.org")
+    with served("demo", *flags) as server:
+
+        def status(host: str, origin: str | None = None) -> int:
+            headers = {"Host": host} | ({} if origin is None else {"Origin": origin})
+            return httpx.get(f"{server.url}/v1/models", headers=headers, timeout=PATIENCE).status_code
+
+        upstream = f"127.0.0.1:{server.address[1]}"
+        assert status("llm.example.org") == status("llm.example.org", "https://llm.example.org") == 200
+        assert status(upstream) == status(upstream, "https://pages.example.org") == 200
+        assert status("other.example.org") == 421
+        assert status(upstream, "https://llm.example.org") == status("llm.example.org", "https://evil.example") == 403
+        preflight = {"Origin": "https://pages.example.org", "Access-Control-Request-Method": "POST"}
+        reply = httpx.options(f"{server.url}/v1/completions", headers=preflight, timeout=PATIENCE)
+        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "https://pages.example.org")
+
+
+def test_as_the_image_starts_it() -> None:
+    image = (Path(penstock.__file__).parents[1] / "Dockerfile").read_text()
+    entry = json.loads(re.search(r"^ENTRYPOINT (.*)$", image, re.MULTILINE).group(1))  # type: ignore[union-attr]
+    check = json.loads(re.search(r"^    CMD (.*)$", image, re.MULTILINE).group(1))  # type: ignore[union-attr]
+    assert entry[:2] == ["penstock", "serve"]
+    with served("demo", *entry[2:]) as server:
+        port = server.address[1]
+        command = [sys.executable, *(one.replace(":8000", f":{port}") for one in check[1:])]
+        assert subprocess.run(command, timeout=PATIENCE).returncode == 0, shlex.join(command)
+        for host, status in ((f"localhost:{port}", 200), ("10.1.2.3", 200), ("evil.example", 421)):
+            reply = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"Host": host}, timeout=PATIENCE)
+            assert (host, reply.status_code) == (host, status)
