@@ -11,6 +11,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from penstock.core import RequestError, StructuredOutputsParams
+from penstock.text.schemas import tidied
 from penstock.text.tokenizer import load_tokenizer, usable_tokenizer
 
 CHECKED: Final = 256
@@ -35,6 +36,8 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     text: Any = getattr(params, kind)
     if kind == "json_object":
         kind, text = "json", ANY_OBJECT
+    elif kind == "json":
+        text = json.dumps(tidied(json.loads(text)))
     elif kind == "choice":
         text = json.dumps(text)
     try:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.outlines.dialogue import Dialogue
-from penstock.server.http.errors import invalid_field
+from penstock.server.http.errors import invalid_field, too_long
 from penstock.server.openai.chat_protocol import Message, Tool
-from penstock.text.chat import ChatFormat, turns_of
+from penstock.text.chat import ChatFormat, render_turns, turns_of
 from penstock.text.template_process import PROCESSES
 from penstock.text.tokenizer import Tokenizer
 
@@ -22,6 +22,13 @@ T = TypeVar("T")
 class Prompt:
     text: str
     token_ids: list[int]
+
+
+class Room(NamedTuple):
+    """How many ``tokens`` may follow a prompt, of as many as the model takes in all."""
+
+    tokens: int
+    of: int
 
 
 class Prompts:
@@ -68,7 +75,7 @@ class Prompts:
         if self.tokenizer.tool_template is None:
             problem = "need a chat template, and this model has none: give the server one with --chat-template"
             raise invalid_field("messages", f"{problem}, or use /v1/completions")
-        turns = turns_of([message.model_dump(exclude_none=True) for message in messages])
+        turns = turns_of([message.as_turn() for message in messages])
         described = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
 
         def render() -> str:
@@ -76,7 +83,7 @@ class Prompts:
             if not self._allow_special_tokens:
                 given = self.tokenizer.literal.hide(given)
             messages, tools, variables = given
-            return self.tokenizer.render(messages, True, tools=tools, options=variables)
+            return render_turns(self.tokenizer, messages, True, tools=tools, options=variables)
 
         rendered = await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
         return await self.aside(lambda: self._encode_chat(rendered))
@@ -86,23 +93,20 @@ class Prompts:
             return Prompt(rendered, self.tokenizer.encode(rendered, add_special_tokens=False))
         return Prompt(self.tokenizer.literal.show(rendered), self.tokenizer.encode_literal(rendered))
 
-    def room(self, prompt: Prompt, field: str) -> int:
+    def room(self, prompt: Prompt, field: str) -> Room:
         """How many tokens may follow a prompt. Raises ApiError naming ``field`` if none may."""
         room = self.max_model_len - len(prompt.token_ids)
         if not prompt.token_ids:
             raise invalid_field(field, "holds no token; there has to be at least one")
         if room < 1:
-            raise invalid_field(
-                field,
-                f"is {len(prompt.token_ids)} tokens long; the model takes {self.max_model_len}, at least one of them "
-                "generated: shorten it",
-            )
-        return room
+            problem = f"is {len(prompt.token_ids)} tokens long, and at least one is to be generated: shorten it."
+            raise too_long(field, problem, self.max_model_len)
+        return Room(room, self.max_model_len)
 
     def dialogue(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> Dialogue:
         """A conversation whose answer is to be decoded in points. Raises RequestError as ``of_chat`` does."""
         chat = ChatFormat(chat_template_kwargs=options)
-        return Dialogue(self.tokenizer, [message.model_dump(exclude_none=True) for message in messages], chat)
+        return Dialogue(self.tokenizer, [message.as_turn() for message in messages], chat)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Have work done where prompts are encoded."""

@@ -1,0 +1,93 @@
+"""JSON schemas without what says nothing of a text, of which llguidance would refuse some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+OF_ONE: Final = (
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "propertyNames",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "contentSchema",
+)
+"""Keywords whose value is a schema (JSON Schema 2020-12 and its forerunners)."""
+OF_SEVERAL: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+OF_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "uniqueItems": (False,),
+    "unevaluatedItems": (True,),
+    "unevaluatedProperties": (True,),
+    "propertyNames": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "minContains": (0,),
+    "not": (False,),
+}
+"""Keywords at values that allow everything."""
+KNOWN_SCHEMAS: Final = "json-schema.org/"
+FORMATS: Final = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
+)
+"""Formats that llguidance reads. Another one is a remark: JSON Schema has readers go on."""
+
+
+def tidied(schema: Any) -> Any:
+    """The schema without formats that nobody knows and keywords that allow everything.
+
+    What is no schema, as the values of ``enum``, ``const`` and ``default`` are, stays as it is.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if value in NEUTRAL.get(key, ()) or is_remark(key, value):
+            continue
+        if key in OF_SEVERAL and isinstance(value, list):
+            value = [tidied(one) for one in value]
+        elif key in OF_ONE:
+            value = tidied(value)
+        elif key in OF_NAMED and isinstance(value, Mapping):
+            value = {name: tidied(one) for name, one in value.items()}
+        found[key] = value
+    return found
+
+
+def is_remark(key: str, value: Any) -> bool:
+    """Whether a keyword is for other readers: an unknown format, or the name of a language other than JSON Schema."""
+    if key == "format":
+        return not isinstance(value, str) or value not in FORMATS
+    return key == "$schema" and not (isinstance(value, str) and KNOWN_SCHEMAS in value)
+
+
+def property_of(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The schema of one property as a schema of its own, in which the whole is kept for its references."""
+    whole = moved({name: value for name, value in schema.items() if name != "$id"}, schema.get("$id", ""))
+    pointer = key.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+    return {"$ref": f"#/$defs/whole/properties/{pointer}", "$defs": {"whole": whole}}
+
+
+def moved(schema: Any, own: str) -> Any:
+    """``schema`` as it stands in ``$defs`` of another by the name "whole"; ``own`` is its ``$id``, or nothing."""
+    if isinstance(schema, list):
+        return [moved(one, own) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: value if key in VALUES else moved(value, own) for key, value in schema.items()}
+    if isinstance(reference := schema.get("$ref"), str):
+        pointer = reference.removeprefix(own) or "#"
+        if pointer == "#" or pointer.startswith("#/"):
+            found["$ref"] = f"#/$defs/whole{pointer[1:]}"
+    return found
+
+
+VALUES: Final = ("enum", "const", "default", "examples")
+"""Keywords that hold values, not schemas."""
