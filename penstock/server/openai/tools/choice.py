@@ -192,7 +192,7 @@ class Planner:
 
     def _thought(self, rules: list[str]) -> str:
         if self._is_harmony:
-            return harmony_thought(self._mark)
+            return harmony_thought(self._mark, rules)
         return "" if self._thinking is None else thought_grammar(self._thinking, self._inside, self._mark, rules)
 
     def _final(self, body: str) -> str:

@@ -155,19 +155,20 @@ WRITERS: Final[dict[str, Writer]] = {
 
 def thought_grammar(thinking: Thinking, inside: bool, mark: Mark, rules: list[str]) -> str:
     """What may stand before a thinking model's answer, and has to where the prompt has begun it (``inside``)."""
-    closes = mark(thinking.closes)
-    if closes.startswith("<["):
-        rules.append(f"thought: {ANYTHING} {closes}")
-    else:
-        rules.append(f"thought[suffix={closes}]: {ANYTHING}")
-    rules.append(r"GAP: /\n{0,2}/")
+    rules += [thought_until(mark(thinking.closes)), r"GAP: /\n{0,2}/"]
     return "thought GAP" if inside else f"({mark(thinking.opens)} thought GAP)?"
 
 
-def harmony_thought(mark: Mark) -> str:
-    """Messages of the analysis channel before the answer."""
+def thought_until(closes: str) -> str:
+    """A rule for any text and the mark that ends it: a special token, which no text holds, or text."""
+    return f"thought: {ANYTHING} {closes}" if closes.startswith("<[") else f"thought[suffix={closes}]: {ANYTHING}"
+
+
+def harmony_thought(mark: Mark, rules: list[str]) -> str:
+    """A message of the analysis channel, perhaps, before the answer."""
+    rules.append(thought_until(mark("<|end|>")))
     head = f'{mark("<|channel|>")} "analysis" {mark("<|message|>")}'
-    return f'({head} {ANYTHING} {mark("<|end|>")} {mark("<|start|>")} "assistant")?'
+    return f'({head} thought {mark("<|start|>")} "assistant")?'
 
 
 def harmony_final(body: str, mark: Mark) -> str:
