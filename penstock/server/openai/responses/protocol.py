@@ -95,6 +95,17 @@ class ReasoningItem(ApiModel):
         return "".join(part.text for part in self.content or self.summary)
 
 
+class ItemReference(ApiModel):
+    type: Literal["item_reference"]
+    id: str
+
+    @model_validator(mode="after")
+    def leads_nowhere(self) -> ItemReference:
+        raise ValueError(
+            "names an item of an earlier response, and none is kept here; send the item itself (store false)"
+        )
+
+
 def item_kind(given: Any) -> str:
     """Which of the items one is, so that an error names its field and not all that it might have been."""
     kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
@@ -105,6 +116,7 @@ ITEMS = {
     "function_call": "FunctionCallItem",
     "function_call_output": "FunctionOutputItem",
     "reasoning": "ReasoningItem",
+    "item_reference": "ItemReference",
 }
 
 
@@ -112,7 +124,8 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("MessageItem")]
     | Annotated[FunctionCallItem, Tag("FunctionCallItem")]
     | Annotated[FunctionOutputItem, Tag("FunctionOutputItem")]
-    | Annotated[ReasoningItem, Tag("ReasoningItem")],
+    | Annotated[ReasoningItem, Tag("ReasoningItem")]
+    | Annotated[ItemReference, Tag("ItemReference")],
     Discriminator(item_kind),
 ]
 

@@ -241,6 +241,7 @@ def client() -> TestClient:
             "input[0].call_id",
             "missing_required_parameter",
         ),
+        ("/response", {"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "invalid_value"),
         ("/response", {"previous_response_id": "resp_1"}, "previous_response_id", "invalid_value"),
         ("/response", {"include": ["message.output_text.logprobs"]}, "include", "invalid_value"),
     ],
