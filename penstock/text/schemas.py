@@ -33,6 +33,13 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "not": (False,),
 }
 """Keywords at values that allow everything."""
+BOUNDING: Final = (
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("enum", "const"),
+)
+"""Keywords beside which a number has no exponent anyway."""
+FINITE: Final = {"type": "number", "minimum": -1e16, "maximum": 1e16}
+"""Numbers with decimals; doubles have none beyond these."""
 KNOWN_SCHEMAS: Final = "json-schema.org/"
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
@@ -58,7 +65,24 @@ def tidied(schema: Any) -> Any:
         elif key in OF_NAMED and isinstance(value, Mapping):
             value = {name: tidied(one) for name, one in value.items()}
         found[key] = value
-    return found
+    return with_finite_numbers(found)
+
+
+def with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with numbers that every reader has: none with an exponent, as 1e999 is, which is no JSON to most.
+
+    llguidance has no word for exponents, but writes numbers within bounds without one. Beyond them are whole numbers.
+    """
+    stated = schema.get("type")
+    kinds = stated if isinstance(stated, list) else [stated]
+    if "number" not in kinds or any(key in schema for key in BOUNDING):
+        return schema
+    others = [kind for kind in kinds if kind not in ("number", "integer")]
+    alternatives: list[dict[str, Any]] = [{"type": "integer"}, FINITE, *([{"type": others}] if others else [])]
+    rest = {key: value for key, value in schema.items() if key != "type"}
+    if "anyOf" in rest:
+        return rest | {"allOf": [*rest.get("allOf", ()), {"anyOf": alternatives}]}
+    return rest | {"anyOf": alternatives}
 
 
 def is_remark(key: str, value: Any) -> bool:

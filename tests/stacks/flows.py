@@ -1,11 +1,10 @@
-"""What every Python stack is put through: flows by name, each told as one line of JSON. Runs in the stacks' own environments."""
+"""What every Python stack is put through, in its own environment: flows by name, each told as one line of JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,20 +19,6 @@ PATIENCE = 120.0
 ENOUGH = 300
 """Tokens in which every structured answer of these flows ends."""
 TOO_LONG = "wheel " * 9000
-
-# Nothing here asks anybody but the server: no traces, no cost maps, no tokenizers.
-os.environ.update(
-    {
-        "OPENAI_AGENTS_DISABLE_TRACING": "1",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "LITELLM_TELEMETRY": "False",
-        "LANGCHAIN_TRACING_V2": "false",
-        "LANGSMITH_TRACING": "false",
-        "OPENAI_API_KEY": KEY,
-        "LOGFIRE_SEND_TO_LOGFIRE": "false",
-        "DO_NOT_TRACK": "1",
-    }
-)
 
 PLACE = {"type": "string", "enum": ["Oslo", "Rome"]}
 DAYS = {"type": "integer", "minimum": 1, "maximum": 9}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
+import litellm
 from flows import BASE, BUSY, ENOUGH, KEY, MODEL, PATIENCE, QUESTION, SCHEMAS, TOO_LONG, WEATHER, fits, run
 from pydantic import BaseModel
-
-import litellm
 
 litellm.telemetry = False
 litellm.suppress_debug_info = True

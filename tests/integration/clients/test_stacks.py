@@ -33,6 +33,20 @@ STACKS: dict[str, list[str]] = {
     "ai_sdk.mjs compatible": ["node"],
 }
 """Each script with its own argument, and the environment that it runs in."""
+QUIET = {
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "LANGCHAIN_TRACING_V2": "false",
+    "LANGSMITH_TRACING": "false",
+    "LOGFIRE_SEND_TO_LOGFIRE": "false",
+    "DO_NOT_TRACK": "1",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1",
+    "OPENAI_API_KEY": "none",
+}
+"""Nothing but the server is asked: traces and cost maps are off, and what is asked all the same goes nowhere."""
 LONGEST = 600.0
 """Seconds until a stack is given up."""
 
@@ -101,11 +115,7 @@ def test_every_flow_of_a_stack(
     name, usual, busy = servers
     (environment,) = STACKS[stack]
     asked = command(clients, stack, environment, [f"{usual.url}/v1", f"{busy.url}/v1", "tried"])
-    # Nothing but the server is to be asked: whatever else is, goes to a proxy that is not there.
-    nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(
-        asked, env=os.environ | nowhere, stdout=subprocess.PIPE, text=True, timeout=LONGEST, check=True
-    )
+    done = subprocess.run(asked, env=os.environ | QUIET, stdout=subprocess.PIPE, text=True, timeout=LONGEST, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     problems = table.add(name, lines)
     assert len(lines) > 1
