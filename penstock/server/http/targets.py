@@ -21,7 +21,7 @@ class Targets:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["path"].lower().startswith(("http://", "https://")):
+        if scope["path"].removeprefix(scope.get("root_path", "")).lower().startswith(("http://", "https://")):
             scope = {**scope, **in_origin_form(scope)}
         if scope["method"] != "HEAD" or scope["path"].removeprefix(scope.get("root_path", "")) == ENDLESS:
             await self._app(scope, receive, send)

@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from penstock import LLM, SamplingParams
-from tests.serving import PATIENCE, ServedProcess, served, until
+from tests.serving import PATIENCE, ServedProcess, http, read_all, served, until
 
 pytestmark = pytest.mark.processes
 
@@ -157,6 +157,40 @@ def test_several_prompts_keep_their_order(client: openai.OpenAI, plain: LLM) -> 
     assert [choice.text for choice in reply.choices] == [one.text for found in expected for one in found.outputs]
     by_ids = client.completions.create(model="demo", prompt=[one.prompt_token_ids for one in expected], **params)
     assert [choice.text for choice in by_ids.choices] == [choice.text for choice in reply.choices]
+
+
+def test_a_stop_string_at_the_last_token_allowed_is_a_stop(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": CODE, "temperature": 0}
+    (whole,) = client.completions.create(**asked, max_tokens=8, extra_body={"return_token_ids": True}).choices
+    (before,) = client.completions.create(**asked, max_tokens=7).choices
+    stop = whole.text.removeprefix(before.text)
+    (cut,) = client.completions.create(**asked, max_tokens=8, stop=[stop]).choices
+    first = whole.text.index(stop)
+    assert (cut.text, cut.finish_reason) == (whole.text[:first], "stop")
+
+
+def test_a_call_that_was_cut_off_ends_no_conversation(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "weather"}}
+    asked: dict[str, Any] = {"model": "demo", "tools": [WEATHER], "max_tokens": 4, "temperature": 0}
+    (cut,) = client.chat.completions.create(messages=ASKED, tool_choice=tool, **asked).choices
+    (call,) = cut.message.tool_calls or []
+    assert cut.finish_reason == "length"
+    assert WEATHER["function"]["name"] == call.function.name
+    turns = [*ASKED, cut.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "no JSON"}]
+    assert client.chat.completions.create(messages=turns, **asked).choices
+    item = {"type": "function_call", "call_id": call.id, "name": "weather", "arguments": call.function.arguments}
+    output = {"type": "function_call_output", "call_id": call.id, "output": "no JSON"}
+    items: Any = [*ASKED, item, output]
+    assert client.responses.create(model="demo", input=items, max_output_tokens=4).output
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_head_and_a_target_with_its_host(server: ServedProcess, path: str) -> None:
+    asked = httpx.head(f"{server.url}{path}", timeout=PATIENCE)
+    assert (asked.status_code, asked.content) == (200, b"")
+    with server.connect() as connection:
+        connection.sendall(http("GET", f"{server.url}{path}", Connection="close"))
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
 # ---------------------------------------------------------------------------------------------------------- streams
