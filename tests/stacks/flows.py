@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -46,6 +47,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "additionalProperties": False,
     },
 }
+
+
+NODES = re.compile(r'(\{\s*"v"\s*:\s*[1-9]\s*,\s*"next"\s*:\s*)+[\s\S]{0,40}')
+
+
+def is_of(name: str, text: str) -> bool:
+    """Whether a text is of the schema of this name, or was cut off within it: nothing makes a model end its nodes."""
+    try:
+        return fits(name, json.loads(text))
+    except ValueError:
+        return name == "recursive" and NODES.fullmatch(text) is not None
 
 
 def fits(name: str, value: Any) -> bool:

@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal
 
 import litellm
-from flows import BASE, BUSY, ENOUGH, KEY, MODEL, PATIENCE, QUESTION, SCHEMAS, TOO_LONG, WEATHER, fits, run
+from flows import BASE, BUSY, ENOUGH, KEY, MODEL, PATIENCE, QUESTION, SCHEMAS, TOO_LONG, WEATHER, fits, is_of, run
 from pydantic import BaseModel
 
 litellm.telemetry = False
@@ -52,7 +52,7 @@ def structured() -> None:
     assert Weather.model_validate_json(ask(response_format=Weather, max_tokens=ENOUGH).choices[0].message.content)
     for name, schema in SCHEMAS.items():
         format = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-        assert fits(name, json.loads(ask(response_format=format, max_tokens=ENOUGH).choices[0].message.content)), name
+        assert is_of(name, ask(response_format=format, max_tokens=ENOUGH).choices[0].message.content), name
 
 
 def responses() -> None:
@@ -78,7 +78,7 @@ def too_long() -> None:
 
 def fallback() -> None:
     """A conversation that is too long for one model goes to another: here the same server, asked for less."""
-    small = {"model_name": "small", "litellm_params": {**SERVER, "max_tokens": 4000}}
+    small = {"model_name": "small", "litellm_params": {**SERVER, "max_tokens": 100_000}}
     large = {"model_name": "large", "litellm_params": {**SERVER, "max_tokens": 8}}
     router = litellm.Router([small, large], context_window_fallbacks=[{"small": ["large"]}], num_retries=0)
     assert router.completion("small", ASKED).choices[0].message.content

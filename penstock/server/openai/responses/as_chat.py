@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from penstock.server.http.errors import ApiError
+from penstock.server.http.errors import ApiError, invalid_field
 from penstock.server.openai.chat_protocol import (
     ChatCompletionRequest,
     FunctionCall,
@@ -68,7 +68,10 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
 
 
 def messages_of(body: ResponsesRequest) -> list[Message]:
-    """The turns. A turn of the assistant, the calls behind it and the thought before it are one."""
+    """The turns. A turn of the assistant, the calls behind it and the thought before it are one.
+
+    Raises ApiError where there is none.
+    """
     found = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
     if isinstance(body.input, str):
         return [*found, Message(role="user", content=body.input)]
@@ -84,6 +87,8 @@ def messages_of(body: ResponsesRequest) -> list[Message]:
             found[-1].tool_calls = [*(found[-1].tool_calls or []), *(turn.tool_calls or [])]
         else:
             found.append(turn)
+    if not found:
+        raise invalid_field("input", "holds nothing that was said or called; there has to be a turn", "empty_array")
     return found
 
 
