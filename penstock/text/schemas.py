@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -40,6 +41,21 @@ BOUNDING: Final = (
 """Keywords beside which a number has no exponent anyway."""
 FINITE: Final = {"type": "number", "minimum": -1e16, "maximum": 1e16}
 """Numbers with decimals; doubles have none beyond these."""
+COMPOSING: Final = ("allOf", "anyOf", "oneOf")
+REMARKS: Final = frozenset(
+    ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "x-guidance")
+) | {"$schema", "$id", "$anchor", "$defs", "definitions"}
+"""Keywords that say nothing of a value."""
+ANY_VALUE: Final = "any value, with finite numbers"
+ANYTHING: Final = {"$ref": f"#/$defs/{ANY_VALUE.replace(' ', '%20')}"}
+OF_ANYTHING: Final = {
+    "anyOf": [
+        {"type": ["null", "boolean", "string", "integer"]},
+        FINITE,
+        {"type": "array", "items": ANYTHING},
+        {"type": "object", "additionalProperties": ANYTHING},
+    ]
+}
 KNOWN_SCHEMAS: Final = "json-schema.org/"
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
@@ -47,11 +63,21 @@ FORMATS: Final = frozenset(
 """Formats that llguidance reads. Another one is a remark: JSON Schema has readers go on."""
 
 
-def tidied(schema: Any) -> Any:
-    """The schema without formats that nobody knows and keywords that allow everything.
+def tidied(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema without formats that nobody knows and keywords that allow everything, its numbers finite.
 
     What is no schema, as the values of ``enum``, ``const`` and ``default`` are, stays as it is.
     """
+    found: dict[str, Any] = _tidied(schema)
+    if ANYTHING["$ref"] in json.dumps(found):
+        found["$defs"] = {**found.get("$defs", {}), ANY_VALUE: OF_ANYTHING}
+    return found
+
+
+def _tidied(schema: Any, composed: bool = False) -> Any:
+    """``composed``: the schema is an alternative or a part of another, whose keywords hold beside its own."""
+    if schema is True and not composed:
+        return ANYTHING
     if not isinstance(schema, Mapping):
         return schema
     found: dict[str, Any] = {}
@@ -59,13 +85,28 @@ def tidied(schema: Any) -> Any:
         if value in NEUTRAL.get(key, ()) or is_remark(key, value):
             continue
         if key in OF_SEVERAL and isinstance(value, list):
-            value = [tidied(one) for one in value]
+            value = [_tidied(one, key in COMPOSING) for one in value]
         elif key in OF_ONE:
-            value = tidied(value)
+            value = _tidied(value)
         elif key in OF_NAMED and isinstance(value, Mapping):
-            value = {name: tidied(one) for name, one in value.items()}
+            value = {name: _tidied(one) for name, one in value.items()}
         found[key] = value
-    return with_finite_numbers(found)
+    return with_finite_numbers(found if composed else with_known_values(found))
+
+
+def with_known_values(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with a word for values of which it says nothing: their numbers are finite, too."""
+    if not schema.keys() - REMARKS:
+        return schema | ANYTHING
+    stated = schema.get("type")
+    kinds = stated if isinstance(stated, list) else [stated]
+    if any(key in schema for key in (*COMPOSING, "$ref")):
+        return schema
+    if "object" in kinds and "additionalProperties" not in schema:
+        schema = schema | {"additionalProperties": ANYTHING}
+    if "array" in kinds and "items" not in schema:
+        schema = schema | {"items": ANYTHING}
+    return schema
 
 
 def with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:

@@ -32,9 +32,10 @@ def tried(url: str, number: int) -> Counter[str]:
     schema, counts = schemathesis.openapi.from_url(f"{url}/openapi.json"), Counter[str]()
     operations = [found.ok() for found in schema.get_all_operations()]
     taking = [one for one in operations if one.method == "post" and one.path != "/rebalance"]
-    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+    with httpx.Client(base_url=url, timeout=10 * PATIENCE) as client:
         for operation in taking:
             try_one(client, operation, -(-number // len(taking)), counts)
+            print(operation.path, {key: count for key, count in counts.items() if key.startswith(f"{operation.path} ")})
     return counts
 
 
@@ -61,10 +62,10 @@ def try_one(client: httpx.Client, operation: Any, number: int, counts: Counter[s
 
 
 def bounded(body: Any) -> Any:
-    """A body that, if it is taken, is answered soon; half of those that schemathesis makes name no model of ours."""
+    """A body that, if it is taken, is answered soon: with few tokens, by the model that there is, and without outlines."""
     if not isinstance(body, dict):
         return body
-    body = {key: value for key, value in body.items() if key != "model"}
+    body = {key: value for key, value in body.items() if key not in ("model", "outline_decoding")}
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if isinstance(body.get(name), int):
             body[name] = min(body[name], 2)
@@ -91,4 +92,4 @@ def test_no_body_is_a_fault_of_the_servers() -> None:
 if __name__ == "__main__":
     with served(*SERVER) as running:
         found = tried(running.url, int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
-        print("\n".join(f"{route}: {count}" for route, count in sorted(found.items())), f"\n{found.total()} in all")
+        print(f"{found.total()} bodies in all")

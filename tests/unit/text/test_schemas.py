@@ -30,13 +30,13 @@ PLAIN = {"type": "string"}
 def test_every_place_of_a_schema_is_tidied(key: str) -> None:
     wrap = {**{one: lambda schema: schema for one in OF_ONE}, **{one: lambda schema: [schema] for one in OF_SEVERAL}}
     wrap |= {one: lambda schema: {"format": schema} for one in OF_NAMED}
-    assert tidied({key: wrap[key](ODD)}) == {key: wrap[key](PLAIN)}
+    assert tidied({key: wrap[key](ODD), "type": "null"}) == {key: wrap[key](PLAIN), "type": "null"}
 
 
 @pytest.mark.parametrize("key", ["enum", "const", "default", "examples", "x-own"])
 def test_what_is_no_schema_stays(key: str) -> None:
     value = [ODD] if key in ("enum", "examples") else ODD
-    assert tidied({key: value}) == {key: value}
+    assert tidied({key: value, "type": "null"}) == {key: value, "type": "null"}
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
@@ -63,6 +63,25 @@ def test_numbers_are_those_of_every_reader(schema: dict[str, Any]) -> None:
     for text in ("1e999", "-1E+999", "1e5", "NaN", "01"):
         assert not accepts(schema, text), text
     assert accepts(schema, "null") is (schema["type"] == ["number", "null"] if "type" in schema else False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({}, "{}"),
+        ({"description": "any"}, "{}"),
+        ({"type": "object"}, '{{"a": {}}}'),
+        ({"type": "object", "properties": {"a": True}}, '{{"a": [{}]}}'),
+        ({"type": "object", "properties": {"a": {}}, "additionalProperties": True}, '{{"b": {}}}'),
+        ({"type": "array"}, "[null, {}]"),
+        ({"type": "array", "items": {"type": "object"}}, '[{{"é": {{"b": {}}}}}]'),
+    ],
+)
+def test_numbers_of_values_of_which_a_schema_says_nothing(schema: dict[str, Any], text: str) -> None:
+    for number in ("1", "-2.5", '"1e999"', "{}", "[true]"):
+        assert accepts(schema, text.format(number)), number
+    for number in ("1e999", "1e5", '{"a": 1E9}'):
+        assert not accepts(schema, text.format(number)), number
 
 
 def test_an_object_that_may_be_a_number_too_keeps_its_properties() -> None:

@@ -33,7 +33,9 @@ def quoted(text: str) -> str:
 
 def embedded(schema: Schema) -> str:
     """A JSON schema as a rule's body."""
-    return "%json " + json.dumps({**tidied(schema), "x-guidance": JSON_DEFAULTS})
+    own = schema.get("x-guidance")
+    guidance = JSON_DEFAULTS | (own if isinstance(own, dict) else {})
+    return "%json " + json.dumps({**tidied(schema), "x-guidance": guidance})
 
 
 def list_grammar(tools: Mapping[str, Schema], single: bool, rules: list[str]) -> str:

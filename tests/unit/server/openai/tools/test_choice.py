@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -130,6 +131,10 @@ def instances(schema: Any, root: dict[str, Any], draw: Any, depth: int = 0) -> A
     return draw(st.sampled_from(plain[kind]))
 
 
+def valid(value: Any, root: dict[str, Any]) -> bool:
+    return not list(jsonschema.Draft202012Validator(root).iter_errors(value))
+
+
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(root=roots(), data=st.data())
 def test_a_schema_accepts_the_same_texts_as_format_as_named_tool_and_as_required_one(
@@ -145,6 +150,7 @@ def test_a_schema_accepts_the_same_texts_as_format_as_named_tool_and_as_required
         value, indent = instances(root, root, data.draw), data.draw(st.sampled_from([None, 1]))
         text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), indent=indent)
         expected = accepts(as_format, text)
+        assert not expected or valid(value, root), "nothing is the grammar's that is not the schema's"
         assert accepts(as_named, text) == expected
         assert accepts(as_required, f'[{{"name": "f", "parameters": {text}}}]') == expected
 
