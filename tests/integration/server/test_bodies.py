@@ -62,7 +62,7 @@ def try_one(client: httpx.Client, operation: Any, number: int, counts: Counter[s
 
 
 def bounded(body: Any) -> Any:
-    """A body that, if it is taken, is answered soon: with few tokens, by the model that there is, and without outlines."""
+    """A body that, if it is taken, is answered soon: with few tokens, by the model that there is, no outlines."""
     if not isinstance(body, dict):
         return body
     body = {key: value for key, value in body.items() if key not in ("model", "outline_decoding")}
