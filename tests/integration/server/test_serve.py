@@ -536,6 +536,25 @@ def test_heads(server: ServedProcess, method: str, path: str, headers: dict[str,
     check(httpx.request(method, f"{server.url}{path}", headers=headers, content=content, timeout=PATIENCE), status)
 
 
+@pytest.mark.parametrize(
+    ("path", "length", "status"),
+    [("/v1/nothing", 10, 404), ("/version", 10, 405), ("/v1/completions", 100_001, 413), ("/v1/completions", 10, 400)],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_refusal_closes_no_connection_without_saying_so(
+    server: ServedProcess, path: str, length: int, status: int, late: bool
+) -> None:
+    """Also where it comes before the body does; the next request on the connection is answered."""
+    head = http("POST", path, Content_Type="application/json", Content_Length=str(length))
+    with server.connect() as connection:
+        connection.sendall(head)
+        first = connection.recv(65536) if late and status != 400 else b""  # what is wrong with a body waits for it
+        connection.sendall(b"x" * length + http("GET", "/version", Connection="close"))
+        found = first + read_all(connection)
+    statuses = [int(one[:3]) for one in found.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [status, 200]
+
+
 def check(reply: httpx.Response, status: int) -> None:
     """Whatever is refused says why."""
     assert reply.status_code == status, reply.text
