@@ -8,23 +8,31 @@ SOURCES := pyproject.toml constraints.txt
 SKIPS := $(VENV)/skipped.txt
 # PAGE= where there is no Chromium: its tests are then counted among the skipped.
 PAGE := --page
+CLIENTS := $(VENV)/clients
+STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt tests/stacks/package-lock.json
 # By a path, not by a finder, which a folder named penstock beside a script of one's own would hide.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-.PHONY: demo test test-page check figures clean
+.PHONY: demo test test-page test-clients check figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
 test: $(VENV)/.installed-dev check
 	@: > $(SKIPS)
-	$(BIN)/python -m pytest -m "not processes" --numprocesses auto --dist worksteal --skips=$(SKIPS)
-	$(BIN)/python -m pytest -m "processes and not page" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "not processes and not stacks" --numprocesses auto --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page and not stacks" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
+	@echo 'NOT RUN: the clients of other projects. To run them: apt-get install nodejs npm, then make test-clients'
 	@cat $(SKIPS)
 
 test-page: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m page $(PAGE) --skips=$(SKIPS) tests/integration/server/test_page.py
+
+# The clients have environments of their own, with pinned versions.
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed
+	$(BIN)/python -m pytest -m stacks --stacks=$(CLIENTS) --skips=$(SKIPS) tests/integration/clients/test_stacks.py
+	@cat $(CLIENTS)/table.md
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -45,6 +53,16 @@ $(VENV)/.installed: $(BIN)/python $(SOURCES)
 $(VENV)/.installed-dev: $(BIN)/python $(SOURCES)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) '.[dev]'
 	touch $(VENV)/.installed $@
+
+$(CLIENTS)/.installed: $(STACKS)
+	$(PYTHON) -m venv $(CLIENTS)/python
+	$(CLIENTS)/python/bin/pip install --quiet --requirement tests/stacks/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)/instructor
+	$(CLIENTS)/instructor/bin/pip install --quiet --requirement tests/stacks/requirements-instructor.txt
+	mkdir -p $(CLIENTS)/node
+	cp tests/stacks/package.json tests/stacks/package-lock.json $(CLIENTS)/node
+	npm ci --prefix $(CLIENTS)/node --ignore-scripts --no-audit --no-fund
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -43,6 +43,9 @@ os.environ["HF_ASSETS_CACHE"] = ASSETS.name
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--page", action="store_true", help="run the tests of the web page too: they need Chromium")
+    parser.addoption(
+        "--stacks", metavar="DIR", help="run the tests of other projects' clients, installed in this folder"
+    )
     parser.addoption("--skips", metavar="FILE", help="append the table of what was skipped to this file")
 
 
@@ -52,13 +55,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is there by chance decides nothing: whoever wants the page tested says so."""
-    if config.getoption("--page"):
-        return
-    not_asked_for = pytest.mark.skip(reason="the page is tested by `make test-page`; needs `apt-get install chromium`")
+    """What is there by chance decides nothing: whoever wants the page or others' clients tested says so."""
+    reasons = {
+        "page": "the page is tested by `make test-page`; needs `apt-get install chromium`",
+        "stacks": "the clients are tested by `make test-clients`; needs `apt-get install nodejs npm`",
+    }
     for item in items:
-        if item.get_closest_marker("page"):
-            item.add_marker(not_asked_for)
+        for marker, reason in reasons.items():
+            if item.get_closest_marker(marker) and not config.getoption(f"--{marker}"):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, a
     request.produced += 1
     done.committed.append(hit)
     stopped = request.output.append(pick, at)
-    done.finished = request.end_of(hit.token) or stopped
+    done.finished = stopped or request.end_of(hit.token)  # a stop string on the last token allowed is a stop
 
 
 def _count(request: Request, root: Node) -> None:

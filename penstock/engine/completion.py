@@ -92,6 +92,13 @@ class Completion:
             self.output.stop_reason = ids[-1]
         if self._text is not None:
             self.output.text += self._text.finish()
+            self._note_late_stop()
+
+    def _note_late_stop(self) -> None:
+        """Say so where ``max_tokens`` has made a stop string certain: its last bytes might have become another sign."""
+        output, stopped = self.output, None if self._text is None else self._text.stopped
+        if output.finish_reason is FinishReason.LENGTH and stopped is not None:
+            output.finish_reason, output.stop_reason = FinishReason.STOP, stopped
 
     def take(self) -> CompletionDelta | None:
         """What has come since the last call; None if nothing has."""

@@ -18,10 +18,12 @@ from penstock.server.http.listen import Listening
 from penstock.server.http.logs import log_request
 from penstock.server.http.records import Records
 from penstock.server.http.sites import Sites
+from penstock.server.http.targets import Targets
 from penstock.server.live.routes import live_router
 from penstock.server.metrics import ServerMetrics
 from penstock.server.openai.chat import chat_router
 from penstock.server.openai.completions import completion_router
+from penstock.server.openai.lenience import REASONS
 from penstock.server.openai.models import model_router
 from penstock.server.openai.protocol import WARNING
 from penstock.server.openai.responses.routes import responses_router
@@ -41,7 +43,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | Non
     app.state.gate = gate = Gate()
     metrics = ServerMetrics(llm, settings.served_model_name[0])
     service = Service(llm, settings, gate, metrics.generated)
-    handlers.install(app)
+    handlers.install(app, REASONS)
     for routes in (chat_router, completion_router, responses_router, token_router, model_router):
         app.include_router(routes(service))
     app.include_router(about_router(llm, gate, metrics.registry))
@@ -65,8 +67,9 @@ def add_middleware(app: FastAPI, settings: ServerSettings, listening: Listening 
             CORSMiddleware,
             allow_origins=list(settings.allowed_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["*"],  # those that a preflight asks for: clients send headers of their own (x-stainless-...)
             expose_headers=["X-Request-Id", "Retry-After", WARNING],
         )
     app.add_middleware(Sites, listening=listening, origins=settings.allowed_origins)
+    app.add_middleware(Targets)
     app.add_middleware(Records, on_end=[log_request, metrics.responded])

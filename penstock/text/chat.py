@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core import RequestError
+from penstock.text.templates import BrokenTemplate
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
@@ -21,6 +22,8 @@ CHAT_SAMPLING: Final = {"temperature": 0.0}
 A small model wanders when it is sampled: SmolLM2-135M in 4 bits no longer knows the capital of France at llama.cpp's
 T = 0.8. Drafts are accepted most often, and the same question has the same answer.
 """
+SILENT: Final = ("assistant", "tool")
+"""Roles whose turn may say nothing."""
 NO_TEMPLATE: Final = (
     "messages need a chat template, and the checkpoint has none: give one (chat_template), or continue plain text"
 )
@@ -64,7 +67,8 @@ def rendered(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> str:
     if chat.chat_template is None and tokenizer.tool_template is None:
         raise RequestError(NO_TEMPLATE)
     hide = tokenizer.literal.hide
-    return tokenizer.render(
+    return render_turns(
+        tokenizer,
         hide(turns_of(messages)),
         chat.add_generation_prompt,
         tools=hide(chat.tools),
@@ -72,6 +76,24 @@ def rendered(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> str:
         chat_template=chat.chat_template,
         continue_final_message=chat.continue_final_message,
     )
+
+
+def render_turns(
+    tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **options: Any
+) -> str:
+    """``tokenizer.render``, and again with empty ones where the template refuses what is no call's arguments.
+
+    A model's call may have been cut off, or be no JSON; the conversation goes on all the same.
+    """
+    try:
+        return tokenizer.render(turns, add_generation_prompt, **options)
+    except BrokenTemplate:
+        raise
+    except RequestError:
+        readable = [with_readable_arguments(turn) for turn in turns]
+        if readable == list(turns):
+            raise
+        return tokenizer.render(readable, add_generation_prompt, **options)
 
 
 def encoded(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
@@ -98,7 +120,7 @@ def turn_of(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f'{where} is {message!r}; it has to be like {{"role": "user", "content": "..."}}')
     calls = message.get("tool_calls") or ()
-    if message.get("content") is None and not calls:
+    if message.get("content") is None and message["role"] not in SILENT and not calls:
         raise RequestError(f"{where}.content is missing; a message needs content, or tool_calls")
     turn = {key: value for key, value in message.items() if value is not None}
     turn["content"] = content_of(f"{where}.content", message.get("content") or "")
@@ -125,18 +147,29 @@ def call_of(where: str, call: Any) -> dict[str, Any]:
         raise RequestError(f"{where}.function is missing; a tool call names one")
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str | None):
-        function["arguments"] = arguments_of(f"{where}.function.arguments", function.get("arguments") or "{}")
+        function["arguments"] = arguments_of(function.get("arguments") or "{}")
     return {**call, "function": function}
 
 
-def arguments_of(where: str, text: str) -> dict[str, Any]:
+def arguments_of(text: str) -> dict[str, Any] | str:
+    """A call's arguments as an object; as the text that the model wrote where that is none, or JSON cannot carry it."""
     try:
         arguments = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where} is not JSON: {error}") from None
-    if not isinstance(arguments, dict):
-        raise RequestError(f"{where} has to be a JSON object")
-    return arguments
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):  # a lone surrogate raises UnicodeEncodeError, a ValueError
+        return text
+    return arguments if isinstance(arguments, dict) else text
+
+
+def with_readable_arguments(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn whose calls all have an object for arguments."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": {}}}
+        if isinstance(call["function"].get("arguments"), str)
+        else call
+        for call in turn.get("tool_calls", ())
+    ]
+    return {**turn, "tool_calls": calls} if calls else dict(turn)
 
 
 def is_list(value: Any) -> bool:

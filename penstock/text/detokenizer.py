@@ -24,7 +24,8 @@ class IncrementalDetokenizer:
     cost of a token does not depend on how many came before.
 
     ``stopped`` is the stop string that was found; after that nothing more comes. The stop string itself is cut off
-    unless ``include_stop_str_in_output``. Text of the first ``min_tokens`` tokens is not searched.
+    unless ``include_stop_str_in_output``. None ends within the text of the first ``min_tokens`` tokens; one may begin
+    there.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class IncrementalDetokenizer:
     ) -> None:
         self._decoder = StreamDecoder(tokenizer, prompt_ids, skip_special_tokens)
         self._matcher = StopMatcher(stop, include_stop_str_in_output)
-        self._unsearched = min_tokens
+        self._too_early = min_tokens
 
     @property
     def stopped(self) -> str | None:
@@ -50,9 +51,9 @@ class IncrementalDetokenizer:
         if self.stopped is not None:
             return ""
         text = self._decoder.append(token_id)
-        if self._unsearched > 0:
-            self._unsearched -= 1
-            return text
+        if self._too_early > 0:
+            self._too_early -= 1
+            return self._matcher.pass_on(text)
         return self._matcher.push(text)
 
     def finish(self) -> str:
@@ -137,11 +138,19 @@ class StopMatcher:
         self._stop = stop
         self._include = include
         self._held = ""
+        self._passed = 0
+        """Characters at the beginning of the held text in which no stop string may end."""
+
+    def pass_on(self, text: str) -> str:
+        """As ``push``, but no stop string ends in this text: one that begins in it may end later."""
+        self._held += text
+        self._passed = len(self._held)
+        return self._release(len(self._held) - self._beginning())
 
     def push(self, text: str) -> str:
         """The part of the held and the new ``text`` that may be given out."""
         self._held += text
-        matches = [(self._held.find(stop), stop) for stop in self._stop]
+        matches = [(self._held.find(stop, max(self._passed - len(stop) + 1, 0)), stop) for stop in self._stop]
         ends = [(start + len(stop), start, stop) for start, stop in matches if start >= 0]
         if ends:
             end, start, self.found = min(ends)
@@ -154,6 +163,7 @@ class StopMatcher:
 
     def _release(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
+        self._passed = max(self._passed - length, 0)
         return text
 
     def _beginning(self) -> int:

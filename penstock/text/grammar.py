@@ -12,6 +12,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from penstock.core import ConfigError, RequestError, StructuredOutputsParams
+from penstock.text.schemas import tidied
 from penstock.text.tokenizer import Tokenizer, load_tokenizer, usable_tokenizer
 from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
 
@@ -44,6 +45,8 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     text: Any = getattr(params, kind)
     if kind == "json_object":
         kind, text = "json", ANY_OBJECT
+    elif kind == "json":
+        text = json.dumps(tidied(json.loads(text)))
     elif kind == "choice":
         text = json.dumps(text)
     try:

@@ -43,6 +43,12 @@ ENCODE_SECONDS: Final = 10.0
 
 TOKENIZER_CLASS: Final = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
 
+PRINTABLE: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+BYTE_OF: Final = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(0x100 + number): byte for number, byte in enumerate(byte for byte in range(0x100) if byte not in PRINTABLE)
+}
+"""The byte that each character of a byte-level vocabulary stands for: GPT-2's table, where blanks have other signs."""
+
 NO_TEMPLATE: Final = "the checkpoint has no chat template: send a plain prompt to the completions interface"
 REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
 
@@ -62,6 +68,7 @@ class Tokenizer:
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_token_ids: tuple[int, ...] = tuple(sorted({*own, *eos_token_ids}))
         added = self._backend.get_added_tokens_decoder()
+        self._added = frozenset(added)
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         bytes_ = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self.byte_ids: frozenset[int] = frozenset(token_id for token_id in bytes_ if token_id is not None)
@@ -129,6 +136,31 @@ class Tokenizer:
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for within a text: bytes, which may be part of a character; a special one its name."""
+        if token_id in self.byte_ids:
+            return bytes([int(self._backend.id_to_token(token_id)[1:-1], 16)])
+        piece: str | None = self._backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if token_id in self._added:
+            return piece.encode()
+        if self._is_byte_level and all(character in BYTE_OF for character in piece):
+            return bytes(BYTE_OF[character] for character in piece)
+        # A lone token loses the blank before it: what it adds to another one is what it says.
+        before = self.decode([self._ordinary], skip_special_tokens=False)
+        both = self.decode([self._ordinary, token_id], skip_special_tokens=False)
+        return both.removeprefix(before).encode()
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return "ByteLevel" in repr(self._backend.decoder)
+
+    @cached_property
+    def _ordinary(self) -> int:
+        """A token that other text may follow."""
+        return next(one for one in self.encode("a", add_special_tokens=False)[::-1] if one not in self.byte_ids)
 
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
         """Whether ``decode`` leaves this token out: a special one, or an id of a padded vocabulary."""

@@ -87,6 +87,7 @@ HEAVY_WHEN_CALLED = {
     "bench.peers.hf",
     "models.places",
     "pipeline.assembly",
+    "pipeline.forking",
     "text.tokenizer",
     "text.worker_tasks",
     "recording",

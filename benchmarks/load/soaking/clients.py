@@ -18,7 +18,7 @@ from benchmarks.load.soaking.wire import Address, Connection, Reply, connected
 KEY: Final = "soak"
 HUNG: Final = 120.0
 """Seconds after which a request counts as one that hangs."""
-BUSY: Final = {429: "queue_full", 503: "queue_timeout"}
+BUSY: Final = {429: "rate_limit_exceeded", 503: "queue_timeout"}
 """Replies that refuse for now, by status."""
 
 

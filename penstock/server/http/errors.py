@@ -18,6 +18,10 @@ TIMEOUT: Final = "timeout"
 INVALID: Final = "invalid_request_error"
 FIELD_PATH: Final = re.compile(r"[.\[]")
 """What separates a field's name from a place in it: ``messages[0].content``."""
+INVALID_VALUE: Final = "invalid_value"
+"""OpenAI's code of a field that holds what it may not."""
+TOO_LONG: Final = "context_length_exceeded"
+"""OpenAI's code of a prompt that, with what is to be generated, does not fit: programs then ask another model."""
 ERROR_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -67,9 +71,15 @@ class ApiError(HTTPException):
         return JSONResponse(self.body.model_dump(), self.status_code, dict(self.headers or {}))
 
 
-def invalid_field(param: str, problem: str) -> ApiError:
+def invalid_field(param: str, problem: str, code: str = INVALID_VALUE) -> ApiError:
     """400 for a field: ``problem`` says what is wrong with it and what would be right."""
-    return ApiError(400, f"{param} {problem}", param=param)
+    return ApiError(400, f"{param} {problem}", param=param, code=code)
+
+
+def too_long(param: str, problem: str, most: int) -> ApiError:
+    """400 for what does not fit into a context of ``most`` tokens, in the words by which programs know it."""
+    words = f"{param} {problem} This model's maximum context length is {most} tokens."
+    return ApiError(400, words, param=param, code=TOO_LONG)
 
 
 def busy(message: str, code: str, status: int = 503) -> ApiError:
@@ -98,12 +108,14 @@ def api_error(error: Exception, fields: Sequence[str] = (), names: Mapping[str, 
     if isinstance(error, Recovering):
         return busy(str(error), "recovering")
     if isinstance(error, QueueFull):
-        return busy(str(error), "queue_full", 429)
+        return busy(str(error), "rate_limit_exceeded", 429)
     if isinstance(error, RequestError | ConfigError):
         ours = str(error).split(" ", 1)[0].rstrip(":")
         name = (names or {}).get(ours, ours)
         known = name != ours or FIELD_PATH.split(name)[0] in fields
-        return ApiError(400, name + str(error).removeprefix(ours), param=name if known else None)
+        return ApiError(400, name + str(error).removeprefix(ours), param=name if known else None, code=INVALID_VALUE)
     if isinstance(error, PipelineError):
         return ApiError(503, str(error), code="engine_lost")
-    return ApiError(500, "the server failed; its log says why", code="internal_error")
+    # uvicorn closes the connection behind a reply that the application did not mean to give.
+    message, headers = "the server failed; its log says why", {"Connection": "close"}
+    return ApiError(500, message, code="internal_error", headers=headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -16,27 +17,28 @@ from penstock.server.http.records import record_of
 from penstock.server.http.validation import validation_error
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, reasons: Mapping[str, str] | None = None) -> None:
+    """``reasons`` say why fields that no route reads are refused, by their names."""
+
+    async def on_invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        found = validation_error(error.errors(), error.body, known_fields(request), reasons)
+        return error_reply(request, found)
+
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(PenstockError, on_penstock)
     app.add_exception_handler(Exception, on_fault)
 
 
-async def on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return error_reply(request, validation_error(error.errors(), error.body, known_fields(request)))
-
-
 async def on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if not isinstance(error, ApiError):
-        message = str(error.detail)
+        message, code = str(error.detail), "invalid_request"
         if message == HTTPStatus.NOT_FOUND.phrase:
-            message = f"there is nothing at {request.method} {request.url.path!r}"
+            message, code = f"there is nothing at {request.method} {request.url.path!r}", "unknown_url"
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            message = f"{request.url.path} does not take {request.method}"
-        code = None
+            message, code = f"{request.url.path} does not take {request.method}", "method_not_supported"
         if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI says only that it cannot parse the body
             reason = str(error.__cause__)
             if "int_max_str_digits" in reason:  # Python's remedy is none for a client

@@ -5,39 +5,70 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock.core import lone_surrogate
-from penstock.server.http.errors import ApiError, invalid_field
+from penstock.server.http.errors import INVALID_VALUE, ApiError, invalid_field
 from penstock.typos import meant
 
+CODES: Final = {
+    "missing": "missing_required_parameter",
+    "too_long": "array_above_max_length",
+    "too_short": "empty_array",
+    "string_too_long": "string_above_max_length",
+    "extra_forbidden": "unknown_parameter",
+}
+"""OpenAI's codes, by the type of a finding of pydantic's."""
 
-def validation_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str]) -> ApiError:
+
+def validation_error(
+    errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str], reasons: Mapping[str, str] | None = None
+) -> ApiError:
     """The most specific of what pydantic found: of a union's alternatives it reports each.
 
-    A list that is too long has items of the right type, so that no other alternative is nearer.
+    ``known`` are the body's fields, and ``reasons`` say why some others are refused. A list that is too long has items
+    of the right type, so that no other alternative is nearer.
     """
     worst = max(errors, key=lambda one: (one["type"] == "too_long", len(one["loc"])))
     if worst["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {worst['ctx']['error']}", code="invalid_json")
-    param = path_of(worst["loc"][1:], body)
+    param, code = path_of(worst["loc"][1:], body), code_of(worst)
     if worst["type"] == "value_error":
         # Our own checks: of the whole body they begin with the field at fault, of a part with what is wrong with it.
         problem = str(worst["ctx"]["error"])
         return invalid_field(param, problem) if param else invalid_field(*problem.split(" ", 1))
     if not param:
-        return ApiError(400, "the body has to be a JSON object, sent with Content-Type: application/json")
+        message = "the body has to be a JSON object, sent with Content-Type: application/json"
+        return ApiError(400, message, code=code)
     if worst["type"] == "extra_forbidden":
-        guess = meant(param, known)
-        hint = f", or did you mean {guess!r}?" if guess is not None else ""
-        return invalid_field(param, f"is not supported here: remove it{hint}")
+        return unknown_field(param, known, reasons or {})
     if worst["type"] == "missing":
-        return invalid_field(param, "is missing")
+        return invalid_field(param, "is missing", code)
     if worst["type"] == "too_long":
-        return invalid_field(
-            param, f"has {len(worst['input'])} items; there may be at most {worst['ctx']['max_length']}"
-        )
-    return invalid_field(param, f"is {reprlib.repr(worst['input'])}; {wanted(worst)}")
+        most = worst["ctx"]["max_length"]
+        return invalid_field(param, f"has {len(worst['input'])} items; there may be at most {most}", code)
+    return invalid_field(param, f"is {reprlib.repr(worst['input'])}; {wanted(worst)}", code)
+
+
+def unknown_field(param: str, known: Sequence[str], reasons: Mapping[str, str]) -> ApiError:
+    """400 for a field that is not read here, with the reason where it is another server's."""
+    if (reason := reasons.get(param)) is not None:
+        return invalid_field(param, reason, "unsupported_parameter")
+    guess = meant(param, known)
+    hint = f", or did you mean {guess!r}?" if guess is not None else ""
+    return invalid_field(param, f"is not supported here: remove it{hint}", "unknown_parameter")
+
+
+def code_of(found: Mapping[str, Any]) -> str:
+    """OpenAI's code for what pydantic calls by its own names."""
+    kind, number = found["type"], "decimal" if isinstance(found["input"], float) else "integer"
+    if kind.startswith("greater_than"):
+        return f"{number}_below_min_value"
+    if kind.startswith("less_than"):
+        return f"{number}_above_max_value"
+    if kind.endswith(("_type", "_parsing", "_attributes_type")):
+        return "invalid_type"
+    return CODES.get(kind, INVALID_VALUE)
 
 
 def wanted(found: Mapping[str, Any]) -> str:

@@ -16,12 +16,14 @@ from penstock.server.openai.chat_writer import ChatWriter
 from penstock.server.openai.choices import Choice
 from penstock.server.openai.field_errors import api_errors
 from penstock.server.openai.generation import Generation
-from penstock.server.openai.params import GUIDED, chat_params
+from penstock.server.openai.params import chat_params
 from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.protocol import generation_responses
+from penstock.server.openai.reasoning import template_variables
 from penstock.server.openai.reply import reply_of
 from penstock.server.openai.service import Service
-from penstock.server.openai.tools.choice import ToolPlan, plan_tools
+from penstock.server.openai.structures import GUIDED
+from penstock.server.openai.tools.choice import ReplyPlan, plan_reply, plan_tools
 from penstock.text.tokenizer import Tokenizer
 
 NOT_IN_POINTS: Final = ("tools", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED))
@@ -36,7 +38,7 @@ def chat_router(service: Service) -> APIRouter:
         """Answer a conversation."""
         begun = await start_chat(service, body, request)
         name, outline = record_of(request).request_id, begun.generation.outline
-        writer = ChatWriter(body, begun.prompt, name, service.model, service.token_text, outline)
+        writer = ChatWriter(body, begun.prompt, name, service.model, service.token_bytes, outline)
         return await reply_of(request, body, begun.generation, begun.choices, writer, begun.names, begun.tokenizer)
 
     return routes
@@ -57,8 +59,10 @@ async def start_chat(service: Service, body: ChatCompletionRequest, request: Req
     """Have the engine begin. Raises ApiError naming the field for what cannot be answered."""
     service.check_model(body.model)
     with api_errors(body):
-        plan = plan_tools(body, service.prompts.tokenizer)
-        prompt = await service.prompts.of_chat(body.messages, plan.tools, body.chat_template_kwargs)
+        tokenizer = service.prompts.tokenizer
+        tools = plan_tools(body, tokenizer)
+        prompt = await service.prompts.of_chat(body.messages, tools.tools, template_variables(body))
+        plan = plan_reply(body, tools, prompt.text, tokenizer)
         room = service.prompts.room(prompt, "messages")
         params = chat_params(body, service.defaults(), room, plan)
     with api_errors(body, params.names):
@@ -66,20 +70,20 @@ async def start_chat(service: Service, body: ChatCompletionRequest, request: Req
             generation = await service.generate(request, body, [prompt], [params])
         else:
             refuse_with_points(body)
-            dialogue = service.prompts.dialogue(body.messages, body.chat_template_kwargs)
+            dialogue = service.prompts.dialogue(body.messages, template_variables(body))
             generation = await service.generate_in_points(request, body, prompt, params, dialogue)
-    ends = hidden_ends(body, plan, service.prompts.tokenizer)
-    choices = [Choice(service.token_text, plan, ends) for _ in range(generation.choices)]
-    return Begun(prompt, generation, choices, params.names, service.prompts.tokenizer)
+    ends = hidden_ends(body, plan, tokenizer)
+    choices = [Choice(service.token_bytes, plan, ends) for _ in range(generation.choices)]
+    return Begun(prompt, generation, choices, params.names, tokenizer)
 
 
 def refuse_with_points(body: ChatCompletionRequest) -> None:
     """Raise ApiError naming the field that says what the whole answer is, or what else it may be."""
     for name in NOT_IN_POINTS:
-        if getattr(body, name) is not None:
+        if getattr(body, name):
             raise invalid_field(name, "does not go with outline_decoding, whose answer is text in points; remove one")
 
 
-def hidden_ends(body: ChatCompletionRequest, plan: ToolPlan, tokenizer: Tokenizer) -> Sequence[int]:
-    """The end tokens, where special tokens are in the text only for the sake of a call's marks."""
+def hidden_ends(body: ChatCompletionRequest, plan: ReplyPlan, tokenizer: Tokenizer) -> Sequence[int]:
+    """The end tokens, where special tokens are in the text only for the sake of marks that are read."""
     return tokenizer.eos_token_ids if plan.marks_are_special and body.skip_special_tokens is not False else ()

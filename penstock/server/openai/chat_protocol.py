@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from penstock.server.openai.lenience import ANYTHING, ApiModel, Unread
 from penstock.server.openai.protocol import (
-    ApiModel,
     FinishWord,
     GenerationFields,
     ListOf,
@@ -26,40 +26,91 @@ NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
 class TextPart(ApiModel):
+    unread: ClassVar[Unread] = {"annotations": ANYTHING, "logprobs": ANYTHING, "parsed": ANYTHING}
+
     type: Annotated[Literal["text"], BeforeValidator(text_alone)]
     text: str
 
 
+class RefusalPart(ApiModel):
+    """An answer by which a model has refused, as OpenAI's replies have it: text like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def part_kind(given: Any) -> str:
+    """Which of the parts one is, so that an error names its field and not all that it might have been."""
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return "RefusalPart" if kind == "refusal" else "TextPart"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("TextPart")] | Annotated[RefusalPart, Tag("RefusalPart")], Discriminator(part_kind)
+]
+
+
 class FunctionCall(ApiModel):
+    unread: ClassVar[Unread] = {"parsed_arguments": ANYTHING}
+
     name: str
-    arguments: str
-    """A JSON object, as text."""
+    arguments: str = ""
+    """A JSON object, as text. What a model has begun and not ended is taken back as it is."""
 
 
 class ToolCall(ApiModel):
-    id: str
+    unread: ClassVar[Unread] = {"index": ANYTHING}
+
+    id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(ApiModel):
-    """One turn. The fields that can only be null are those of OpenAI's own replies, so that one can be sent back."""
+    """One turn. What replies hold beside its text and calls is left out, so that each can be sent back."""
+
+    unread: ClassVar[Unread] = {
+        "annotations": ANYTHING,
+        "parsed": ANYTHING,
+        "reasoning_details": ANYTHING,
+        "thinking_blocks": ANYTHING,
+    }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | ListOf[TextPart] | None = None
+    content: str | ListOf[Part] | None = None
     name: str | None = None
     tool_calls: ListOf[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
+    refusal: str | None = None
+    """What the assistant said in place of an answer; its content where there is no other."""
+    reasoning_content: str | None = None
+    """What the assistant thought before its answer, for templates that show it to the model again."""
+    reasoning: str | None = None
+    """vLLM's newer name of reasoning_content."""
 
     @model_validator(mode="after")
     def says_something(self) -> Message:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("needs content, or tool_calls")
+        if self.content is None and self.role not in ("assistant", "tool"):
+            raise ValueError("needs content")
         return self
+
+    def as_turn(self) -> dict[str, Any]:
+        """As the chat template is given it, content as one text."""
+        turn = self.model_dump(exclude_none=True, exclude={"content", "refusal", "reasoning", "reasoning_content"})
+        turn["content"] = self.text
+        if thought := self.reasoning_content or self.reasoning:
+            turn["reasoning_content"] = turn["thinking"] = thought  # gpt-oss's template calls it thinking
+        return turn
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or self.refusal or ""
 
 
 class FunctionDefinition(ApiModel):
@@ -119,6 +170,10 @@ class ChatCompletionRequest(GenerationFields):
     tools: ListOf[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(None, max_length=32)
+    """How much to think before the answer, for templates that have a variable of this name; "none": not at all."""
+    enable_thinking: bool | None = None
+    """Whether to think before the answer, for templates that have a variable of this name (Qwen's API)."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template (vLLM's), for example {"enable_thinking": false}."""
     outline_decoding: Literal["off", "auto", "on"] | None = None
@@ -132,8 +187,8 @@ class ChatCompletionRequest(GenerationFields):
 class TopLogprob(BaseModel):
     token: str
     logprob: float
-    bytes: list[int] | None
-    """Null where the token is a part of a character."""
+    bytes: list[int]
+    """The token's own, also where it is a part of a character."""
 
 
 class TokenLogprob(TopLogprob):
@@ -160,6 +215,8 @@ class MessageReply(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    """What the model thought before its answer, where its template has it think."""
     tool_calls: list[ToolCallReply] | None = None
 
 
@@ -216,6 +273,7 @@ class ToolCallPart(BaseModel):
 class MessagePart(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallPart] | None = None
 
 

@@ -24,14 +24,14 @@ from penstock.server.openai.chat_protocol import (
     ToolCallReply,
 )
 from penstock.server.openai.choices import ChoiceDelta
-from penstock.server.openai.logprobs import TokenText, chat_logprobs
+from penstock.server.openai.logprobs import TokenBytes, chat_logprobs
 from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.tools.stream import ToolCallDelta
 from penstock.server.openai.usage import Summary, metrics_of, usage_of
 
 
 class ChatWriter:
-    """It remembers nothing of what it has written."""
+    """It remembers of what it has written only which choices have begun."""
 
     named_events = False
     continues_text = False
@@ -42,15 +42,17 @@ class ChatWriter:
         prompt: Prompt,
         request_id: str,
         model: str,
-        token_text: TokenText,
+        token_bytes: TokenBytes,
         outline: OutlineOutput | None = None,
     ) -> None:
         """``outline`` is told of an answer that was asked for in points; it grows until the first token is there."""
         self._body = body
         self._prompt = prompt
         self._id, self._model, self._created = f"chatcmpl-{request_id}", model, int(time.time())
-        self._token_text = token_text
+        self._token_bytes = token_bytes
         self._outline = outline
+        self._begun: set[int] = set()
+        """Choices of which a chunk has been written."""
 
     def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> ChatCompletion:
         reply = ChatCompletion(
@@ -69,9 +71,9 @@ class ChatWriter:
         return reply
 
     def chunks(self, delta: ChoiceDelta) -> Iterator[ChatCompletionChunk]:
-        if delta.first:
-            yield self._first_chunk(delta.index)
         part = MessagePart()
+        if delta.reasoning:
+            part.reasoning_content = delta.reasoning
         if delta.content:
             part.content = delta.content
         if delta.tool_calls:
@@ -79,6 +81,9 @@ class ChatWriter:
         told = part.model_fields_set or delta.finish_reason or delta.logprobs or delta.points
         if not (told or self._body.return_token_ids):
             return  # a part of a character, or what may become a call
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            yield self._first_chunk(delta)
         choice = ChatChunkChoice(
             index=delta.index,
             delta=part,
@@ -107,8 +112,10 @@ class ChatWriter:
 
     # ---------------------------------------------------------------------------------------------------- inside
 
-    def _first_chunk(self, index: int) -> ChatCompletionChunk:
-        part = MessagePart(role="assistant", content="")
+    def _first_chunk(self, delta: ChoiceDelta) -> ChatCompletionChunk:
+        """The role alone. Content is null where there is none yet: the choice may be calls and nothing else."""
+        index, silent = delta.index, (delta.tool_calls or delta.reasoning) and not delta.content
+        part = MessagePart(role="assistant", content=None if silent else "")
         chunk = self._chunk([ChatChunkChoice(index=index, delta=part, logprobs=None, finish_reason=None)])
         if self._body.return_token_ids and index == 0:
             chunk.prompt_token_ids = self._prompt.token_ids
@@ -132,6 +139,8 @@ class ChatWriter:
         assert whole.finish_reason is not None
         content = whole.content or (None if whole.tool_calls else "")
         message = MessageReply(role="assistant", content=content, refusal=None)
+        if whole.reasoning:
+            message.reasoning_content = whole.reasoning
         if whole.tool_calls:
             message.tool_calls = [call_reply(call) for call in whole.tool_calls]
         choice = ChatChoice(
@@ -148,7 +157,7 @@ class ChatWriter:
     def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
         if delta.logprobs is None:
             return None
-        return chat_logprobs(delta.token_ids, delta.logprobs, self._body.top_logprobs or 0, self._token_text)
+        return chat_logprobs(delta.token_ids, delta.logprobs, self._body.top_logprobs or 0, self._token_bytes)
 
 
 def outline_reply(outline: OutlineOutput) -> OutlineReply:

@@ -21,7 +21,6 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = None
-    suffix: None = None
     add_special_tokens: bool | None = None
     """Whether a text prompt gets the tokenizer's own first token (vLLM's; by default it does)."""
 

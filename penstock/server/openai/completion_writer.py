@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from penstock.server.http.errors import ApiError, ErrorResponse
 from penstock.server.openai.choices import ChoiceDelta
 from penstock.server.openai.completion_protocol import Completion, CompletionChoice, CompletionRequest
-from penstock.server.openai.logprobs import TokenText, completion_logprobs
+from penstock.server.openai.logprobs import TokenBytes, completion_logprobs
 from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.usage import Summary, metrics_of, usage_of
 
@@ -27,13 +27,13 @@ class CompletionWriter:
         n: int,
         request_id: str,
         model: str,
-        token_text: TokenText,
+        token_bytes: TokenBytes,
     ) -> None:
         self._body = body
         self._prompts = prompts
         self._n = n
         self._id, self._model, self._created = f"cmpl-{request_id}", model, int(time.time())
-        self._token_text = token_text
+        self._token_bytes = token_bytes
 
     def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> Completion:
         return self._with_summary(self._reply([self._choice(choice) for choice in choices]), summary)
@@ -76,7 +76,7 @@ class CompletionWriter:
             finish_reason=delta.finish_reason,
         )
         if delta.logprobs is not None:
-            choice.logprobs = completion_logprobs(delta.token_ids, delta.logprobs, self._token_text, delta.text_offset)
+            choice.logprobs = completion_logprobs(delta.token_ids, delta.logprobs, self._token_bytes, delta.places)
         if delta.finish_reason is not None:
             choice.stop_reason = delta.stop_reason
         if self._body.return_token_ids:

@@ -11,6 +11,7 @@ from penstock.server.openai.choices import Choice
 from penstock.server.openai.completion_protocol import Completion, CompletionRequest
 from penstock.server.openai.completion_writer import CompletionWriter
 from penstock.server.openai.field_errors import api_errors
+from penstock.server.openai.logprobs import TextPlaces
 from penstock.server.openai.params import completion_params
 from penstock.server.openai.prompts import Prompt, Prompts
 from penstock.server.openai.protocol import MOST_CHOICES, generation_responses
@@ -31,9 +32,9 @@ def completion_router(service: Service) -> APIRouter:
             params = [completion_params(body, defaults, service.prompts.room(prompt, "prompt")) for prompt in prompts]
         with api_errors(body, params[0].names):
             generation = await service.generate(request, body, prompts, params)
-        choices = [Choice(service.token_text) for _ in range(generation.choices)]
+        choices = [Choice(service.token_bytes, places=places) for places in places_of(service, body, prompts)]
         name = record_of(request).request_id
-        writer = CompletionWriter(body, prompts, generation.n, name, service.model, service.token_text)
+        writer = CompletionWriter(body, prompts, generation.n, name, service.model, service.token_bytes)
         return await reply_of(request, body, generation, choices, writer, params[0].names, service.prompts.tokenizer)
 
     return routes
@@ -51,3 +52,11 @@ async def prompts_of(body: CompletionRequest, prompts: Prompts) -> list[Prompt]:
     if isinstance(given[0], int):
         return [await prompts.of_ids(given)]
     return [await (prompts.of_text(one, special) if isinstance(one, str) else prompts.of_ids(one)) for one in given]
+
+
+def places_of(service: Service, body: CompletionRequest, prompts: list[Prompt]) -> list[TextPlaces | None]:
+    """What finds each choice's tokens in its text, where that is asked for."""
+    tokenizer, skip = service.prompts.tokenizer, body.skip_special_tokens is not False
+    if body.logprobs is None:
+        return [None] * (len(prompts) * (body.n or 1))
+    return [TextPlaces(tokenizer, prompt.token_ids, skip) for prompt in prompts for _ in range(body.n or 1)]

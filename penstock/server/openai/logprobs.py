@@ -8,52 +8,87 @@ from typing import Final
 from penstock.core import Logprob
 from penstock.server.openai.chat_protocol import ChatLogprobs, TokenLogprob, TopLogprob
 from penstock.server.openai.completion_protocol import CompletionLogprobs
+from penstock.text.detokenizer import StreamDecoder
+from penstock.text.tokenizer import Tokenizer
 
-TokenText = Callable[[int], str]
-"""A token's own text."""
+TokenBytes = Callable[[int], bytes]
+"""A token's own bytes, which may be a part of a character."""
 LEAST: Final = -9999.0
 """Stands for minus infinity, which JSON does not have; OpenAI's and vLLM's."""
 
 
+def text_of(token: bytes) -> str:
+    """A token's text. What is no whole character shows as U+FFFD, so that several tokens have one text."""
+    return token.decode(errors="replace")
+
+
 def chat_logprobs(
-    ids: Sequence[int], found: Sequence[dict[int, Logprob]], top: int, token_text: TokenText
+    ids: Sequence[int], found: Sequence[dict[int, Logprob]], top: int, token_bytes: TokenBytes
 ) -> ChatLogprobs:
     content = []
     for token, entry in zip(ids, found, strict=True):
-        chosen, best = of_token(token, entry[token], token_text), ranked(entry, top)
+        chosen, best = of_token(token, entry[token], token_bytes), ranked(entry, top)
         content.append(
             TokenLogprob(
                 token=chosen.token,
                 logprob=chosen.logprob,
                 bytes=chosen.bytes,
-                top_logprobs=[of_token(other, logprob, token_text) for other, logprob in best],
+                top_logprobs=[of_token(other, logprob, token_bytes) for other, logprob in best],
             )
         )
     return ChatLogprobs(content=content, refusal=None)
 
 
 def completion_logprobs(
-    ids: Sequence[int], found: Sequence[dict[int, Logprob]], token_text: TokenText, offset: int
+    ids: Sequence[int], found: Sequence[dict[int, Logprob]], token_bytes: TokenBytes, offsets: list[int]
 ) -> CompletionLogprobs:
-    """``offset``: characters of the choice's tokens before these. The chosen token is among the top ones here."""
-    texts = [token_text(token) for token in ids]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    """``offsets``: each token's place in the choice's text. The chosen token is among the top ones here."""
     return CompletionLogprobs(
-        tokens=texts,
+        tokens=[text_of(token_bytes(token)) for token in ids],
         token_logprobs=[finite(entry[token].logprob) for token, entry in zip(ids, found, strict=True)],
-        top_logprobs=[{token_text(other): finite(one.logprob) for other, one in entry.items()} for entry in found],
+        top_logprobs=[best_by_text(entry, token_bytes) for entry in found],
         text_offset=offsets,
     )
 
 
-def of_token(token: int, logprob: Logprob, token_text: TokenText) -> TopLogprob:
-    text = token_text(token)
-    return TopLogprob(
-        token=text, logprob=finite(logprob.logprob), bytes=None if "\ufffd" in text else list(text.encode())
-    )
+def best_by_text(entry: dict[int, Logprob], token_bytes: TokenBytes) -> dict[str, float]:
+    """The log-probability of each text: of several tokens with one text the best."""
+    best: dict[str, float] = {}
+    for token, one in entry.items():
+        text = text_of(token_bytes(token))
+        best[text] = max(finite(one.logprob), best.get(text, LEAST))
+    return best
+
+
+class TextPlaces:
+    """Where tokens stand in a choice's text, in characters from its beginning.
+
+    A part of a character stands where the character does, and what the text leaves out where the next character does.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._decoder = StreamDecoder(tokenizer, prompt_ids, skip_special_tokens)
+        self._byte_ids = tokenizer.byte_ids
+        self._token_bytes = tokenizer.token_bytes
+        self._characters = 0
+        """How many are certain so far."""
+        self._run = b""
+        """Byte-fallback tokens since then: the decoder waits for the end of such a run."""
+
+    def of(self, ids: Sequence[int]) -> list[int]:
+        """The places of the next tokens."""
+        return [self._place_of(token) for token in ids]
+
+    def _place_of(self, token: int) -> int:
+        place = self._characters + len(self._run.decode(errors="ignore"))
+        self._characters += len(self._decoder.append(token))
+        self._run = self._run + self._token_bytes(token) if token in self._byte_ids else b""
+        return place
+
+
+def of_token(token: int, logprob: Logprob, token_bytes: TokenBytes) -> TopLogprob:
+    own = token_bytes(token)
+    return TopLogprob(token=text_of(own), logprob=finite(logprob.logprob), bytes=list(own))
 
 
 def ranked(entry: dict[int, Logprob], top: int) -> list[tuple[int, Logprob]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.outlines.dialogue import Dialogue
-from penstock.server.http.errors import invalid_field
+from penstock.server.http.errors import invalid_field, too_long
 from penstock.server.openai.chat_protocol import Message, Tool
-from penstock.text.chat import ChatFormat, turns_of
+from penstock.text.chat import ChatFormat, render_turns, turns_of
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside
 
@@ -18,6 +18,13 @@ from penstock.text.workers import aside
 class Prompt:
     text: str
     token_ids: list[int]
+
+
+class Room(NamedTuple):
+    """How many ``tokens`` may follow a prompt, of as many as the model takes in all."""
+
+    tokens: int
+    of: int
 
 
 class Prompts:
@@ -59,7 +66,7 @@ class Prompts:
         if self.tokenizer.tool_template is None:
             problem = "need a chat template, and this model has none: give the server one with --chat-template"
             raise invalid_field("messages", f"{problem}, or use /v1/completions")
-        turns = turns_of([message.model_dump(exclude_none=True) for message in messages])
+        turns = turns_of([message.as_turn() for message in messages])
         described = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
 
         def render() -> str:
@@ -67,7 +74,7 @@ class Prompts:
             if not self._allow_special_tokens:
                 given = self.tokenizer.literal.hide(given)
             messages, tools, variables = given
-            return self.tokenizer.render(messages, True, tools=tools, options=variables)
+            return render_turns(self.tokenizer, messages, True, tools=tools, options=variables)
 
         rendered = await aside(render)
         return await aside(lambda: self._encode_chat(rendered))
@@ -77,20 +84,17 @@ class Prompts:
             return Prompt(rendered, self.tokenizer.encode(rendered, add_special_tokens=False))
         return Prompt(self.tokenizer.literal.show(rendered), self.tokenizer.encode_literal(rendered))
 
-    def room(self, prompt: Prompt, field: str) -> int:
+    def room(self, prompt: Prompt, field: str) -> Room:
         """How many tokens may follow a prompt. Raises ApiError naming ``field`` if none may."""
         room = self.max_model_len - len(prompt.token_ids)
         if not prompt.token_ids:
             raise invalid_field(field, "holds no token; there has to be at least one")
         if room < 1:
-            raise invalid_field(
-                field,
-                f"is {len(prompt.token_ids)} tokens long; the model takes {self.max_model_len}, at least one of them "
-                "generated: shorten it",
-            )
-        return room
+            problem = f"is {len(prompt.token_ids)} tokens long, and at least one is to be generated: shorten it."
+            raise too_long(field, problem, self.max_model_len)
+        return Room(room, self.max_model_len)
 
     def dialogue(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> Dialogue:
         """A conversation whose answer is to be decoded in points. Raises RequestError as ``of_chat`` does."""
         chat = ChatFormat(chat_template_kwargs=options)
-        return Dialogue(self.tokenizer, [message.model_dump(exclude_none=True) for message in messages], chat)
+        return Dialogue(self.tokenizer, [message.as_turn() for message in messages], chat)

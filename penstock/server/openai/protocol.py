@@ -1,17 +1,17 @@
 """What chat and completions have in common on the wire: OpenAI's fields, and vLLM's where OpenAI has none.
 
-Requests are strict: a field that is unknown, or of another type, is refused by name. Replies are dumped with
-``exclude_unset``, so that null is only sent where the API says so.
+Requests are strict: a field that is unknown, or of another type, is refused by name, unless it says nothing
+(``lenience``). Replies are dumped with ``exclude_unset``, so that null is only sent where the API says so.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field
 
 from penstock.server.http.errors import Responses, error_responses
-from penstock.server.http.validation import check_unicode
+from penstock.server.openai.lenience import ANYTHING, OF_GENERATION, ApiModel, Unread
 
 WARNING = "X-Penstock-Warning"
 """A reply's header that says what of the request was left out of account."""
@@ -25,21 +25,15 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 """A list that is refused at its first wrong item: to tell of a million wrong ones takes seconds, for everybody."""
 
 
-class ApiModel(BaseModel):
-    """A part of a request."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def is_unicode(cls, body: Any) -> Any:
-        return check_unicode(body)
-
-
 NOT_READ: Final = {
+    "image": "images",
     "image_url": "images",
+    "image_file": "images",
     "input_image": "images",
+    "computer_screenshot": "images",
+    "video": "videos",
     "video_url": "videos",
+    "audio": "audio",
     "audio_url": "audio",
     "input_audio": "audio",
     "file": "files",
@@ -56,6 +50,8 @@ def text_alone(kind: Any) -> Any:
 
 
 class StreamOptions(ApiModel):
+    unread: ClassVar[Unread] = {"include_obfuscation": ANYTHING, "continuous_usage_stats": (False,)}
+
     include_usage: bool | None = None
     """End with a chunk that carries ``usage`` and ``metrics``."""
 
@@ -79,15 +75,19 @@ class IgnoredFields(ApiModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prediction: dict[str, Any] | None = None
+    """What the answer will be like: drafts come from elsewhere here, and the answer does not depend on them."""
 
     def warning_headers(self) -> dict[str, str]:
         """For the reply: which of them were set; none where none was."""
-        given = [name for name in IgnoredFields.model_fields if getattr(self, name) not in (None, False)]
+        given = [name for name in IgnoredFields.model_fields if getattr(self, name)]
         return {WARNING: f"ignored here: {', '.join(given)}"} if given else {}
 
 
 class GenerationFields(IgnoredFields):
     """How to generate. What is left out, or null, is as the model's generation_config says."""
+
+    unread: ClassVar[Unread] = OF_GENERATION
 
     model: str | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
@@ -102,7 +102,7 @@ class GenerationFields(IgnoredFields):
     repetition_penalty: float | None = Field(None, ge=1e-3, le=1e3)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MOST_TOKEN_IDS)
     allowed_token_ids: ListOf[int] | None = Field(None, max_length=MOST_TOKEN_IDS)
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int | None = Field(None, ge=0)
     stop: str | Annotated[ListOf[str], Field(max_length=MOST_STOPS)] | None = None
@@ -120,12 +120,6 @@ class GenerationFields(IgnoredFields):
     """Lower is served earlier."""
     user: str | None = Field(None, max_length=256)
     """Whose request it is: the engine shares itself fairly among users. By default the sender's address."""
-
-    @model_validator(mode="after")
-    def stream_options_need_a_stream(self) -> GenerationFields:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is for streams: set stream to true, or remove it")
-        return self
 
 
 # ------------------------------------------------------------------------------------------------------------ replies

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from fastapi import Request
 
-from penstock.core import SamplingParams
+from penstock.core import RequestError, SamplingParams
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.outlined.stream import OutlineStream
 from penstock.engine.stream import RequestStream
 from penstock.outlines.dialogue import Dialogue
-from penstock.server.http.errors import ApiError
+from penstock.server.http.errors import ApiError, api_error
 from penstock.server.http.gate import Gate
 from penstock.server.http.records import record_of
 from penstock.server.openai.chat_protocol import ChatCompletionRequest
@@ -29,7 +29,7 @@ from penstock.server.settings import ServerSettings
 from penstock.text.workers import aside
 
 CACHED_TEXTS: Final = 4096
-"""Tokens whose own text is remembered."""
+"""Tokens whose own bytes are remembered."""
 
 
 class Service:
@@ -41,7 +41,7 @@ class Service:
         self.model = settings.served_model_name[0]
         longest = min(llm.setup.max_model_len, llm.setup.kv_slots)  # else a chat that may fill the room never fits
         self.prompts = Prompts(llm.get_tokenizer(), longest, settings.allow_special_tokens_in_messages)
-        self.token_text = lru_cache(CACHED_TEXTS)(self._token_text)
+        self.token_bytes = lru_cache(CACHED_TEXTS)(self._token_bytes)
         self._gate = gate
         self._on_end = on_end
 
@@ -61,11 +61,23 @@ class Service:
     ) -> Generation:
         """Have the engine begin. Raises as its ``prepare`` and ``submit`` do, and ApiError once draining."""
         for one in params:
-            await self.llm.prepare(one.sampling)
+            await self._prepare(one)
         self._gate.check_open()
         began = time.monotonic()
         streams = self._submit(request, body, prompts, params)
         return self._generation(request, body, prompts, streams, params[0].sampling.n, began)
+
+    async def _prepare(self, params: RequestParams) -> None:
+        """Have the engine check a grammar. Raises ApiError naming the field that holds the part at fault."""
+        try:
+            await self.llm.prepare(params.sampling)
+        except RequestError:
+            for name, part in params.parts.items():
+                try:
+                    await self.llm.prepare(replace(params.sampling, structured_outputs=part))
+                except RequestError as error:
+                    raise api_error(error, names={f"structured_outputs.{part.kind}": name}) from error
+            raise
 
     async def generate_in_points(
         self, request: Request, body: ChatCompletionRequest, prompt: Prompt, params: RequestParams, dialogue: Dialogue
@@ -141,8 +153,8 @@ class Service:
                 "texts": [choice.text for choice in generation.whole()],
             }
 
-    def _token_text(self, token: int) -> str:
-        return self.prompts.tokenizer.decode([token], skip_special_tokens=False)
+    def _token_bytes(self, token: int) -> bytes:
+        return self.prompts.tokenizer.token_bytes(token)
 
 
 def details_of(summary: Summary) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from pydantic import BaseModel, Field, model_validator
 from penstock.server.http.errors import error_responses
 from penstock.server.openai.chat_protocol import Message, Tool
 from penstock.server.openai.field_errors import api_errors
+from penstock.server.openai.lenience import ApiModel
 from penstock.server.openai.prompts import Prompt
-from penstock.server.openai.protocol import ApiModel, ListOf
+from penstock.server.openai.protocol import ListOf
 from penstock.server.openai.service import Service
 
 

@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from penstock import LLM, SamplingParams
-from tests.serving import PATIENCE, ServedProcess, served, until
+from tests.serving import PATIENCE, ServedProcess, http, read_all, served, until
 
 pytestmark = pytest.mark.processes
 
@@ -157,6 +157,40 @@ def test_several_prompts_keep_their_order(client: openai.OpenAI, plain: LLM) -> 
     assert [choice.text for choice in reply.choices] == [one.text for found in expected for one in found.outputs]
     by_ids = client.completions.create(model="demo", prompt=[one.prompt_token_ids for one in expected], **params)
     assert [choice.text for choice in by_ids.choices] == [choice.text for choice in reply.choices]
+
+
+def test_a_stop_string_at_the_last_token_allowed_is_a_stop(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": CODE, "temperature": 0}
+    (whole,) = client.completions.create(**asked, max_tokens=8, extra_body={"return_token_ids": True}).choices
+    (before,) = client.completions.create(**asked, max_tokens=7).choices
+    stop = whole.text.removeprefix(before.text)
+    (cut,) = client.completions.create(**asked, max_tokens=8, stop=[stop]).choices
+    first = whole.text.index(stop)
+    assert (cut.text, cut.finish_reason) == (whole.text[:first], "stop")
+
+
+def test_a_call_that_was_cut_off_ends_no_conversation(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "weather"}}
+    asked: dict[str, Any] = {"model": "demo", "tools": [WEATHER], "max_tokens": 4, "temperature": 0}
+    (cut,) = client.chat.completions.create(messages=ASKED, tool_choice=tool, **asked).choices
+    (call,) = cut.message.tool_calls or []
+    assert cut.finish_reason == "length"
+    assert WEATHER["function"]["name"] == call.function.name
+    turns = [*ASKED, cut.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "no JSON"}]
+    assert client.chat.completions.create(messages=turns, **asked).choices
+    item = {"type": "function_call", "call_id": call.id, "name": "weather", "arguments": call.function.arguments}
+    output = {"type": "function_call_output", "call_id": call.id, "output": "no JSON"}
+    items: Any = [*ASKED, item, output]
+    assert client.responses.create(model="demo", input=items, max_output_tokens=4).output
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_head_and_a_target_with_its_host(server: ServedProcess, path: str) -> None:
+    asked = httpx.head(f"{server.url}{path}", timeout=PATIENCE)
+    assert (asked.status_code, asked.content) == (200, b"")
+    with server.connect() as connection:
+        connection.sendall(http("GET", f"{server.url}{path}", Connection="close"))
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
 # ---------------------------------------------------------------------------------------------------------- streams
@@ -500,6 +534,25 @@ def test_bodies(server: ServedProcess, path: str, body: bytes | list[bytes], sta
 def test_heads(server: ServedProcess, method: str, path: str, headers: dict[str, str], status: int) -> None:
     content = b'{"prompt": "a"}' if method == "POST" else b""
     check(httpx.request(method, f"{server.url}{path}", headers=headers, content=content, timeout=PATIENCE), status)
+
+
+@pytest.mark.parametrize(
+    ("path", "length", "status"),
+    [("/v1/nothing", 10, 404), ("/version", 10, 405), ("/v1/completions", 100_001, 413), ("/v1/completions", 10, 400)],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_refusal_closes_no_connection_without_saying_so(
+    server: ServedProcess, path: str, length: int, status: int, late: bool
+) -> None:
+    """Also where it comes before the body does; the next request on the connection is answered."""
+    head = http("POST", path, Content_Type="application/json", Content_Length=str(length))
+    with server.connect() as connection:
+        connection.sendall(head)
+        first = connection.recv(65536) if late and status != 400 else b""  # what is wrong with a body waits for it
+        connection.sendall(b"x" * length + http("GET", "/version", Connection="close"))
+        found = first + read_all(connection)
+    statuses = [int(one[:3]) for one in found.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [status, 200]
 
 
 def check(reply: httpx.Response, status: int) -> None:

@@ -117,7 +117,7 @@ def test_every_request_of_too_many_has_one_reply(crowded: ServedProcess) -> None
     for thread in threads:
         thread.join(PATIENCE)
     assert replies["refused"].status_code == 429
-    assert replies["refused"].json()["error"]["code"] == "queue_full"
+    assert replies["refused"].json()["error"]["code"] == "rate_limit_exceeded"
     for name in ("waits-1", "waits-2"):
         assert replies[name].status_code == 503
         assert replies[name].json()["error"]["code"] == "queue_timeout"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.processes
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
     "{% if loop_forever %}" + "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3 + "{% endif %}"
+    "{# <think> </think> #}{% if reasoning_effort or enable_thinking is defined %}"
+    "[{{ reasoning_effort }}|{{ enable_thinking }}]{% endif %}"
     "{% if memory %}{{ 'a' * memory }}{% endif %}{% if divide %}{{ 1 // 0 }}{% endif %}"
 )
 """Of the kind that has variables with which a client can make it run for days."""
@@ -82,3 +85,52 @@ def test_an_endless_template_holds_up_nobody(server: ServedProcess) -> None:
     assert [reply.status_code for reply in replies] == [400, 400]
     assert all("did not end within" in reply.json()["error"]["message"] for reply in replies)
     assert longest < SECONDS, "nobody waited for one of them to end"
+
+
+def text_of(server: ServedProcess, ids: list[int]) -> str:
+    found: str = httpx.post(f"{server.url}/detokenize", json={"tokens": ids}, timeout=PATIENCE).json()["prompt"]
+    return found
+
+
+@pytest.mark.parametrize("server", [False], indirect=True)
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"reasoning_effort": "low"}, "[low|]"),
+        ({"reasoning_effort": "none"}, "[|False]"),
+        ({"enable_thinking": True, "reasoning_effort": "high"}, "[high|True]"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "[|False]"),
+        ({"reasoning_effort": None}, ""),
+    ],
+)
+def test_how_much_to_think_reaches_the_template(server: ServedProcess, fields: dict[str, Any], given: str) -> None:
+    assert text_of(server, chat(server, **fields).json()["prompt_token_ids"]).endswith(f"<|eos|>{given}")
+
+
+@pytest.mark.parametrize("server", [False], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thought_is_apart_from_the_answer(server: ServedProcess, stream: bool) -> None:
+    """The demo model would never think: a grammar puts the words into its mouth."""
+    body = {"messages": [{"role": "user", "content": "a"}], "stream": stream, "max_tokens": 100}
+    body |= {"guided_choice": ["<think>\nIs it é?\n</think>\n\nIt is."]}
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+    if not stream:
+        (choice,) = reply.json()["choices"]
+        assert choice["message"]["reasoning_content"] == "Is it é?"
+        assert choice["message"]["content"] == "It is."
+        return
+    events = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line.startswith("data: {")]
+    parts = [choice["delta"] for event in events for choice in event["choices"]]
+    assert parts[0] == {"role": "assistant", "content": None}
+    assert "".join(part.get("reasoning_content") or "" for part in parts) == "Is it é?"
+    assert "".join(part.get("content") or "" for part in parts) == "It is."
+
+
+@pytest.mark.parametrize("server", [False], indirect=True)
+def test_a_thought_is_an_item_of_a_response_and_can_be_sent_back(server: ServedProcess) -> None:
+    """A response's text is a JSON object behind a thought, which the model may leave out."""
+    asked = {"input": "def f(", "max_output_tokens": 40, "text": {"format": {"type": "json_object"}}, "temperature": 0}
+    first = httpx.post(f"{server.url}/v1/responses", json=asked, timeout=PATIENCE).json()
+    thought = {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    turns = [{"role": "user", "content": "def f("}, thought, *first["output"], {"role": "user", "content": "So?"}]
+    assert httpx.post(f"{server.url}/v1/responses", json=asked | {"input": turns}, timeout=PATIENCE).status_code == 200

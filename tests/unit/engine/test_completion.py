@@ -11,6 +11,7 @@ from penstock.engine.options import DEMO
 from penstock.messages import SampledToken
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from tests.unit.text.conftest import byte_fallback
 
 TEXT = "def step(rows):\n    return rows\n"
 
@@ -52,3 +53,13 @@ def test_a_stop_string_ends_it_with_the_token_that_completes_it(tokenizer: Token
     assert "return" in tokenizer.decode(ids[: first + 1])
     assert "return" not in tokenizer.decode(ids[:first])
     assert one.output.text == TEXT[: TEXT.index("return")]
+
+
+def test_a_stop_string_that_only_the_end_makes_certain_is_a_stop_too() -> None:
+    """A byte-fallback token might begin another character: what it says is known when no token follows."""
+    tokenizer = byte_fallback()
+    (token,) = (one for one in tokenizer.byte_ids if tokenizer.token_bytes(one) == b"!")
+    one = completion(tokenizer, stop=("!",))
+    assert one.append(SampledToken(0, token), at=1.0) is None
+    one.finish(FinishReason.LENGTH, at=2.0)
+    assert (one.output.finish_reason, one.output.stop_reason, one.output.text) == (FinishReason.STOP, "!", "")

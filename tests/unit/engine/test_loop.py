@@ -353,3 +353,30 @@ def test_what_becomes_free_while_the_engine_decides_is_made_use_of(latency: floa
     loop.add(Request(0, [1, 2, 3], Sampling(), 100, frozenset(), Paced(100, 1, 1), Collected()))
     run(loop)
     assert loop.missed == 0
+
+
+class Stopping(Collected):
+    """Its text holds a stop string after ``length`` tokens."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
+        super().append(pick, at)
+        return FinishReason.STOP if len(self.tokens) == self.length else None
+
+
+@pytest.mark.parametrize(
+    ("length", "reason"), [(2, FinishReason.STOP), (3, FinishReason.STOP), (4, FinishReason.LENGTH)]
+)
+def test_a_stop_string_at_the_last_token_allowed_is_a_stop(length: int, reason: FinishReason) -> None:
+    clock, pool = VirtualClock(), SlotPool(40, 20)
+    core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
+    pipeline = InProcessPipeline([StageDriver(0, core, clock.now)], clock)
+    loop = EngineLoop(pipeline, None, Scheduler(pool, 8, 1, 40), clock)
+    output = Stopping(length)
+    loop.add(Request(0, [1, 2, 3], Sampling(), 3, frozenset(), Autoregressive(), output))
+    while loop.busy:
+        loop.step()
+    assert output.reasons == [reason]

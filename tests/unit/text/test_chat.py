@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -107,14 +108,45 @@ def called(arguments: Any) -> dict[str, Any]:
         ([*TALK, {"role": "user"}], r"messages\[1\].content is missing"),
         ([{"role": "user", "content": 7}], r"messages\[0\].content has to be text"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content has to be text"),
-        ([called("[1]")], r"messages\[0\].tool_calls\[0\].function.arguments has to be a JSON object"),
-        ([called("[" * 100_000)], r"function.arguments is not JSON"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], r"tool_calls\[0\].function is missing"),
     ],
 )
 def test_what_is_no_message_is_refused_by_its_place(messages: Any, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         turns_of(messages)
+
+
+CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or () %}({{ c.function.arguments | tojson }})"
+    "{% endfor %}{% endfor %}"
+)
+ITEMS = CALLS.replace("c.function.arguments | tojson", "c.function.arguments.items() | list")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{\n  "city',
+        "[1]",
+        "no JSON",
+        '{"a": "\\ud83d"}',
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        f'{{"a": {"1" * 5000}}}',
+        "[" * 9999,
+    ],
+)
+def test_arguments_that_a_model_has_not_ended_are_text_or_none(tokenizer: Tokenizer, written: str) -> None:
+    """What a server has written it takes back, whatever the template does with it."""
+    talk = [*TALK, called(written)]
+    as_text = chat_prompt(tokenizer, talk, ChatFormat(chat_template=CALLS))["prompt"]
+    assert json.loads(as_text.removeprefix(TALK[0]["content"])[1:-1]) == written
+    assert chat_prompt(tokenizer, talk, ChatFormat(chat_template=ITEMS))["prompt"].endswith("([])")
+
+
+def test_a_turn_of_the_assistant_or_of_a_tool_may_say_nothing() -> None:
+    assert turns_of([{"role": "assistant", "content": None}])[0]["content"] == ""
+    assert turns_of([{"role": "tool", "content": None, "tool_call_id": "1"}])[0]["content"] == ""
 
 
 def test_one_conversation_or_several() -> None:

@@ -121,6 +121,28 @@ def test_text_of_the_first_min_tokens_is_not_searched(bytes_tokenizer):
     assert detokenizer.stopped == "b"
 
 
+@every_tokenizer
+@given(data=st.data(), early=st.integers(0, 12))
+def test_a_stop_string_ends_behind_the_first_min_tokens_and_may_begin_within(tokenizer, data, early):
+    ids = token_ids(tokenizer, data, 30)
+    text = tokenizer.decode(ids)
+    substring = st.tuples(st.integers(0, max(len(text) - 1, 0)), st.integers(1, 8)).map(
+        lambda at: text[at[0] : sum(at)]
+    )
+    stops = [stop for stop in data.draw(st.lists(substring)) if stop]
+    plain = IncrementalDetokenizer(tokenizer)
+    barred = len("".join([plain.append(token) for token in ids[:early]]))
+    ends = [
+        (at + len(stop), at, stop)
+        for stop in stops
+        for at in range(len(text))
+        if text.startswith(stop, at) and at + len(stop) > barred
+    ]
+    expected, found = (text[: min(ends)[1]], min(ends)[2]) if ends else (text, None)
+    detokenizer = IncrementalDetokenizer(tokenizer, stop=stops, min_tokens=early)
+    assert ("".join(stream(detokenizer, ids)), detokenizer.stopped) == (expected, found)
+
+
 @pytest.mark.parametrize("kind", ["text", "invalid bytes", "special tokens"])
 def test_cost_per_token_does_not_grow(bytes_tokenizer, monkeypatch, kind):
     ids = {

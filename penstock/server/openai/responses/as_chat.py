@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from penstock.server.http.errors import ApiError
+from penstock.server.http.errors import ApiError, invalid_field
 from penstock.server.openai.chat_protocol import (
     ChatCompletionRequest,
     FunctionCall,
@@ -27,7 +27,9 @@ from penstock.server.openai.responses.protocol import (
     FunctionOutputItem,
     FunctionTool,
     InputItem,
+    MessageItem,
     NamedFunction,
+    ReasoningItem,
     ResponsesRequest,
     SchemaFormat,
 )
@@ -41,6 +43,7 @@ NAMES: Final = {
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
     "tool_choice.function.name": "tool_choice.name",
+    "reasoning_effort": "reasoning.effort",
 }
 """What a chat completion calls the fields of a response."""
 
@@ -59,29 +62,42 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
         tool_choice=named(body.tool_choice) if isinstance(body.tool_choice, NamedFunction) else body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls if body.tools else None,
         user=body.user,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         **ignored,
     )
 
 
 def messages_of(body: ResponsesRequest) -> list[Message]:
-    """The turns. A turn of the assistant and the calls behind it are one."""
+    """The turns. A turn of the assistant, the calls behind it and the thought before it are one.
+
+    Raises ApiError where there is none.
+    """
     found = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
     if isinstance(body.input, str):
         return [*found, Message(role="user", content=body.input)]
+    thought: str | None = None
     for item in body.input:
-        if isinstance(item, FunctionCallItem):
-            if not found or found[-1].role != "assistant":
-                found.append(Message(role="assistant", content=""))
-            found[-1].tool_calls = [*(found[-1].tool_calls or []), call_of(item)]
+        if isinstance(item, ReasoningItem):
+            thought = item.text
+            continue
+        turn = turn_of(item)
+        if turn.role == "assistant":
+            turn.reasoning_content, thought = thought, None
+        if isinstance(item, FunctionCallItem) and found and found[-1].role == "assistant":
+            found[-1].tool_calls = [*(found[-1].tool_calls or []), *(turn.tool_calls or [])]
         else:
-            found.append(turn_of(item))
+            found.append(turn)
+    if not found:
+        raise invalid_field("input", "holds nothing that was said or called; there has to be a turn", "empty_array")
     return found
 
 
 def turn_of(item: InputItem) -> Message:
     if isinstance(item, FunctionOutputItem):
         return Message(role="tool", content=text_of(item.output), tool_call_id=item.call_id)
-    assert not isinstance(item, FunctionCallItem)
+    if isinstance(item, FunctionCallItem):
+        return Message(role="assistant", content="", tool_calls=[call_of(item)])
+    assert isinstance(item, MessageItem)
     return Message(role=item.role, content=text_of(item.content))
 
 

@@ -33,7 +33,22 @@ class OutputCall(BaseModel):
     arguments: str
 
 
-OutputItem = OutputMessage | OutputCall
+class ReasoningText(BaseModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(BaseModel):
+    """What the model thought before its answer, as it is."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: Status
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
+OutputItem = OutputMessage | OutputCall | OutputReasoning
 
 
 class InputDetails(BaseModel):
@@ -96,7 +111,7 @@ class Event(BaseModel):
     content_index: int | None = None
     item_id: str | None = None
     item: OutputItem | None = None
-    part: OutputText | None = None
+    part: OutputText | ReasoningText | None = None
     delta: str | None = None
     text: str | None = None
     name: str | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from penstock.server.openai.chat_protocol import NAME, JsonObjectFormat, TextFormat
-from penstock.server.openai.protocol import ApiModel, IgnoredFields, ListOf, text_alone
+from penstock.server.openai.chat_protocol import NAME, JsonObjectFormat, RefusalPart, TextFormat
+from penstock.server.openai.lenience import ANYTHING, OF_GENERATION, ApiModel, Unread
+from penstock.server.openai.protocol import IgnoredFields, ListOf, StreamOptions, text_alone
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -17,17 +18,30 @@ NOT_KEPT = {
     "prompt": "names a stored prompt, and none is kept here; send its text",
 }
 """Fields that need a server with a memory."""
+LOGPROBS = "message.output_text.logprobs"
 
 
-class ContentPart(ApiModel):
+class TextContent(ApiModel):
+    unread: ClassVar[Unread] = {"annotations": ANYTHING, "logprobs": ANYTHING, "parsed": ANYTHING}
+
     type: Annotated[Literal["input_text", "output_text", "text"], BeforeValidator(text_alone)]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+
+
+def part_kind(given: Any) -> str:
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return "RefusalPart" if kind == "refusal" else "TextContent"
+
+
+ContentPart = Annotated[
+    Annotated[TextContent, Tag("TextContent")] | Annotated[RefusalPart, Tag("RefusalPart")], Discriminator(part_kind)
+]
 
 
 class MessageItem(ApiModel):
     """One turn."""
+
+    unread: ClassVar[Unread] = {"phase": ANYTHING}
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -39,10 +53,12 @@ class MessageItem(ApiModel):
 class FunctionCallItem(ApiModel):
     """A call of the model's."""
 
+    unread: ClassVar[Unread] = {"parsed_arguments": ANYTHING}
+
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: str = ""
     """A JSON object, as text."""
     id: str | None = None
     status: Status | None = None
@@ -58,7 +74,60 @@ class FunctionOutputItem(ApiModel):
     status: Status | None = None
 
 
-InputItem = MessageItem | FunctionCallItem | FunctionOutputItem
+class ThoughtPart(ApiModel):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningItem(ApiModel):
+    """What the model thought before the turn that follows."""
+
+    unread: ClassVar[Unread] = {"encrypted_content": ANYTHING}
+
+    type: Literal["reasoning"]
+    summary: ListOf[ThoughtPart] = Field(default_factory=list)
+    content: ListOf[ThoughtPart] = Field(default_factory=list)
+    id: str | None = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content or self.summary)
+
+
+class ItemReference(ApiModel):
+    type: Literal["item_reference"]
+    id: str
+
+    @model_validator(mode="after")
+    def leads_nowhere(self) -> ItemReference:
+        raise ValueError(
+            "names an item of an earlier response, and none is kept here; send the item itself (store false)"
+        )
+
+
+def item_kind(given: Any) -> str:
+    """Which of the items one is, so that an error names its field and not all that it might have been."""
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return ITEMS.get(kind, "MessageItem") if isinstance(kind, str) else "MessageItem"
+
+
+ITEMS = {
+    "function_call": "FunctionCallItem",
+    "function_call_output": "FunctionOutputItem",
+    "reasoning": "ReasoningItem",
+    "item_reference": "ItemReference",
+}
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("MessageItem")]
+    | Annotated[FunctionCallItem, Tag("FunctionCallItem")]
+    | Annotated[FunctionOutputItem, Tag("FunctionOutputItem")]
+    | Annotated[ReasoningItem, Tag("ReasoningItem")]
+    | Annotated[ItemReference, Tag("ItemReference")],
+    Discriminator(item_kind),
+]
 
 
 class FunctionTool(ApiModel):
@@ -82,11 +151,22 @@ class SchemaFormat(ApiModel):
     strict: bool | None = None
 
 
+class ReasoningOptions(ApiModel):
+    unread: ClassVar[Unread] = {"summary": ANYTHING, "generate_summary": ANYTHING}
+
+    effort: str | None = Field(None, max_length=32)
+    """How much to think before the answer, as reasoning_effort of a chat."""
+
+
 class TextOptions(ApiModel):
+    unread: ClassVar[Unread] = {"verbosity": ("medium",)}
+
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
 class ResponsesRequest(IgnoredFields):
+    unread: ClassVar[Unread] = OF_GENERATION
+
     input: str | Annotated[ListOf[InputItem], Field(min_length=1)]
     """A user's text, or a conversation."""
     model: str | None = None
@@ -100,7 +180,12 @@ class ResponsesRequest(IgnoredFields):
     tools: ListOf[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    """Either way an input that is too long is refused."""
+    reasoning: ReasoningOptions | None = None
+    include: ListOf[str] | None = None
+    """What else the response may hold: all of it belongs to tools and memories that are not here."""
+    stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)
     """Whose request it is: the engine shares itself fairly among users. By default the sender's address."""
     background: Literal[False] | None = None
@@ -111,6 +196,8 @@ class ResponsesRequest(IgnoredFields):
     @model_validator(mode="after")
     def needs_no_memory(self) -> ResponsesRequest:
         for name, reason in NOT_KEPT.items():
-            if getattr(self, name) is not None:
+            if getattr(self, name):
                 raise ValueError(f"{name} {reason}")
+        if LOGPROBS in (self.include or ()):
+            raise ValueError(f"include holds {LOGPROBS!r}, which only chat completions have here; remove it")
         return self

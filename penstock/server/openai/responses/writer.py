@@ -17,7 +17,9 @@ from penstock.server.openai.responses.objects import (
     OutputDetails,
     OutputItem,
     OutputMessage,
+    OutputReasoning,
     OutputText,
+    ReasoningText,
     ResponseFailure,
     ResponseObject,
     ResponseUsage,
@@ -53,13 +55,15 @@ class ResponseWriter:
         if delta.first:
             yield self._event("response.created", response=self._response())
             yield self._event("response.in_progress", response=self._response())
+        if delta.reasoning:
+            yield from self._more_thought(delta.reasoning)
         if delta.content:
             yield from self._more_text(delta.content)
         for call in delta.tool_calls:
             yield from self._more_of_call(call)
         if delta.finish_reason is not None:
             self._finish, self._warning = delta.finish_reason, delta.warning
-            if not self._items:
+            if not any(not isinstance(item, OutputReasoning) for item in self._items):
                 yield from self._more_text("")
             yield from self._close()
 
@@ -92,6 +96,19 @@ class ResponseWriter:
         yield self._begin(item)
         item.content = [OutputText(type="output_text", text="", annotations=[])]
         yield self._event("response.content_part.added", **self._place(content=True), part=item.content[0].model_copy())
+
+    def _more_thought(self, text: str) -> Iterator[Event]:
+        if not (self._open and isinstance(self._items[-1], OutputReasoning)):
+            yield from self._close()
+            item = OutputReasoning(id=self._id("rs"), type="reasoning", status="in_progress", summary=[], content=[])
+            yield self._begin(item)
+            item.content = [ReasoningText(type="reasoning_text", text="")]
+            part = item.content[0].model_copy()
+            yield self._event("response.content_part.added", **self._place(content=True), part=part)
+        thought = self._items[-1]
+        assert isinstance(thought, OutputReasoning)
+        thought.content[0].text += text
+        yield self._event("response.reasoning_text.delta", **self._place(content=True), delta=text)
 
     def _more_of_call(self, call: ToolCallDelta) -> Iterator[Event]:
         if call.name:
@@ -127,6 +144,10 @@ class ResponseWriter:
             (part,), place = item.content, self._place(content=True)
             yield self._event("response.output_text.done", **place, text=part.text, logprobs=[])
             yield self._event("response.content_part.done", **place, part=part.model_copy())
+        elif isinstance(item, OutputReasoning):
+            (thought,), place = item.content, self._place(content=True)
+            yield self._event("response.reasoning_text.done", **place, text=thought.text)
+            yield self._event("response.content_part.done", **place, part=thought.model_copy())
         else:
             yield self._event(
                 "response.function_call_arguments.done", **self._place(), name=item.name, arguments=item.arguments

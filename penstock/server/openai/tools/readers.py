@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
-from penstock.server.openai.tools.formats import Call, ToolFormat, call_of, calls_in
+from penstock.server.openai.tools.formats import ToolFormat
+from penstock.server.openai.tools.json_calls import GAPS, Call, ValueEnd, call_of
+from penstock.server.openai.tools.parsers import Arguments, CallParser, JsonParser
 
-GAPS = " \t\r\n,"
+BARE: Final = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]*)"')
+"""How a call without a mark begins."""
+LONGEST_BARE: Final = 256
+"""Characters of its beginning."""
 
 
 @dataclass
 class ParsedDelta:
-    """What is new of a reply. Of ``calls``, one without a name carries more of the last one's arguments."""
+    """What is new of a reply: what the model thought, what it says, and its calls."""
 
     content: str = ""
     calls: list[Call] = field(default_factory=list)
+    reasoning: str = ""
+
+    def __add__(self, later: ParsedDelta) -> ParsedDelta:
+        return ParsedDelta(self.content + later.content, self.calls + later.calls, self.reasoning + later.reasoning)
 
 
 class Reader(Protocol):
@@ -40,64 +50,86 @@ class PlainReader:
 
 
 class FormatReader:
-    """The model is free to call (tool_choice auto): text, and calls between the marks of its format."""
+    """The model is free to call (tool_choice auto): text, and calls as its format has them.
 
-    def __init__(self, format: ToolFormat) -> None:
+    ``arguments`` are the tools' schemas by their names. A mark is text where no call stands behind it.
+    """
+
+    def __init__(self, format: ToolFormat, arguments: Arguments) -> None:
         self._format = format
+        self._arguments = arguments
         self._held = self._mark = ""
-        self._inside = False
-        self._begun = False
+        self._parser: CallParser | None = None
+        """Reads what may be a call; None while the held text is none."""
+        self._begun = not format.bare
+        """Whether no call without a mark can come any more."""
         self._after_call = False
 
     def push(self, text: str) -> ParsedDelta:
         self._held += text
+        return self._advance(ended=False)
+
+    def finish(self) -> ParsedDelta:
+        parsed = self._advance(ended=True)
+        held, self._held = self._held, ""
+        return parsed + ParsedDelta("" if self._after_call else held)
+
+    def _advance(self, ended: bool) -> ParsedDelta:
         parsed = ParsedDelta()
-        while self._step(parsed):
+        while self._call(parsed, ended) if self._parser else self._text(parsed, ended):
             pass
         return parsed
 
-    def finish(self) -> ParsedDelta:
-        held, self._held = self._held, ""
-        if not self._inside:
-            return ParsedDelta(held)
-        calls = None if self._format.closes else calls_in(held)
-        if calls is not None:
-            return ParsedDelta(calls=calls)
-        return ParsedDelta(self._mark + held)
+    def _text(self, parsed: ParsedDelta, ended: bool) -> bool:
+        """Take text up to what may be a call. False if more has to come to know what it is."""
+        if self._after_call and not self._behind_call(ended):
+            return False
+        if not self._begun:
+            begins = begins_call(self._held, self._arguments)
+            if begins is None and not ended:
+                return False
+            self._begun = True
+            if begins:
+                self._parser, self._mark = JsonParser(), ""
+                return True
+        before, mark, rest = split_at(self._held, self._format.opens)
+        parsed.content += before
+        self._held = mark + rest
+        if mark:
+            self._parser, self._mark = self._format.parser(self._format.opens, self._arguments), mark
+        return bool(mark)
 
-    def _step(self, parsed: ParsedDelta) -> bool:
-        """Take one piece from what is held. False if more text is needed to know what it is."""
-        return self._call(parsed) if self._inside else self._text(parsed)
-
-    def _text(self, parsed: ParsedDelta) -> bool:
-        if self._format.bare and not self._begun and self._held.lstrip().startswith("{"):
-            self._inside, self._mark, self._begun = True, "", True
-            return True
-        if self._after_call:
-            self._held = self._held.lstrip()
+    def _behind_call(self, ended: bool) -> bool:
+        """Drop blanks and closing marks, as many as there are. False if there may be more of them to come."""
+        self._held = self._held.lstrip()
+        while (mark := next((mark for mark in self._format.closes if self._held.startswith(mark)), None)) is not None:
+            self._held = self._held.removeprefix(mark).lstrip()
+        if self._held[:1] in (",", ";") and self._format.bare:
+            rest = self._held[1:].lstrip()
+            if not rest and not ended:
+                return False
+            self._held = rest if rest.startswith("{") else self._held
+        if not ended and any(mark.startswith(self._held) for mark in self._format.closes):
+            return False
         if self._held:
             self._after_call = False
-        before, mark, rest = split_at(self._held, self._format.opens)
-        self._begun = self._begun or bool(before.strip())
-        parsed.content += before
-        self._held = rest
-        if not mark:
-            return False
-        self._inside, self._mark = True, mark
         return True
 
-    def _call(self, parsed: ParsedDelta) -> bool:
-        if self._format.closes is None:
+    def _call(self, parsed: ParsedDelta, ended: bool) -> bool:
+        assert self._parser is not None
+        found = self._parser.read(self._held, ended)
+        if found is None:
             return False
-        body, mark, rest = self._held.partition(self._format.closes)
-        if not mark:
-            return False
-        calls = calls_in(body)
-        if calls is None:
-            parsed.content += self._mark + body + mark
-        else:
-            parsed.calls += calls
-        self._inside, self._held, self._after_call = False, rest, calls is not None
+        unknown = any(call.name not in self._arguments for call in found.calls)
+        if found.calls and (self._mark or not unknown):
+            parsed.calls += found.calls
+            self._held = self._held[found.end :]
+            self._after_call, self._begun = True, not self._format.bare
+        else:  # the mark is text, or the first sign of a value without one
+            length = max(len(self._mark), 1)
+            parsed.content += self._held[:length]
+            self._held = self._held[length:]
+        self._parser = None
         return True
 
 
@@ -107,6 +139,7 @@ class ListReader:
     def __init__(self) -> None:
         self._held = ""
         self._open = False
+        self._value = ValueEnd()
 
     def push(self, text: str) -> ParsedDelta:
         self._held += text
@@ -125,15 +158,14 @@ class ListReader:
         return ParsedDelta(self._held.strip(GAPS).removesuffix("]").strip(GAPS))
 
     def _next(self) -> Call | None:
-        held = self._held.lstrip(GAPS)
-        if not held.startswith("{"):
+        self._held = self._held.lstrip(GAPS)
+        if not self._held.startswith("{") or (end := self._value.find(self._held)) is None:
             return None
         try:
-            value, end = json.JSONDecoder().raw_decode(held)
-            call = call_of(value)
+            call = call_of(self._held[:end], 0)
         except (ValueError, RecursionError):
             return None
-        self._held = held[end:]
+        self._held, self._value = self._held[end:], ValueEnd()
         return call
 
 
@@ -151,12 +183,32 @@ class ArgumentsReader:
         return ParsedDelta(calls=[Call(self._name, "")] if self._name else [])
 
 
-def split_at(text: str, mark: str) -> tuple[str, str, str]:
-    """``text`` before ``mark``, the mark, and what follows; without it, what may yet become the mark is the third."""
-    before, found, rest = text.partition(mark)
-    if found:
-        return before, found, rest
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-length:]):
+def begins_call(held: str, names: Collection[str]) -> bool | None:
+    """Whether a reply begins with a call of one of these tools; None while that is open."""
+    if (found := BARE.match(held)) is not None:
+        return found["name"] in names
+    begin = held.lstrip()
+    if not begin.startswith("{"):
+        return False if begin else None
+    return None if len(begin) < LONGEST_BARE and could_begin(begin, names) else False
+
+
+def could_begin(begin: str, names: Collection[str]) -> bool:
+    """Whether what is there of an object may yet become a call of one of these tools."""
+    compact = re.sub(r"\s", "", begin)
+    heads = ("{", '{"type":"function",')
+    wanted = [f'{head}"name":"{name}"' for name in names for head in heads]
+    return any(one.startswith(compact) for one in wanted)
+
+
+def split_at(text: str, marks: tuple[str, ...]) -> tuple[str, str, str]:
+    """``text`` before the first mark, the mark, and what follows; without one, what may yet become one is the third."""
+    found = min(((at, mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
+    if found is not None:
+        at, mark = found
+        return text[:at], mark, text[at + len(mark) :]
+    longest = max((len(mark) for mark in marks), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
             return text[:-length], "", text[-length:]
     return text, "", ""

@@ -1,11 +1,11 @@
-"""One choice's text as it comes in; its content and its numbered tool calls as they come out."""
+"""One choice's text as it comes in; what was thought, said and called as it comes out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from penstock.server.openai.tools.choice import ToolPlan
-from penstock.server.openai.tools.formats import Call
+from penstock.server.openai.tools.choice import ReplyPlan
+from penstock.server.openai.tools.json_calls import Call
 from penstock.server.openai.tools.readers import ParsedDelta
 
 
@@ -19,25 +19,35 @@ class ToolCallDelta:
     arguments: str
 
 
-class ToolStream:
-    """Reads the calls of one choice as its ``ToolPlan`` says."""
+@dataclass(frozen=True)
+class ReplyDelta:
+    """What is new of a choice, its calls numbered."""
 
-    def __init__(self, plan: ToolPlan) -> None:
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
+
+
+class ReplyStream:
+    """Reads one choice as its ``ReplyPlan`` says."""
+
+    def __init__(self, plan: ReplyPlan) -> None:
         self.calls = 0
         """How many there have been, passed on or not."""
         self._reader = plan.reader()
         self._format = plan.format
         self._single = plan.single
 
-    def push(self, text: str, ended: bool) -> tuple[str, list[ToolCallDelta]]:
-        """The content and the calls that ``text`` adds; with ``ended`` also what was held back."""
+    def push(self, text: str, ended: bool) -> ReplyDelta:
+        """What ``text`` adds; with ``ended`` also what was held back."""
         parsed = self._reader.push(text) if text else ParsedDelta()
         if ended:
-            rest = self._reader.finish()
-            parsed = ParsedDelta(parsed.content + rest.content, parsed.calls + rest.calls)
+            parsed += self._reader.finish()
         numbered = [self._numbered(call) for call in parsed.calls]
-        return parsed.content, [call for call in numbered if call.index == 0 or not self._single]
+        calls = [call for call in numbered if call.index == 0 or not self._single]
+        return ReplyDelta(parsed.content, parsed.reasoning, calls)
 
     def _numbered(self, call: Call) -> ToolCallDelta:
-        self.calls += bool(call.name)
+        if call.name:
+            self.calls += 1
         return ToolCallDelta(self.calls - 1, self._format.new_id() if call.name else "", call.name, call.arguments)

@@ -9,10 +9,10 @@ import pytest
 from penstock.core import FinishReason, Logprob
 from penstock.engine.completion import CompletionDelta
 from penstock.server.openai.choices import Choice
-from penstock.server.openai.tools.choice import ToolPlan
+from penstock.server.openai.tools.choice import ReplyPlan
 from penstock.server.openai.tools.readers import ArgumentsReader, ListReader
 
-TEXTS = {1: "a", 2: "bcd", 3: "<eos>"}
+TEXTS = {1: b"a", 2: b"bcd", 3: b"<eos>"}
 
 
 def delta(text: str, ids: list[int], end: FinishReason | None = None, logprobs: bool = False) -> CompletionDelta:
@@ -25,12 +25,6 @@ def test_only_the_first_delta_is_the_first() -> None:
     pushed = [choice.push(delta("a", [1])) for _ in range(3)]
     assert [one.first for one in pushed] == [True, False, False]
     assert {one.index for one in pushed} == {5}
-
-
-def test_the_offset_counts_the_characters_of_tokens_whose_logprobs_were_told() -> None:
-    choice = Choice(TEXTS.__getitem__)
-    pushed = [choice.push(delta("", ids, logprobs=True)) for ids in ([1], [2, 1], [2])]
-    assert [one.text_offset for one in pushed] == [0, 1, 5]
 
 
 def test_end_tokens_are_hidden_where_they_end_it() -> None:
@@ -53,12 +47,12 @@ def test_end_tokens_are_hidden_where_they_end_it() -> None:
     ],
 )
 def test_the_finish_reason_in_the_apis_words(end: FinishReason | None, calls: bool, word: str | None) -> None:
-    choice = Choice(TEXTS.__getitem__, ToolPlan(reader=ListReader if calls else ToolPlan().reader))
+    choice = Choice(TEXTS.__getitem__, ReplyPlan(reader=ListReader if calls else ReplyPlan().reader))
     assert choice.push(delta('[{"name": "f", "parameters": {}}]', [1], end)).finish_reason == word
 
 
 def test_calls_are_numbered_over_all_deltas() -> None:
-    choice = Choice(TEXTS.__getitem__, ToolPlan(reader=ListReader))
+    choice = Choice(TEXTS.__getitem__, ReplyPlan(reader=ListReader))
     pieces = ['[{"name": "f", "parameters": {}}', ', {"name": "g", "parameters": {}}]']
     calls = [call for piece in pieces for call in choice.push(delta(piece, [1])).tool_calls]
     assert [(call.index, call.name) for call in calls] == [(0, "f"), (1, "g")]
@@ -66,7 +60,7 @@ def test_calls_are_numbered_over_all_deltas() -> None:
 
 
 def test_arguments_that_go_on_name_their_call_by_its_number_only() -> None:
-    choice = Choice(TEXTS.__getitem__, ToolPlan(reader=lambda: ArgumentsReader("f")))
+    choice = Choice(TEXTS.__getitem__, ReplyPlan(reader=lambda: ArgumentsReader("f")))
     calls = [call for piece in ('{"x"', ": 1}") for call in choice.push(delta(piece, [1])).tool_calls]
     assert [(call.index, call.name, bool(call.id)) for call in calls] == [(0, "f", True), (0, "", False)]
     assert json.loads("".join(call.arguments for call in calls)) == {"x": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,25 +12,29 @@ from penstock.server.http.errors import ApiError
 from penstock.server.openai.chat_protocol import ChatCompletionRequest
 from penstock.server.openai.completion_protocol import CompletionRequest
 from penstock.server.openai.params import RequestParams, chat_params, completion_params
-from penstock.server.openai.tools.choice import ToolPlan
+from penstock.server.openai.prompts import Room
+from penstock.server.openai.tools.choice import ToolPlan, plan_reply
 
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9)
+ROOM = Room(50, 60)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 
 
 def chat(**fields: Any) -> RequestParams:
-    return chat_params(ChatCompletionRequest.model_validate(TALK | fields), DEFAULTS, 50, ToolPlan())
+    body = ChatCompletionRequest.model_validate(TALK | fields)
+    tokenizer: Any = SimpleNamespace(tool_template=None)
+    return chat_params(body, DEFAULTS, ROOM, plan_reply(body, ToolPlan(), "", tokenizer))
 
 
 def completion(**fields: Any) -> RequestParams:
-    return completion_params(CompletionRequest.model_validate({"prompt": "a"} | fields), DEFAULTS, 50)
+    return completion_params(CompletionRequest.model_validate({"prompt": "a"} | fields), DEFAULTS, ROOM)
 
 
 def test_what_is_left_out_is_the_models_own_and_a_chat_may_fill_the_room() -> None:
     assert chat().sampling == SamplingParams(temperature=0.7, top_p=0.9, max_tokens=50)
     assert completion().sampling == DEFAULTS
-    assert completion_params(CompletionRequest(prompt="a"), DEFAULTS, 3).sampling.max_tokens == 3
+    assert completion_params(CompletionRequest(prompt="a"), DEFAULTS, Room(3, 60)).sampling.max_tokens == 3
 
 
 @pytest.mark.parametrize(
@@ -60,7 +65,20 @@ def test_fields_of_the_same_name(field: str, value: Any) -> None:
         assert getattr(DEFAULTS, field) != expected, "or this shows nothing"
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_more_than_fits_has_the_code_that_programs_fall_back_on(name: str) -> None:
+    with pytest.raises(ApiError, match="This model's maximum context length is 60 tokens") as caught:
+        chat(**{name: 51})
+    assert (caught.value.param, caught.value.code) == (name, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("given", "used"), [(-1, 2**63 - 1), (-(2**63), 0), (7, 7), (2**63 - 1, 2**63 - 1)])
+def test_a_seed_may_be_negative(given: int, used: int) -> None:
+    assert chat(seed=given).sampling.seed == used
+
+
 def test_stop_is_one_string_or_several() -> None:
+    assert [chat(stop=stop).sampling.stop for stop in ("", [], [""], ["a", ""])] == [(), (), (), ("a",)]
     assert chat(stop="end").sampling.stop == ("end",)
     assert chat(stop=["a", "b"]).sampling.stop == ("a", "b")
 
@@ -83,13 +101,15 @@ def test_logprobs() -> None:
     assert chat(logprobs=False).sampling.logprobs is None
     assert completion(logprobs=2).sampling.logprobs == 2
     refused(lambda: chat(top_logprobs=3), "top_logprobs")
+    assert chat(top_logprobs=0).sampling.logprobs is None
 
 
 def test_max_completion_tokens_is_max_tokens_newer_name() -> None:
     asked = chat(max_completion_tokens=12)
     assert asked.sampling.max_tokens == 12
     assert asked.names["max_tokens"] == "max_completion_tokens"
-    refused(lambda: chat(max_completion_tokens=12, max_tokens=12), "max_tokens")
+    assert chat(max_completion_tokens=12, max_tokens=12).sampling.max_tokens == 12
+    refused(lambda: chat(max_completion_tokens=12, max_tokens=13), "max_tokens")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +122,7 @@ def test_max_completion_tokens_is_max_tokens_newer_name() -> None:
         ({"structured_outputs": {"regex": "a+"}}, "regex", None),
         ({"structured_outputs": {"json": SCHEMA}}, "json", None),
         ({"structured_outputs": {"json_object": True}}, "json_object", None),
-        ({"response_format": {"type": "json_object"}}, "json_object", "response_format"),
+        ({"response_format": {"type": "json_object"}}, "json", "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
             "json",

@@ -36,7 +36,6 @@ TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
         ({"n": 1.5}, "n", "integer"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"stream": 1}, "stream", "boolean"),
-        ({"stream_options": {}}, "stream_options", "set stream to true"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "remove it"),
         ({"response_format": {"type": "xml"}}, "response_format", "its type has to be one of 'text'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),

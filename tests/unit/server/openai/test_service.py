@@ -63,7 +63,7 @@ def test_a_grammar_is_compiled_before_the_request_is_submitted(structure: str | 
 def test_a_chat_may_fill_what_the_slots_hold() -> None:
     """Where that is less than the model takes: a request for more could never run."""
 
-    async def room() -> int:
+    async def room() -> tuple[int, int]:
         return service(Engine()).prompts.room(Prompt("a", [1] * 20), "messages")
 
-    assert asyncio.run(room()) == 40
+    assert asyncio.run(room()) == (40, 60)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.server.http.errors import invalid_field
+from penstock.server.http.errors import ApiError, invalid_field
 from penstock.server.openai.responses.as_chat import as_chat, renamed
 from penstock.server.openai.responses.protocol import ResponsesRequest
 
@@ -103,3 +103,15 @@ def test_what_needs_a_memory_or_the_web_is_refused(fields: dict[str, Any], said:
 def test_errors_name_the_requests_own_fields(param: str, own: str) -> None:
     error = renamed(invalid_field(param, "is wrong"))
     assert (error.param, error.detail) == (own, f"{own} is wrong")
+
+
+def test_a_thought_belongs_to_the_turn_behind_it_and_is_none_by_itself() -> None:
+    thought = {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    call = {"type": "function_call", "call_id": "1", "name": "clock", "arguments": "{}"}
+    said = {"role": "assistant", "content": "noon"}
+    for behind in (said, call):
+        (turn,) = chat_of(input=[thought, behind])["messages"]
+        assert turn["reasoning_content"] == "hm"
+    with pytest.raises(ApiError, match="input holds nothing that was said") as caught:
+        chat_of(input=[thought])
+    assert (caught.value.param, caught.value.code) == ("input", "empty_array")

@@ -1,0 +1,43 @@
+"""Requests that mean a route by another method or in a longer form: HEAD, and a target with scheme and host."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+ENDLESS: Final = "/live"
+"""A stream that has no end: it has no length either, and HEAD is not answered there."""
+
+
+class Targets:
+    """ASGI middleware: HEAD is GET without the body, and ``http://host/path`` is ``/path`` (RFC 9112, 3.2.2)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"].removeprefix(scope.get("root_path", "")).lower().startswith(("http://", "https://")):
+            scope = {**scope, **in_origin_form(scope)}
+        if scope["method"] != "HEAD" or scope["path"].removeprefix(scope.get("root_path", "")) == ENDLESS:
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)
+
+
+def in_origin_form(scope: Scope) -> Scope:
+    """The path alone, as the rest of the application knows it."""
+    root = scope.get("root_path", "")
+    raw = scope.get("raw_path") or scope["path"].encode()
+    # uvicorn has put the path of its proxy before whatever stood there.
+    path = urlsplit(scope["path"].removeprefix(root)).path or "/"
+    raw_path = urlsplit(raw.removeprefix(root.encode())).path or b"/"
+    return {"path": root + path, "raw_path": root.encode() + raw_path}

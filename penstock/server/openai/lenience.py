@@ -1,0 +1,103 @@
+"""Fields that say nothing, or nothing that a reply depends on: clients send them, and they are left out unread.
+
+A field is refused only where leaving it out would change the answer that the user expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Final
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from penstock.server.http.validation import check_unicode
+
+
+class Anything:
+    """Holds every value."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
+ANYTHING: Final = Anything()
+Unread = Mapping[str, Collection[Any] | Anything]
+"""Fields by name, with the values that change nothing; whatever else one of them holds is refused."""
+
+EVERYWHERE: Final[Unread] = {
+    "cache_control": ANYTHING,  # Anthropic's hint, which LiteLLM and LangChain pass on
+    "provider_specific_fields": ANYTHING,  # LiteLLM's own notes on a reply
+    "prompt_cache_breakpoint": ANYTHING,
+}
+OF_GENERATION: Final[Unread] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "cache_prompt": ANYTHING,
+    "cache_salt": ANYTHING,
+    "continue_final_message": (False,),
+    "detokenize": (True,),
+    "early_stopping": (False,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "guided_decoding_backend": ANYTHING,
+    "include_reasoning": (True,),
+    "length_penalty": (1,),
+    "max_tool_calls": ANYTHING,  # counts calls of tools that a server runs itself
+    "modalities": (["text"],),
+    "prompt_logprobs": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "top_logprobs": (0,),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+}
+"""Parameters that OpenAI's API or vLLM's has and this one has not, at their defaults."""
+
+REASONS: Final = {
+    "audio": "asks for sound, and the model here writes text: remove it",
+    "chat_template": "would have a request bring a program of its own: give the server one with --chat-template",
+    "function_call": "is the older form of tool_choice: send tools and tool_choice",
+    "functions": "is the older form of tools: send tools",
+    "modalities": 'asks for other than text, and the model here writes text: remove it, or send ["text"]',
+    "prompt_logprobs": "asks for what is not computed here: a prompt's tokens have no log-probabilities; remove it",
+    "suffix": "asks for text to be inserted, and the model here continues it: remove it",
+    "use_beam_search": "asks for a search that is not built here: remove it",
+    "web_search_options": "asks for a web search, and there is none here: remove it",
+}
+"""Why a field of other servers is refused, by its name."""
+
+
+def says_nothing(name: str, value: Any, unread: Unread) -> bool:
+    """Whether a field that is not read here may be left out."""
+    if name == "web_search_options":
+        return value is None  # empty, it asks for a search as OpenAI has it
+    if value is None or (isinstance(value, str | list | dict) and not value):
+        return True
+    return value in unread.get(name, ()) or value in EVERYWHERE.get(name, ())
+
+
+class ApiModel(BaseModel):
+    """A part of a request. It is strict, but what says nothing is left out before it is read.
+
+    A null is left out wherever the field has a default, and fields that are not read where ``says_nothing`` holds.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    unread: ClassVar[Unread] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def leave_out_what_says_nothing(cls, given: Any) -> Any:
+        check_unicode(given)
+        if not isinstance(given, dict):
+            return given
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        return {
+            name: value
+            for name, value in given.items()
+            if (
+                value is not None or fields[name].is_required()
+                if name in fields
+                else not says_nothing(name, value, cls.unread)
+            )
+        }

@@ -1,0 +1,182 @@
+"""Grammars of whole replies, in Lark: calls in a template's own format, a JSON text, or either, behind a thought.
+
+A tool's schema is not taken apart: it stands in the grammar as a JSON schema of its own, so that its references lead
+where they led before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from penstock.server.openai.reasoning import Thinking
+from penstock.server.openai.tools import formats
+from penstock.server.openai.tools.formats import ToolFormat
+from penstock.server.openai.tools.parsers import kinds_of
+from penstock.text.grammar import JSON_DEFAULTS
+from penstock.text.schemas import property_of, tidied
+
+Schema = Mapping[str, Any]
+Mark = Callable[[str], str]
+"""A mark as it stands in a rule: its text, or its token's id where that is a special token."""
+
+BLANK: Final = f"W: /{JSON_DEFAULTS['whitespace_pattern']}/"
+"""Between the tokens of a call stands what may stand between those of any JSON here."""
+ANYTHING: Final = r"/(.|\n)*/"
+
+
+def quoted(text: str) -> str:
+    """A text as it stands in a rule."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def embedded(schema: Schema) -> str:
+    """A JSON schema as a rule's body."""
+    own = schema.get("x-guidance")
+    guidance = JSON_DEFAULTS | (own if isinstance(own, dict) else {})
+    return "%json " + json.dumps({**tidied(schema), "x-guidance": guidance})
+
+
+def list_grammar(tools: Mapping[str, Schema], single: bool, rules: list[str]) -> str:
+    """A JSON list of calls, as vLLM has a model write it where calls are required; ``rules`` take what it needs."""
+    rules += [BLANK, *(f"a{number}: {embedded(schema)}" for number, schema in enumerate(tools.values()))]
+    rules.append("call: " + " | ".join(json_call(name, number, "parameters") for number, name in enumerate(tools)))
+    return '"[" W call ' + ("" if single else '(W "," W call)* ') + 'W "]"'
+
+
+def json_call(name: str, number: int, word: str) -> str:
+    """``{"name": NAME, WORD: arguments}``, token by token: a lexer goes no way back within a longer one."""
+    parts = ['"{"', quoted('"name"'), '":"', quoted(json.dumps(name)), '","', quoted(f'"{word}"'), '":"', f"a{number}"]
+    return " W ".join([*parts, '"}"'])
+
+
+def call_grammar(format: ToolFormat, tools: Mapping[str, Schema], single: bool, mark: Mark, rules: list[str]) -> str:
+    """Calls as the template's model writes them, at least one; ``rules`` take what that needs."""
+    written = WRITERS[format.name](tools, mark, rules)
+    repeated = "" if single else f" ({written.between} call)*"
+    rules.append("call: " + " | ".join(written.calls))
+    return " ".join(filter(None, (written.before, f"call{repeated}", written.after)))
+
+
+class Written:
+    """How calls stand in a reply: what is before and after all of them and between two."""
+
+    def __init__(self, calls: list[str], before: str = "", between: str = "", after: str = "") -> None:
+        self.calls, self.before, self.between, self.after = calls, before, between, after
+
+
+def with_arguments(tools: Mapping[str, Schema], rules: list[str]) -> None:
+    rules += [BLANK, *(f"a{number}: {embedded(schema)}" for number, schema in enumerate(tools.values()))]
+
+
+def hermes(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    with_arguments(tools, rules)
+    calls = [
+        f'{mark("<tool_call>")} "\\n"? {json_call(name, number, "arguments")} "\\n"? {mark("</tool_call>")}'
+        for number, name in enumerate(tools)
+    ]
+    return Written(calls, between='"\\n"?')
+
+
+def llama(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    with_arguments(tools, rules)
+    return Written([json_call(name, number, "parameters") for number, name in enumerate(tools)], between='"; "')
+
+
+def mistral(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    with_arguments(tools, rules)
+    calls = [json_call(name, number, "arguments") for number, name in enumerate(tools)]
+    return Written(calls, before=f'{mark("[TOOL_CALLS]")} W "["', between='W "," W', after='"]"')
+
+
+def newer_mistral(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    with_arguments(tools, rules)
+    head, separator = mark("[TOOL_CALLS]"), mark("[ARGS]")
+    return Written([f"{head} {quoted(name)} {separator} a{number}" for number, name in enumerate(tools)])
+
+
+def deepseek(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    with_arguments(tools, rules)
+    head, separator = mark("<｜tool▁call▁begin｜>"), mark("<｜tool▁sep｜>")
+    end = mark("<｜tool▁call▁end｜>")
+    calls = []
+    for number, name in enumerate(tools):
+        fenced = f'"function" {separator} {quoted(name + chr(10) + "```json" + chr(10))} a{number} "\\n```" {end}'
+        calls += [f"{head} {quoted(name)} {separator} a{number} {end}", f"{head} {fenced}"]
+    begin, over = mark("<｜tool▁calls▁begin｜>"), mark("<｜tool▁calls▁end｜>")
+    return Written(calls, before=begin, between='"\\n"?', after=over)
+
+
+def qwen_coder(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    """Parameters in the schema's order, those that are not required perhaps; text goes on to its closing mark."""
+    rules.append('v[suffix="\\n</parameter>\\n"]: ' + ANYTHING)
+    calls = []
+    for number, (name, schema) in enumerate(tools.items()):
+        parts = []
+        for place, key in enumerate(schema.get("properties") or {}):
+            value = f"{quoted(f'<parameter={key}>' + chr(10))} {xml_value(schema, key, f'p{number}-{place}', rules)}"
+            parts.append(value if key in (schema.get("required") or ()) else f"({value})?")
+        head = f'{mark("<tool_call>")} "\\n" {quoted(f"<function={name}>" + chr(10))}'
+        calls.append(" ".join([head, *parts, f'"</function>\\n" {mark("</tool_call>")}']))
+    return Written(calls, between='"\\n"?')
+
+
+def xml_value(schema: Schema, key: str, rule: str, rules: list[str]) -> str:
+    kinds = kinds_of(schema["properties"][key], schema)
+    if "string" in kinds or not kinds:
+        return "v"
+    rules.append(f"{rule}: {embedded(property_of(schema, key))}")
+    return f'{rule} "\\n</parameter>\\n"'
+
+
+def harmony(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    """The end of the last message is the end of the text: an end token."""
+    with_arguments(tools, rules)
+    calls = []
+    for number, name in enumerate(tools):
+        message, channel = mark("<|message|>"), mark("<|channel|>")
+        calls.append(
+            f'{channel} {quoted(f"commentary to=functions.{name} ")} {mark("<|constrain|>")} "json" {message} a{number}'
+        )
+        calls.append(f'{quoted(f" to=functions.{name}")} {channel} "commentary json" {message} a{number}')
+    return Written(calls, between=f'{mark("<|call|>")} {mark("<|start|>")} "assistant"')
+
+
+Writer = Callable[[Mapping[str, Schema], Mark, list[str]], Written]
+WRITERS: Final[dict[str, Writer]] = {
+    formats.HERMES.name: hermes,
+    formats.LLAMA.name: llama,
+    formats.MISTRAL.name: mistral,
+    formats.NEWER_MISTRAL.name: newer_mistral,
+    formats.DEEPSEEK.name: deepseek,
+    formats.QWEN_CODER.name: qwen_coder,
+    formats.HARMONY.name: harmony,
+}
+
+
+def thought_grammar(thinking: Thinking, inside: bool, mark: Mark, rules: list[str]) -> str:
+    """What may stand before a thinking model's answer, and has to where the prompt has begun it (``inside``)."""
+    rules += [thought_until(mark(thinking.closes)), r"GAP: /\n{0,2}/"]
+    return "thought GAP" if inside else f"({mark(thinking.opens)} thought GAP)?"
+
+
+def thought_until(closes: str) -> str:
+    """A rule for any text and the mark that ends it: a special token, which no text holds, or text."""
+    return f"thought: {ANYTHING} {closes}" if closes.startswith("<[") else f"thought[suffix={closes}]: {ANYTHING}"
+
+
+def harmony_thought(mark: Mark, rules: list[str]) -> str:
+    """A message of the analysis channel, perhaps, before the answer."""
+    rules.append(thought_until(mark("<|end|>")))
+    head = f'{mark("<|channel|>")} "analysis" {mark("<|message|>")}'
+    return f'({head} thought {mark("<|start|>")} "assistant")?'
+
+
+def harmony_final(body: str, mark: Mark) -> str:
+    return f'{mark("<|channel|>")} "final" {mark("<|message|>")} {body}'
+
+
+def grammar(start: str, rules: list[str]) -> str:
+    """The whole of it. A rule that several parts have added stands in it once."""
+    return "\n".join(["%llguidance {}", f"start: {start}", *dict.fromkeys(rules)])

@@ -1,0 +1,95 @@
+"""Random bodies on every route that takes one: whatever comes, a 4xx says what is wrong with it, and none is a 500.
+
+More of them, 10,000 by default: ``python -m tests.integration.server.test_bodies [NUMBER]``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+
+from tests.serving import PATIENCE, served
+
+pytestmark = pytest.mark.processes
+
+FEW = 200
+"""Bodies in a usual run, of all routes together."""
+SERVER = ("demo", "--no-web", "--queue-timeout", "600")
+"""A machine that does much else may keep a request waiting."""
+REAL = {"model", "messages", "prompt", "input", "max_tokens", "max_completion_tokens", "max_output_tokens"}
+
+
+def tried(url: str, number: int) -> Counter[str]:
+    """Send so many bodies. How many had each status, by route. Raises AssertionError for what no client may see."""
+    schema, counts = schemathesis.openapi.from_url(f"{url}/openapi.json"), Counter[str]()
+    operations = [found.ok() for found in schema.get_all_operations()]
+    taking = [one for one in operations if one.method == "post" and one.path != "/rebalance"]
+    with httpx.Client(base_url=url, timeout=10 * PATIENCE) as client:
+        for operation in taking:
+            try_one(client, operation, -(-number // len(taking)), counts)
+            print(operation.path, {key: count for key, count in counts.items() if key.startswith(f"{operation.path} ")})
+    return counts
+
+
+def try_one(client: httpx.Client, operation: Any, number: int, counts: Counter[str]) -> None:
+    some = settings(
+        max_examples=(number + 1) // 2,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+
+        @some
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def check(case: Any) -> None:
+            body = bounded(case.body)
+            content = body if isinstance(body, bytes) else json.dumps(body, default=str).encode()
+            reply = client.post(operation.path, content=content, headers={"content-type": "application/json"})
+            counts[f"{operation.path} {reply.status_code}"] += 1
+            checked(reply, body)
+
+        check()
+
+
+def bounded(body: Any) -> Any:
+    """A body that, if it is taken, is answered soon: with few tokens, by the model that there is, no outlines."""
+    if not isinstance(body, dict):
+        return body
+    body = {key: value for key, value in body.items() if key not in ("model", "outline_decoding")}
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        if isinstance(body.get(name), int):
+            body[name] = min(body[name], 2)
+    if isinstance(body.get("n"), int):
+        body["n"] = min(body["n"], 2)
+    return {"max_output_tokens" if "input" in body else "max_tokens": 2, **body} if REAL & body.keys() else body
+
+
+def checked(reply: httpx.Response, body: Any) -> None:
+    assert reply.status_code < 500, (body, reply.text)
+    if reply.status_code >= 400:
+        error = reply.json()["error"]
+        assert error["code"], (body, error)
+        assert error["message"], (body, error)
+
+
+def test_no_body_is_a_fault_of_the_servers() -> None:
+    with served(*SERVER) as server:
+        counts = tried(server.url, FEW)
+        assert sum(counts.values()) >= FEW
+        assert httpx.get(f"{server.url}/health", timeout=PATIENCE).json()["status"] == "ok"
+
+
+if __name__ == "__main__":
+    with served(*SERVER) as running:
+        found = tried(running.url, int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
+        print(f"{found.total()} bodies in all")
