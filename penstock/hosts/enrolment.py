@@ -79,16 +79,23 @@ class Application(msgspec.Struct, frozen=True):
     request: bytes
 
 
-class Membership(msgspec.Struct, frozen=True):
+class Membership(msgspec.Struct, tag="membership", frozen=True):
     authority: bytes
     certificate: bytes
 
 
+class Refusal(msgspec.Struct, tag="refusal", frozen=True):
+    """The token was made for the host called ``name``, and stays to be used by it."""
+
+    name: str
+
+
 class Enrolment:
-    """Listens for one new host, called ``name``. Raises ConfigError where the folder has no authority."""
+    """Listens for one new host, which calls itself ``name``. Raises ConfigError where the folder has no authority."""
 
     def __init__(self, folder: Path, name: str, address: str) -> None:
         self._folder = folder
+        self._name = name
         keys.sign(folder, pem(keys.request_of(keys.new_key(), name)))  # that it could
         self._context, digest = throwaway_certificate()
         place = place_of(f"tcp://{address}", look_up=True)
@@ -133,6 +140,9 @@ class Enrolment:
             asked = msgspec.msgpack.decode(read(sealed), type=Application)
             if not hmac.compare_digest(asked.secret, self.token.secret):
                 return
+            if not is_called(keys.name_in(asked.request), self._name):
+                write(sealed, Refusal(self._name))
+                return
             with self._once:  # of two who have the token, one gets keys
                 if self._joined.is_set():
                     return
@@ -155,7 +165,8 @@ class Enrolment:
 def join(folder: Path, text: str, name: str) -> None:
     """Get keys with a token's text, and keep them in ``folder``.
 
-    Raises ConfigError where the folder has keys, where nobody who made the token listens, and if it has been used.
+    ``name`` is what this host calls itself. Raises ConfigError where the folder has keys, where nobody who made the
+    token listens, if it has been used, and if it was made for another host.
     """
     token = token_of(text)
     if (folder / keys.HOST).exists():
@@ -167,10 +178,21 @@ def join(folder: Path, text: str, name: str) -> None:
     except (OSError, msgspec.MsgspecError) as error:
         reason = reason_of(error)
         raise ConfigError(f"token: {token.address}: {reason}; a token works once, while its command runs") from error
+    if isinstance(told, Refusal):
+        raise ConfigError(
+            f"token: it was made for {told.name}, and this host calls itself {name}; `penstock keys add {name}` makes "
+            "one for it"
+        )
     keys.keep(folder, key, told.authority, told.certificate)
 
 
-def asked_for_membership(token: Token, request: bytes) -> Membership:
+def is_called(name: str, made_for: str) -> bool:
+    """Whether a host's name is the one that a token was made for, which may leave the domain out."""
+    first, second = (one.casefold().partition(".") for one in (name, made_for))
+    return first[0] == second[0] and (not (first[2] and second[2]) or first[2] == second[2])
+
+
+def asked_for_membership(token: Token, request: bytes) -> Membership | Refusal:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -185,7 +207,8 @@ def asked_for_membership(token: Token, request: bytes) -> Membership:
         if not hmac.compare_digest(digest_of(shown), token.digest):
             raise ConfigError(f"token: who listens at {token.address} has not made it")
         write(sealed, Application(token.secret, request))
-        return msgspec.msgpack.decode(read(sealed), type=Membership)
+        answer: Membership | Refusal = msgspec.msgpack.decode(read(sealed), type=Membership | Refusal)  # type: ignore[call-overload]
+        return answer
 
 
 def throwaway_certificate() -> tuple[ssl.SSLContext, bytes]:

@@ -123,6 +123,15 @@ def check_empty(folder: Path) -> None:
         raise ConfigError(f"keys: {folder} holds {left[0]} without {HOST}; remove the folder, then use the token")
 
 
+def name_in(request: bytes) -> str:
+    """What a host that asks for a certificate calls itself. Raises ConfigError for what is no request."""
+    try:
+        (name,) = x509.load_pem_x509_csr(request).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except ValueError as error:
+        raise ConfigError("keys: what asks for a certificate is no request for one") from error
+    return str(name.value)
+
+
 def keep(folder: Path, key: PrivateKey, authority: bytes, own: bytes) -> None:
     """Put a host's keys into its folder. Raises ConfigError if it has some."""
     if (folder / HOST).exists():

@@ -31,7 +31,7 @@ def add_host(name: str, listen: str, minutes: float, keys: str | None) -> None:
     except OSError as error:
         raise ConfigError(f"listen: {listen}: {error.strerror}") from error
     with enrolment:
-        print(f"On {name}, within {minutes:g} minutes:\n")
+        print(f"On the host that calls itself {name} (`hostname`), within {minutes:g} minutes:\n")
         print(f"  penstock worker --listen ADDRESS:7700 --token {enrolment.token}\n")
         print(f"ADDRESS is that of {name} at which other hosts reach it.")
         if not enrolment.serve(60 * minutes):

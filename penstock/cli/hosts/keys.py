@@ -21,7 +21,7 @@ class KeysFolder:
 class AddOptions:
     """Who is to be a member."""
 
-    host: Annotated[str, Option("What the new host is called in its certificate.", positional=True)]
+    host: Annotated[str, Option("What the new host calls itself, as `hostname` prints there.", positional=True)]
     listen: Annotated[
         str,
         Option("Address of this host, to which the new one comes for its keys.", SERVER, metavar="HOST[:PORT]"),

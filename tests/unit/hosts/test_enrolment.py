@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from penstock.core import ConfigError
 from penstock.hosts import enrolment
-from penstock.hosts.enrolment import Enrolment, Token, join, token_of
+from penstock.hosts.enrolment import Enrolment, Token, is_called, join, token_of
 from penstock.hosts.keys import AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY, link_security, make_cluster
 from penstock.hosts.workers import run_worker
 from penstock.transport.security import LinkSecurity
@@ -88,6 +88,24 @@ def test_a_worker_that_cannot_listen_leaves_its_token_to_be_used(listen: str, fi
                 run_worker(listen, None, str(second), str(made.token), False, None, 1.0, False)
             assert not second.exists()
             join(second, str(made.token), "second")
+            assert served.result()
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [("second", True), ("SECOND", True), ("second.lan", True), ("third", False), ("second2", False), ("", False)],
+)
+def test_a_token_is_for_the_host_that_it_was_made_for(first: Path, tmp_path: Path, name: str, fits: bool) -> None:
+    """Another one is told so, and leaves it to be used."""
+    assert not is_called("second.lan", "second.org")
+    with ThreadPoolExecutor(1) as apart:
+        made, served = serving(apart, first)
+        with made:
+            if not fits:
+                with pytest.raises(ConfigError, match=f"it was made for second, and this host calls itself {name}"):
+                    join(tmp_path / "other", str(made.token), name or "-")
+                assert not (tmp_path / "other").exists()
+            join(tmp_path / "second", str(made.token), name if fits else "second")
             assert served.result()
 
 
