@@ -21,6 +21,7 @@ LISTED: Final = {
     "network namespaces": "Only root has them. Hosts are also tested on addresses of one host; CI runs as root.",
     "Ray is not installed": "The dev extra has it, but not for every Python and system that Penstock runs on.",
     "zeroconf is not installed": "The dev extra has it; who has not installed that has no worker announced.",
+    "llama.cpp is not installed": "The dev extra has it, but not for every Python and system that Penstock runs on.",
     "the page is tested by `make test-page`": "It needs Chromium, which CI installs where it may.",
 }
 """How a reason begins, and why it is good enough."""

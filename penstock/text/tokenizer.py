@@ -34,6 +34,12 @@ PANIC: Final = "PanicException"
 
 TOKENIZER_CLASS: Final = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
 
+BEGINS_CHATS: Final = "conversations_begin_with_bos"
+"""A field of the tokenizer_config.json that is made of a GGUF file: whether a conversation begins with BOS, as in
+llama.cpp, though its template writes none."""
+TEMPLATE_TOKENS: Final = "template_tokens"
+"""Another one: what a template's ``bos_token`` and the like stand for, also where these are ordinary tokens."""
+
 NO_TEMPLATE: Final = "the checkpoint has no chat template: send a plain prompt to the completions interface"
 REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
 
@@ -52,6 +58,9 @@ class Tokenizer:
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_token_ids: tuple[int, ...] = tuple(sorted({*own, *eos_token_ids}))
         added = self._backend.get_added_tokens_decoder()
+        self._template_tokens: dict[str, str] = inner.init_kwargs.get(TEMPLATE_TOKENS) or inner.special_tokens_map
+        begins = inner.init_kwargs.get(BEGINS_CHATS)
+        self._first = [self._backend.token_to_id(self._template_tokens["bos_token"])] if begins else []
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         bytes_ = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self.byte_ids: frozenset[int] = frozenset(token_id for token_id in bytes_ if token_id is not None)
@@ -81,9 +90,17 @@ class Tokenizer:
     def encode_literal(self, rendered: str) -> list[int]:
         """Token ids of a rendered conversation, in which what ``literal`` has hidden is text. Raises as ``encode``."""
         if not self.literal.holds_hidden(rendered):
-            return self.encode(rendered, add_special_tokens=False)
+            return self.encode_rendered(rendered)
         with readable(rendered):
-            return self.literal.encode(rendered)
+            return self.begun(self.literal.encode(rendered))
+
+    def encode_rendered(self, rendered: str) -> list[int]:
+        """Token ids of a rendered conversation."""
+        return self.begun(self.encode(rendered, add_special_tokens=False))
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """The ids of a rendered conversation with BOS before them, where the tokenizer has it there (GGUF files)."""
+        return ids if ids[:1] == self._first[:1] else self._first + ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all ``ids`` at once, bytes that are not UTF-8 as U+FFFD, ids without a token as nothing.
@@ -112,7 +129,7 @@ class Tokenizer:
 
         Raises ConfigError when the checkpoint has no template, RequestError when it refuses these messages.
         """
-        return self.encode(self.render(messages, add_generation_prompt), add_special_tokens=False)
+        return self.encode_rendered(self.render(messages, add_generation_prompt))
 
     def render(
         self,
@@ -158,7 +175,7 @@ class Tokenizer:
         except ValueError as error:  # several by name, and none of them is the default
             raise ConfigError(f"chat_template: {error}") from error
         turns = [{key: value for key, value in turn.items() if value is not None} for turn in messages]
-        variables = {**self._inner.special_tokens_map, **options}
+        variables = {**self._template_tokens, **options}
         job = {**variables, "chat_template": template, "conversations": [turns], "tools": tools, **asked}
         return template_processes().render(job)
 
@@ -217,7 +234,8 @@ class Tokenizer:
         for first, last in marked:
             begins, after = bisect_right(ends, first), bisect_left(ends, last) + 1
             mask[begins:after] = [True] * len(mask[begins:after])
-        return ids, mask
+        begun = self.begun(ids)
+        return begun, [False] * (len(begun) - len(ids)) + mask
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids of a rendered text, and where each ends in it, in characters."""
