@@ -22,9 +22,10 @@ PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "models.md"
 BEGIN: Final = "<!-- pre-tokenizers: written by python -m scripts.tokenizer_docs -->\n"
 END: Final = "<!-- end of pre-tokenizers -->\n"
 HEAD: Final = """\
-llama.cpp is the one of xllamacpp {version}. `equal` counts those of {texts} texts (scripts, spaces, digits, emoji, code,
-contractions) that have llama.cpp's ids, with a vocabulary whose tokens reach over words. *Whole words*: a word that is a
-token is never merged of others. *BOS*: texts begin with it unless `tokenizer.ggml.add_bos_token` says otherwise.
+llama.cpp is the one of xllamacpp {version}. *Equal* counts those of {texts} texts (scripts, spaces, digits, emoji,
+code, contractions) that have llama.cpp's ids, with a vocabulary whose tokens reach over words. *Whole words*: a word
+that is a token is never merged of others. *BOS*: texts begin with it unless `tokenizer.ggml.add_bos_token` says
+otherwise.
 
 | `tokenizer.ggml.pre` | equal | whole words | BOS |
 | --- | --- | --- | --- |

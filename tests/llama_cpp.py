@@ -7,13 +7,14 @@ they are: nothing here knows their fields, which change from release to release.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 INSTALLED: Final = find_spec("xllamacpp") is not None
@@ -45,6 +46,16 @@ def library() -> Any:
         *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32),
         *(ctypes.POINTER(ctypes.c_int32), ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
     )
+    found.llama_context_default_params.restype = Opaque
+    found.llama_init_from_model.argtypes = (ctypes.c_void_p, Opaque)
+    found.llama_init_from_model.restype = ctypes.c_void_p
+    found.llama_set_n_threads.argtypes = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+    found.llama_batch_get_one.argtypes = (ctypes.POINTER(ctypes.c_int32), ctypes.c_int32)
+    found.llama_batch_get_one.restype = Opaque
+    found.llama_decode.argtypes = (ctypes.c_void_p, Opaque)
+    found.llama_get_logits_ith.argtypes = (ctypes.c_void_p, ctypes.c_int32)
+    found.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
+    found.llama_free.argtypes = (ctypes.c_void_p,)
     for name in ("llama_vocab_is_eog", "llama_vocab_get_add_bos", "llama_vocab_get_add_eos"):
         getattr(found, name).restype = ctypes.c_bool
     for name in ("is_eog", "get_add_bos", "get_add_eos", "n_tokens", "bos", "eos"):
@@ -80,11 +91,53 @@ class Vocabulary:
 
 
 @contextmanager
-def vocabulary(file: Path) -> Iterator[Vocabulary | None]:
-    """The vocabulary of a GGUF file; None where llama.cpp refuses the file."""
+def opened(file: Path) -> Iterator[int | None]:
+    """llama.cpp's handle of a GGUF file; None where it refuses the file."""
     model = library().llama_model_load_from_file(str(file).encode(), library().llama_model_default_params())
     try:
-        yield Vocabulary(library().llama_model_get_vocab(model)) if model else None
+        yield model
     finally:
         if model:
             library().llama_model_free(model)
+
+
+@contextmanager
+def vocabulary(file: Path) -> Iterator[Vocabulary | None]:
+    """The vocabulary of a GGUF file; None where llama.cpp refuses the file."""
+    with opened(file) as model:
+        yield Vocabulary(library().llama_model_get_vocab(model)) if model else None
+
+
+def logits(file: Path, ids: Sequence[int]) -> Any:
+    """float32 [N, V] after each of these tokens, keys and values in float32; None where llama.cpp refuses the file."""
+    with opened(file) as model:
+        if not model:
+            return None
+        context = library().llama_init_from_model(model, exact_parameters())
+        assert context
+        library().llama_set_n_threads(context, 1, 1)
+        rows = library().llama_vocab_n_tokens(library().llama_model_get_vocab(model))
+        found = []
+        for token in ids:
+            batch = library().llama_batch_get_one((ctypes.c_int32 * 1)(token), 1)
+            assert library().llama_decode(context, batch) == 0
+            found.append(np.ctypeslib.as_array(library().llama_get_logits_ith(context, -1), (rows,)).copy())
+        library().llama_free(context)
+    return np.stack(found)
+
+
+def exact_parameters() -> Opaque:
+    """A context's, with keys and values in float32 and attention that sums in it.
+
+    The fields are found by what llama.cpp fills in: the types of keys and values are the two float16 (1) side by side
+    behind pointers, and whether flash attention is used is the last of four that are left open (-1).
+    """
+    found = library().llama_context_default_params()
+    words = ctypes.cast(ctypes.pointer(found), ctypes.POINTER(ctypes.c_int32))
+    places = [place for place in range(16, 64) if words[place] == words[place + 1] == 1]
+    assert len(places) == 1, "llama.cpp's parameters have changed"
+    words[places[0]] = words[places[0] + 1] = 0
+    open_ones = [place for place in range(4, 16) if words[place] == -1]
+    assert open_ones == list(range(open_ones[0], open_ones[0] + 4)), "llama.cpp's parameters have changed"
+    words[open_ones[-1]] = 0
+    return found

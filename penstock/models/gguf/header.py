@@ -28,6 +28,7 @@ SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"
 LENGTH: Final = struct.Struct("<Q")
 """Of a text in an array."""
 UINT32: Final = 4
+FLOAT32: Final = 6
 STRING: Final = 8
 ARRAY: Final = 9
 
