@@ -7,6 +7,7 @@ they are: nothing here knows their fields, which change from release to release.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import gguf
 import numpy as np
 import pytest
 
@@ -33,6 +35,8 @@ class Opaque(ctypes.Structure):
 @cache
 def library() -> Any:
     import xllamacpp
+
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # a failed assertion of its own would start a debugger
 
     (file,) = Path(xllamacpp.__file__).parent.glob("xllamacpp*.so")
     found = ctypes.CDLL(str(file))
@@ -55,6 +59,11 @@ def library() -> Any:
     found.llama_decode.argtypes = (ctypes.c_void_p, Opaque)
     found.llama_get_logits_ith.argtypes = (ctypes.c_void_p, ctypes.c_int32)
     found.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
+    found.ggml_quantize_chunk.argtypes = (
+        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
+        ctypes.c_void_p,
+    )
+    found.ggml_quantize_chunk.restype = ctypes.c_size_t
     found.llama_free.argtypes = (ctypes.c_void_p,)
     for name in ("llama_vocab_is_eog", "llama_vocab_get_add_bos", "llama_vocab_get_add_eos"):
         getattr(found, name).restype = ctypes.c_bool
@@ -124,6 +133,22 @@ def logits(file: Path, ids: Sequence[int]) -> Any:
             found.append(np.ctypeslib.as_array(library().llama_get_logits_ith(context, -1), (rows,)).copy())
         library().llama_free(context)
     return np.stack(found)
+
+
+def quantized(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """A float32 matrix [rows, n] as llama.cpp's own quantiser stores it: bytes [rows, bytes of a row]."""
+    rows, width = data.shape
+    per_block, size = gguf.GGML_QUANT_SIZES[kind]
+    found = np.zeros((rows, width // per_block * size), np.uint8)
+    source, even = np.ascontiguousarray(data, np.float32), np.ones(width, np.float32)
+    arguments = (*map(pointer, (source, found)), 0, rows, width, pointer(even))
+    written = library().ggml_quantize_chunk(int(kind), *arguments)
+    assert written == found.nbytes
+    return found
+
+
+def pointer(data: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(data.ctypes.data)
 
 
 def exact_parameters() -> Opaque:

@@ -44,7 +44,7 @@ SOFT_CAPS: Final = {
 SLIDING_LAYERS: Final = {"gemma2": 2, "gemma3": 6}
 """Every which layer sees everything, where the file does not say."""
 DEFAULT_WINDOWS: Final = {"gemma2": 4096}
-BIASES: Final = {
+BIASES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "llama": {
         "attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"),
         "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
@@ -85,7 +85,7 @@ def check_counted(header: Header) -> None:
             raise problem_in(header.path, key, f"is {value}; there may be 0 to {most}")
     layers = number(header, "block_count")
     held = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
-    if layers is None or layers > len(held):
+    if layers != len(held):
         raise contradiction(header, "block_count", f"is {layers}; the file has {len(held)} layers")
     for name in NEEDED:
         if not number(header, name):
@@ -139,9 +139,12 @@ def add_heads(header: Header, table: dict[str, Any]) -> None:
     width = number(header, "attention.key_length") or table["hidden_size"] // heads
     if table.get("head_dim") is not None or width != table["hidden_size"] // heads:
         table["head_dim"] = width
-    for name in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
+    values = number(header, "attention.value_length") or table["hidden_size"] // heads
+    if values != width:
+        raise contradiction(header, "attention.value_length", f"is {values}; it has to be the keys' {width}")
+    for name in ("attention.key_length_swa", "attention.value_length_swa"):
         if number(header, name) not in (None, width):
-            raise contradiction(header, name, f"is {number(header, name)}; it has to be the keys' {width}")
+            raise contradiction(header, name, f"is {number(header, name)}; it has to be the others' {width}")
     for name, wanted in (("rope.dimension_count_swa", width), ("embedding_length_out", table["hidden_size"])):
         if number(header, name) not in (None, wanted):
             raise contradiction(header, name, f"is {number(header, name)}; it has to be {wanted}")
@@ -167,6 +170,8 @@ def add_window(header: Header, table: dict[str, Any]) -> None:
         return
     usual = DEFAULT_WINDOWS.get(header.architecture, 0) if window is None else window
     slides = sliding_layers(header, table["num_hidden_layers"]) if usual else [False] * table["num_hidden_layers"]
+    if usual and not any(slides):
+        raise contradiction(header, PATTERN, "leaves no layer with a window, and attention.sliding_window is one")
     table["layer_types"] = ["sliding_attention" if one else "full_attention" for one in slides]
     if usual:
         table["sliding_window"] = usual

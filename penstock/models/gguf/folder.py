@@ -63,7 +63,7 @@ def name_of(header: Header) -> str:
     for name in ROPE_TENSORS:
         info = header.tensors.get(name)
         if info is not None and info.nbytes <= MOST_FACTORS:  # a larger one is refused
-            found.update(mapped(header.path, info).numpy().tobytes())
+            found.update(mapped(info).numpy().tobytes())
     return found.hexdigest()[:32]
 
 

@@ -25,6 +25,8 @@ DEFAULT_BASE: Final = 10000.0
 """llama.cpp's where the file has none."""
 TWO_BASES: Final = "gemma3"
 """The architecture whose sliding layers turn by a base of their own, never scaled."""
+SCALED_APART: Final = ("gemma2",)
+"""Architectures whose sliding layers are scaled by the factor whatever the type is."""
 TYPES: Final = ("none", "linear", "yarn", "longrope")
 KINDS_OF_FACTORS: Final = {"llama": ("longrope",), "phi3": TYPES}
 """Which types of scaling have factors for short and long texts, by architecture."""
@@ -36,7 +38,7 @@ def add_rope(header: Header, table: dict[str, Any], head_width: int) -> None:
         raise refusal(header, "without rotary embeddings, which its architecture has")
     turned = number(header, "rope.dimension_count")
     if turned is not None and turned != head_width:
-        if "partial_rotary_factor" not in rope:
+        if "partial_rotary_factor" not in rope or turned > head_width:
             wanted = f"is {turned}; it has to be the {head_width} numbers of a head"
             raise contradiction(header, "rope.dimension_count", wanted)
         table["partial_rotary_factor"] = rope["partial_rotary_factor"] = turned / head_width
@@ -126,10 +128,13 @@ def kind_of(header: Header) -> str:
 
 def factor_of(header: Header) -> float:
     """What frequencies are divided by; ``scale_linear`` is its older name."""
-    if kind_of(header) == "none":
-        return 1.0
     names = [name for name in ("rope.scaling.factor", "rope.scale_linear") if number(header, name, float)]
-    return above_0(header, names[0], 1.0) if names else 1.0
+    factor = above_0(header, names[0], 1.0) if names else 1.0
+    if kind_of(header) != "none" or factor == 1.0:
+        return factor
+    if header.architecture in SCALED_APART:
+        raise contradiction(header, names[0], f"is {factor}, and rope.scaling.type is none: take one of both out")
+    return 1.0
 
 
 def attention_factor(header: Header) -> float:
@@ -150,7 +155,7 @@ def numbers(header: Header, name: str, count: int) -> list[float]:
     info = header.tensors[name]
     if info.kind not in FLOATS or len(info.shape) != 1 or info.shape[0] > MOST_FACTORS:
         raise problem_in(header.path, name, f"is {info.kind.name} {list(info.shape)}; it has to be a list of floats")
-    found: list[float] = floats(header.path, info).double().tolist()
+    found: list[float] = floats(info).double().tolist()
     if len(found) != count or not all(0 < one < math.inf for one in found):
         raise problem_in(header.path, name, f"is {found[:8]}; it has to be {count} numbers above 0")
     return found

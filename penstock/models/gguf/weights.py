@@ -18,8 +18,8 @@ from penstock.core import ConfigError
 from penstock.files import problem_in, said
 from penstock.models.gate import model_class
 from penstock.models.gguf.accepted import REMEDY
-from penstock.models.gguf.blocks import FLOATS, OF_FOUR_BITS, READABLE, floats, grouped
-from penstock.models.gguf.header import Header, TensorInfo
+from penstock.models.gguf.blocks import FLOATS, OF_FOUR_BITS, READABLE, UNPACKERS, floats, grouped
+from penstock.models.gguf.header import REQUANTISE, Header, TensorInfo
 from penstock.models.gguf.rotary import ROPE_TENSORS
 from penstock.models.quantization.grouped import GroupedWeight
 
@@ -32,8 +32,7 @@ FORMATS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "B
 class GgufTensor:
     """One tensor, not read yet; ``tensor[...]`` reads it, as transformers asks safetensors' slices."""
 
-    def __init__(self, path: Path, info: TensorInfo, processor: TensorProcessor) -> None:
-        self._path = path
+    def __init__(self, info: TensorInfo, processor: TensorProcessor) -> None:
         self._info = info
         self._processor = processor
 
@@ -45,16 +44,16 @@ class GgufTensor:
         return FORMATS[FLOATS.get(self._info.kind, torch.float32)]
 
     def __getitem__(self, _: Any) -> Tensor:
-        return self._arranged(floats(self._path, self._info))
+        return self._arranged(floats(self._info))
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it is stored as whole numbers with scales."""
-        return self._info.kind not in FLOATS
+        """Whether it is stored as whole numbers with scales that are taken over as they are."""
+        return self._info.kind in UNPACKERS
 
     def grouped(self) -> GroupedWeight:
         """A matrix [out, in] that ``is_grouped``, as it is stored."""
-        found = grouped(self._path, self._info)
+        found = grouped(self._info)
         minimums = None if found.minimums is None else self._arranged(found.minimums)
         return GroupedWeight(
             self._arranged(found.values), self._arranged(found.scales), minimums, found.bits, found.group
@@ -98,7 +97,7 @@ class GgufWeights:
 
     @property
     def files(self) -> list[Path]:
-        return [self._path]
+        return sorted({self._path, *(info.file for info in self._tensors.values())})
 
     @property
     def bits(self) -> int | None:
@@ -122,7 +121,7 @@ class GgufWeights:
     def _tensor(self, name: str) -> GgufTensor | ZeroBias:
         if name in self._zeros:
             return ZeroBias(self._zeros[name])
-        return GgufTensor(self._path, self._tensors[name], self._processor)
+        return GgufTensor(self._tensors[name], self._processor)
 
 
 def named(header: Header, config: Any) -> tuple[dict[str, TensorInfo], dict[str, tuple[int, ...]]]:
@@ -136,7 +135,7 @@ def named(header: Header, config: Any) -> tuple[dict[str, TensorInfo], dict[str,
             raise problem_in(
                 header.path,
                 name,
-                f"is stored as {info.kind.name}; {', '.join(kind.name for kind in READABLE)} can be read",
+                f"is stored as {info.kind.name}; {', '.join(kind.name for kind in READABLE)} can be read: {REQUANTISE}",
             )
         layer = LAYER.match(name)
         known = first.get(f"blk.0.{name[layer.end() :]}" if layer else name)
