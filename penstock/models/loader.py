@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -79,10 +79,25 @@ def load_whole(checkpoint: Checkpoint, dtype: str) -> Any:
     return _load(checkpoint, 0, checkpoint.num_layers, None, dtype=torch_dtype(dtype))
 
 
-def _load(checkpoint: Checkpoint, first: int, last: int, on_read: Listener | None, **options: Any) -> Any:
+def load_hollow(checkpoint: Checkpoint, hollow: Callable[[Any], Any]) -> None:
+    """Build the whole model of ``hollow`` tensors, and forget it. Raises as ``load_module`` does."""
+    _load(checkpoint, 0, checkpoint.num_layers, None, hollow, dtype=torch.float32, attn_implementation=ATTENTION)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    first: int,
+    last: int,
+    on_read: Listener | None,
+    changed: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> Any:
     """transformers is given tensors, never the folder: it would choose among the files in it by itself."""
     with contextlib.ExitStack() as files, quiet(), refusing(checkpoint):
-        state = files.enter_context(counted(_own_slices(checkpoint, first, last, files), on_read))
+        slices = _own_slices(checkpoint, first, last, files)
+        if changed is not None:
+            slices = {name: changed(one) for name, one in slices.items()}
+        state = files.enter_context(counted(slices, on_read))
         model, info = _staged_class(checkpoint, first, last, state).from_pretrained(
             None,
             config=checkpoint.config,
@@ -92,7 +107,8 @@ def _load(checkpoint: Checkpoint, first: int, last: int, on_read: Listener | Non
             trust_remote_code=False,
             **options,
         )
-        remember(model, state)
+        if changed is None:
+            remember(model, state)
     _check_complete(checkpoint, first, last, info)
     return model
 

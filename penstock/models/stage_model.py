@@ -96,8 +96,12 @@ class StageModel:
         plain: bool,
         grammars: Grammars,
         gives_back: bool = False,
+        drafted: int | None = None,
     ) -> None:
+        """``drafted``: rows of the vocabulary that candidates are for, a target's; None for the model's own."""
         parts = checkpoint.parts
+        self._rows = checkpoint.vocab_size
+        self.drafted = drafted or checkpoint.vocab_size
         self.checkpoint = checkpoint
         self.grammars = grammars
         self.first = first
@@ -258,7 +262,8 @@ class StageModel:
         """Last stage of a drafter: ``count`` noise-ranked candidates after each row in ``wanted``."""
         positions, nodes = _places(view, wanted)
         contexts = contexts_of(view, wanted, samplings, self.grammars)
-        return rank_candidates(self.logits(hidden, wanted), samplings, positions, nodes, count, contexts)
+        logits_nV = fitted(self.logits(hidden, wanted), self.drafted)
+        return rank_candidates(logits_nV, samplings, positions, nodes, count, contexts)
 
     def _entered(self, view: BatchView) -> BatchView:
         """The batch as layers see it that give back what is out of reach; for them there is room afterwards."""
@@ -287,7 +292,8 @@ class StageModel:
 
     def _run(self, view: BatchView, near: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
-        tokens_1N = torch.from_numpy(view.tokens)[None].to(self.device)
+        # A target's vocabulary may be padded further than its draft model's: those rows are no tokens.
+        tokens_1N = torch.from_numpy(view.tokens)[None].clamp(max=self._rows - 1).to(self.device)
         if hidden is not None:
             hidden = hidden.to(self.device, torch_dtype(self.dtype))
         self._host.begin(near)
@@ -374,7 +380,8 @@ def load_stage(
     have been read. Raises ConfigError for whatever cannot work.
     """
     checkpoint = open_checkpoint(path)
-    grammars = grammars_of(open_checkpoint(tokenizer) if tokenizer else checkpoint)
+    target = open_checkpoint(tokenizer) if tokenizer else checkpoint
+    grammars = grammars_of(target)
     module = load_module(checkpoint, first, last, dtype, device, on_read)
     with refusing(checkpoint):
         pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
@@ -390,4 +397,11 @@ def load_stage(
             plain=plain,
             grammars=grammars,
             gives_back=gives_back,
+            drafted=target.vocab_size,
         )
+
+
+def fitted(logits_nV: Tensor, rows: int) -> Tensor:
+    """Logits for a vocabulary of so many rows: those beyond are left out, those that are missing never chosen."""
+    more = rows - logits_nV.shape[-1]
+    return logits_nV[:, :rows] if more <= 0 else torch.nn.functional.pad(logits_nV, (0, more), value=-torch.inf)

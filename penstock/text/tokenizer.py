@@ -28,6 +28,7 @@ from penstock.files import (
 )
 from penstock.text.literal import LiteralText
 from penstock.text.template_process import BrokenTemplate, Rendered, template_processes
+from penstock.text.template_reading import in_its_form, reading_of
 
 PANIC: Final = "PanicException"
 """What a failed assertion in tokenizers' own language is called here; its class cannot be imported."""
@@ -67,6 +68,10 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return len(self._inner)
+
+    def tokens(self) -> dict[int, str]:
+        """Every token by its id, added ones too."""
+        return {number: token for token, number in self._backend.get_vocab(with_added_tokens=True).items()}
 
     def serialized(self) -> str:
         """The tokenizer as the JSON of tokenizer.json, added tokens included, without padding and truncation."""
@@ -174,7 +179,10 @@ class Tokenizer:
             template = str(self._inner.get_chat_template(chat_template, tools))
         except ValueError as error:  # several by name, and none of them is the default
             raise ConfigError(f"chat_template: {error}") from error
-        turns = [{key: value for key, value in turn.items() if value is not None} for turn in messages]
+        reading = reading_of(template)
+        turns = in_its_form(
+            [{key: value for key, value in turn.items() if value is not None} for turn in messages], reading
+        )
         variables = {**self._template_tokens, **options}
         job = {**variables, "chat_template": template, "conversations": [turns], "tools": tools, **asked}
         return template_processes().render(job)
@@ -182,7 +190,12 @@ class Tokenizer:
     @cached_property
     def literal(self) -> LiteralText:
         """For texts whose special tokens are to be text."""
-        return LiteralText(self._backend)
+        return LiteralText(self._backend, self._looked_for)
+
+    def _looked_for(self) -> frozenset[str]:
+        """What the template looks for in messages, so that it has to see it there."""
+        template = self.tool_template
+        return frozenset() if template is None else reading_of(template).looked_for
 
     def _check_variables(self, names: Iterable[str]) -> None:
         for name in names:
