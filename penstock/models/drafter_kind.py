@@ -37,7 +37,10 @@ def method_of(model: str) -> str:
     except ConfigError:
         return DRAFT_MODEL  # which says what is wrong with it
     names = frozenset(name for file in sorted(place.glob("*.safetensors")) for name in tensor_names(file))
-    return learned(config, names, place) or (unsupported(config, place) or DRAFT_MODEL)
+    found = learned(config, names, place)
+    if found is None:
+        refuse_unsupported(config, place)
+    return found or DRAFT_MODEL
 
 
 def learned(config: Mapping[str, Any], names: frozenset[str], place: Path) -> str | None:
@@ -59,7 +62,7 @@ def learned(config: Mapping[str, Any], names: frozenset[str], place: Path) -> st
     return "eagle" if alone and "fc.weight" in names and not any(unsupported_names(config)) else None
 
 
-def unsupported(config: Mapping[str, Any], place: Path) -> None:
+def refuse_unsupported(config: Mapping[str, Any], place: Path) -> None:
     """Raise FieldError for a drafter of a kind that is known and not supported."""
     for name, kind in unsupported_names(config):
         raise FieldError(

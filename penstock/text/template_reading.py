@@ -29,7 +29,7 @@ CUTTING: Final = frozenset(
 class Marked(Extension):
     """transformers' ``{% generation %}``, which marks what is the assistant's: as what lies in it."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
