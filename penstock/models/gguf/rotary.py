@@ -63,6 +63,8 @@ def one_factor(header: Header, table: dict[str, Any], count: int) -> dict[str, A
     """Scaling of all frequencies by what the metadata say."""
     kind, factor, attention = kind_of(header), factor_of(header), attention_factor(header)
     if kind == "yarn":
+        if factor < 1:
+            raise contradiction(header, "rope.scaling.factor", f"is {factor}; of yarn it has to be 1 or more")
         original = number(header, "rope.scaling.original_context_length") or table["max_position_embeddings"]
         for name, usual in (("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0)):
             if (stated := number(header, f"rope.scaling.{name}", float)) not in (None, usual):
