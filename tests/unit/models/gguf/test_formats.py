@@ -35,7 +35,7 @@ def log_probabilities(found: np.ndarray) -> np.ndarray:
 @needs_llama_cpp
 @pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
 def test_every_format_has_llama_cpps_numbers(tmp_path: Path, kind: Kind) -> None:
-    widths = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
+    widths = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.05}
     path = make_gguf(tmp_path, kind=kind, **widths)
     stored = {info.kind for name, info in read_header(path).tensors.items() if len(info.shape) == 2}
     assert stored == {kind}
