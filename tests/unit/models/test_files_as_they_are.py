@@ -23,6 +23,7 @@ from penstock.engine.resolve import resolve_options
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.drafter_kind import method_of
 from penstock.models.loader import load_whole
+from penstock.models.speculators.formats import open_speculator
 from penstock.models.stage_model import fitted
 from penstock.speculation import SpeculativeConfig
 from penstock.text.tokenizer import load_tokenizer
@@ -213,6 +214,19 @@ def test_a_drafter_that_is_not_supported_is_refused_by_its_kind(
 def test_a_small_model_is_a_draft_model(tmp_path: Path) -> None:
     assert method_of(str(make_checkpoint(tmp_path / "x"))) == "draft_model"
     assert method_of("some/hub-id") == method_of("demo") == "draft_model"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mtp"])
+def test_what_a_drafters_configuration_has_beside_is_named(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = open_checkpoint(str(make_checkpoint(tmp_path / "target")))
+    folder = KINDS[kind](target).save(tmp_path / "drafter")
+    open_speculator(str(folder), target)
+    assert "is not known here" not in caplog.text
+    edited(folder, scale_of_drafts=2.0)
+    open_speculator(str(folder), target)
+    assert "config.json holds scale_of_drafts, which is not known here and not followed" in caplog.text
 
 
 def test_layers_of_an_eagle_config_are_read(tmp_path: Path) -> None:
