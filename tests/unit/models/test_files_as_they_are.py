@@ -220,7 +220,7 @@ def test_a_small_model_is_a_draft_model(tmp_path: Path) -> None:
 def test_what_a_drafters_configuration_has_beside_is_named(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    target = open_checkpoint(str(make_checkpoint(tmp_path / "target")))
+    target = open_checkpoint(str(make_checkpoint(tmp_path / "target", num_hidden_layers=7)))
     folder = KINDS[kind](target).save(tmp_path / "drafter")
     open_speculator(str(folder), target)
     assert "is not known here" not in caplog.text
