@@ -11,7 +11,6 @@ from penstock.config import FieldError, known_name, nearest, parse
 from penstock.drafters.ngram import NgramOptions
 from penstock.drafters.options import DrafterOptions
 from penstock.drafters.registry import DRAFTERS
-from penstock.models.drafter_kind import method_of
 from penstock.registry import Registry
 from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
@@ -136,6 +135,8 @@ def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
     if target == PAIR and "model" not in named and "draft_model" in ([method] if isinstance(method, str) else method):
         named["model"] = PAIR
     if "model" in named and "method" not in named:
+        from penstock.models.glance import method_of
+
         named["method"] = method_of(named["model"]) if isinstance(named["model"], str) else "draft_model"
     return named
 

@@ -96,7 +96,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     """
     check_options(options)
     from penstock.models.checkpoint import open_checkpoint
-    from penstock.models.preflight import check_loads
+    from penstock.models.loader import check_loads
     from penstock.models.quantization.choice import usable_dtype, weights_format
 
     speculation, cluster = options.speculative_config, options.cluster

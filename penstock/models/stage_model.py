@@ -96,12 +96,10 @@ class StageModel:
         plain: bool,
         grammars: Grammars,
         gives_back: bool = False,
-        drafted: int | None = None,
+        drafted: int = 0,
     ) -> None:
-        """``drafted``: rows of the vocabulary that candidates are for, a target's; None for the model's own."""
         parts = checkpoint.parts
-        self._rows = checkpoint.vocab_size
-        self.drafted = drafted or checkpoint.vocab_size
+        self.drafted = drafted or checkpoint.vocab_size  # rows of the vocabulary that candidates are for: a target's
         self.checkpoint = checkpoint
         self.grammars = grammars
         self.first = first
@@ -293,7 +291,7 @@ class StageModel:
     def _run(self, view: BatchView, near: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
         # A target's vocabulary may be padded further than its draft model's: those rows are no tokens.
-        tokens_1N = torch.from_numpy(view.tokens)[None].clamp(max=self._rows - 1).to(self.device)
+        tokens_1N = torch.from_numpy(view.tokens)[None].clamp(max=self.checkpoint.vocab_size - 1).to(self.device)
         if hidden is not None:
             hidden = hidden.to(self.device, torch_dtype(self.dtype))
         self._host.begin(near)

@@ -78,7 +78,6 @@ LIGHT = ("trainer.options", "trainer.preflight", "trainer.data.corpus")
 LIGHT += tuple(
     f"models.{name}"
     for name in (
-        "drafter_kind",
         "glance",
         "places",
         "split",

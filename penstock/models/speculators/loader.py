@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from penstock.dtypes import torch_dtype
 from penstock.models.checkpoint import Checkpoint
-from penstock.models.loader import load_module
-from penstock.models.preflight import check_finite
+from penstock.models.loader import check_finite, load_module
 from penstock.models.speculators.base import MAPS, SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle import Eagle, Eagle3
 from penstock.models.speculators.layer import DraftVocabulary

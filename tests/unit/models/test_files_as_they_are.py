@@ -21,7 +21,7 @@ from penstock.engine.job import check_known
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
 from penstock.models.checkpoint import open_checkpoint
-from penstock.models.drafter_kind import method_of
+from penstock.models.glance import method_of
 from penstock.models.loader import load_whole
 from penstock.models.speculators.formats import open_speculator
 from penstock.models.stage_model import fitted
