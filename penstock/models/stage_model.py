@@ -96,10 +96,9 @@ class StageModel:
         plain: bool,
         grammars: Grammars,
         gives_back: bool = False,
-        drafted: int = 0,
     ) -> None:
         parts = checkpoint.parts
-        self.drafted = drafted or checkpoint.vocab_size  # rows of the vocabulary that candidates are for: a target's
+        self.drafted = checkpoint.vocab_size  # rows of the vocabulary that candidates are for; a target may have others
         self.checkpoint = checkpoint
         self.grammars = grammars
         self.first = first
@@ -383,7 +382,7 @@ def load_stage(
     module = load_module(checkpoint, first, last, dtype, device, on_read)
     with refusing(checkpoint):
         pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
-        return StageModel(
+        stage = StageModel(
             checkpoint,
             module,
             first,
@@ -395,8 +394,9 @@ def load_stage(
             plain=plain,
             grammars=grammars,
             gives_back=gives_back,
-            drafted=target.vocab_size,
         )
+    stage.drafted = target.vocab_size
+    return stage
 
 
 def fitted(logits_nV: Tensor, rows: int) -> Tensor:
