@@ -134,8 +134,10 @@ def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
     method = named.get("method", "draft_model")
     if target == PAIR and "model" not in named and "draft_model" in ([method] if isinstance(method, str) else method):
         named["model"] = PAIR
-    if "model" in named:
-        named.setdefault("method", "draft_model")
+    if "model" in named and "method" not in named:
+        from penstock.models.glance import method_of
+
+        named["method"] = method_of(named["model"]) if isinstance(named["model"], str) else "draft_model"
     return named
 
 

@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import make_checkpoint
+from tests.llama_cpp import quantized
 
 ARCHITECTURES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("llama", {"model_type": "llama"}),
@@ -109,11 +110,11 @@ def write(
 
 
 def stored_as(data: np.ndarray, kind: Kind) -> np.ndarray:
-    """The weights in this format; random ones of the same shape where the ``gguf`` package cannot write it."""
+    """The weights in this format; where the ``gguf`` package cannot write it, random ones or llama.cpp's own."""
     try:
         return gguf.quants.quantize(data, kind)
     except NotImplementedError:
-        return random_blocks(data.shape, kind, seed=data.size)
+        return random_blocks(data.shape, kind, seed=data.size) if kind in SCALES else quantized(data, kind)
 
 
 def random_blocks(shape: tuple[int, ...], kind: Kind, seed: int) -> np.ndarray:

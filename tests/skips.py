@@ -22,6 +22,7 @@ LISTED: Final = {
     "Ray is not installed": "The dev extra has it, but not for every Python and system that Penstock runs on.",
     "zeroconf is not installed": "The dev extra has it; who has not installed that has no worker announced.",
     "the clients are tested by `make test-clients`": "They need environments of their own, which CI makes.",
+    "llama.cpp is not installed": "The dev extra has it, but not for every Python and system that Penstock runs on.",
     "the page is tested by `make test-page`": "It needs Chromium, which CI installs where it may.",
 }
 """How a reason begins, and why it is good enough."""

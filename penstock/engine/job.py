@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core import FinishReason, PipelineError, RequestError, RequestOutput, SamplingParams, whole
 from penstock.engine.completion import Completion
 from penstock.requests.request import Request
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
 """Text, or ``{"prompt_token_ids": [...]}``, or ``{"prompt": text}``."""
@@ -58,6 +61,16 @@ def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not isinstance(given, Iterable):
         raise RequestError(f"prompts is {given!r}; it has to be a prompt or a list of prompts")
     return [given] if isinstance(given, str | Mapping) else list(given)
+
+
+def check_known(tokenizer: Tokenizer, ids: Sequence[int], vocabulary: int) -> None:
+    """Raise RequestError for a text with a token that the model has no row for: one that was added to its tokenizer."""
+    for token in ids:
+        if token >= vocabulary:
+            raise RequestError(
+                f"the prompt holds {tokenizer.decode([token], skip_special_tokens=False)!r}, token {token} of the "
+                f"tokenizer; the model's token ids are 0 to {vocabulary - 1}: take it out of the text"
+            )
 
 
 def token_ids_of(given: Any, vocabulary: int) -> list[int]:

@@ -15,7 +15,7 @@ from penstock.engine.answers import learn_answers
 from penstock.engine.build import make_loop
 from penstock.engine.completion import Completion
 from penstock.engine.empty import warn_of_empty_answers
-from penstock.engine.job import Job, Prompt, prompts_of, token_ids_of
+from penstock.engine.job import Job, Prompt, check_known, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions
 from penstock.engine.outlined.offline import Run, answer_in_points
@@ -416,7 +416,9 @@ class LLM:
             raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
         if self._tokenizer is None:
             raise RequestError('without a tokenizer (skip_tokenizer_init=True) give {"prompt_token_ids": [...]}')
-        return text, self._tokenizer.encode(text)
+        ids = self._tokenizer.encode(text)
+        check_known(self._tokenizer, ids, self._setup.checkpoint.vocab_size)
+        return text, ids
 
     def _detokenizer(self, ids: list[int], params: SamplingParams) -> IncrementalDetokenizer | None:
         if self._tokenizer is None:

@@ -96,24 +96,31 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     """
     check_options(options)
     from penstock.models.checkpoint import open_checkpoint
+    from penstock.models.loader import check_loads
     from penstock.models.quantization.choice import usable_dtype, weights_format
 
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
     assert not isinstance(cluster, str)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
+    check_loads(checkpoint)
     quantization = weights_format(options.quantization, options.device, checkpoint)
     options = replace(options, dtype=usable_dtype(options.dtype, options.device, checkpoint, quantization))
     draft = speculator = None
     weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
     if speculation is not None and weights is Weights.SPECULATOR:
         from penstock.models.speculators.formats import open_speculator
+        from penstock.models.speculators.loader import check_draft_ids
 
         speculator = open_speculator(speculator_folder(options.model, speculation), checkpoint)
         check_method(speculation.method, speculator)
+        with of_drafter():
+            check_draft_ids(speculator, checkpoint)
     elif speculation is not None and weights is Weights.DRAFT_MODEL:
         draft = open_checkpoint(model_folder(str(speculation.drafter_options.model), "draft"))
-        check_vocabularies(checkpoint.vocab_size, draft.vocab_size)
+        check_same_tokens(checkpoint, draft)
+        with of_drafter():
+            check_loads(draft)
     check_layers(options, checkpoint.num_layers)
     layers = tuple(split_layers(options, checkpoint, cluster))
     hosts = hosts_of_stages(options.hosts, cluster, len(layers))
@@ -249,10 +256,12 @@ def check_options(options: EngineOptions) -> None:
         assert not isinstance(options.speculative_config, Mapping)
         check_cluster(options.cluster, options, options.speculative_config)
     name = drafting_checkpoint(options)
-    draft = glance_at_draft(name) if name is not None and Path(name).expanduser().exists() else None
+    is_here = name is not None and Path(name).expanduser().exists()
+    if name is not None and is_here:
+        glance_at_draft(name)
     target = glance(model_folder(options.model, "target"))
-    if name is not None:
-        check_drafting(target, draft or glance_at_draft(name))
+    if name is not None and not is_here:
+        glance_at_draft(name)
     check_speculator(options)
     if target.num_layers is not None:
         check_layers(options, target.num_layers)
@@ -279,22 +288,48 @@ def of_drafter() -> Iterator[None]:
     """Errors about a checkpoint are about the drafter's."""
     try:
         yield
+    except FieldError:
+        raise
     except ConfigError as error:
         raise ConfigError(f"speculative_config.{error}") from error
 
 
-def check_drafting(target: Glance, draft: Glance) -> None:
-    if target.vocab_size is not None and draft.vocab_size is not None:
-        check_vocabularies(target.vocab_size, draft.vocab_size)
+def check_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:
+    """Raise FieldError unless both know the same tokens. Rows that pad one vocabulary further than the other are none.
+
+    Where a checkpoint has no tokenizer, or one that does not load, the rows are compared.
+    """
+    one, other = (tokens_of(checkpoint) for checkpoint in (target, draft))
+    if one is None or other is None:
+        if target.vocab_size != draft.vocab_size:
+            raise other_tokens(f"has a vocabulary of {draft.vocab_size} tokens, the target {target.vocab_size}")
+        return
+    rows = min(target.vocab_size, draft.vocab_size)
+    for number in sorted(one.keys() | other.keys()):
+        if number < rows and one.get(number) != other.get(number):
+            known = [shown_token(tokens.get(number)) for tokens in (other, one)]
+            raise other_tokens(f"has {known[0]} as token {number}, the target {known[1]}")
+        if number >= rows and number in one and number < target.vocab_size:
+            raise other_tokens(f"has {draft.vocab_size} rows, and the target's token {number} is {one[number]!r}")
 
 
-def check_vocabularies(target: int, draft: int) -> None:
-    """Raise FieldError unless both are of the same number of tokens."""
-    if target != draft:
-        raise FieldError(
-            "speculative_config.model",
-            f"has a vocabulary of {draft} tokens, the target {target}: a draft model needs the target's tokenizer",
-        )
+def tokens_of(checkpoint: Checkpoint) -> dict[int, str] | None:
+    """The tokens of a checkpoint by id, None where it has no tokenizer that loads."""
+    from penstock.text.tokenizer import load_tokenizer
+
+    try:
+        return load_tokenizer(checkpoint.path).tokens()
+    except ConfigError:
+        return None
+
+
+def shown_token(token: str | None) -> str:
+    return "nothing" if token is None else repr(token)
+
+
+def other_tokens(problem: str) -> FieldError:
+    """The error that refuses a draft model of another tokenizer."""
+    return FieldError("speculative_config.model", f"{problem}: a draft model needs the target's tokenizer")
 
 
 def check_speculator(options: EngineOptions) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +43,14 @@ from penstock.models.text_part import HEAD, TextPart, Weights, is_wrapper
 
 SIZES: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
 LAYER_COUNTS: Final = ("n_layer", "n_layers")
+DTYPE_FIELDS: Final = frozenset({"dtype", "torch_dtype"})
+FORMAT_NAMES: Final = {
+    **dict.fromkeys(("fp16", "half"), "float16"),
+    "bf16": "bfloat16",
+    **dict.fromkeys(("fp32", "float"), "float32"),
+    **dict.fromkeys(("fp64", "double"), "float64"),
+}
+"""Other names of formats."""
 MOST_PARTS: Final = 100_000
 """Of anything that a configuration counts: layers, heads, experts, labels."""
 SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -120,7 +131,9 @@ def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
     check_counts(stated, file)
     method = method_of(stated, file)
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = with_torch_formats(path, stated)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(f"model: {file} cannot be used: {said(error)}") from error
     if hasattr(config, FIELD):
@@ -129,6 +142,35 @@ def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
     parts = check_supported(config)
     check_sizes(config, file)
     return config, parts, method
+
+
+def with_torch_formats(path: Path, stated: dict[str, Any]) -> Any:
+    """The configuration in the folder. transformers' class takes formats by torch's names alone, and others are usual.
+
+    "auto" is as if none were named. Raises ConfigError, which names the field, for what is no format of floats.
+    """
+    table = copy.deepcopy(stated)
+    changed = False
+    for where in (table, *(one for one in table.values() if isinstance(one, dict))):
+        for name in DTYPE_FIELDS & where.keys():
+            if isinstance(where[name], str) and where[name] not in DTYPE_BYTES:
+                changed = True
+                where[name] = torch_format(where[name], name, path / CONFIG_FILE)
+    if not changed:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        (Path(folder) / CONFIG_FILE).write_text(json.dumps(table))
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def torch_format(named: str, field: str, file: Path) -> str | None:
+    name = named.removeprefix("torch.")
+    if name == "auto":
+        return None
+    found = FORMAT_NAMES.get(name, name)
+    if found not in (*DTYPE_BYTES, "float64"):
+        raise problem_in(file, field, f"is {shown(named)}; it has to be auto or one of {', '.join(DTYPE_BYTES)}")
+    return found
 
 
 def check_model_type(table: Mapping[str, Any], file: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import logging as transformers_logging
 
 from penstock.core import ConfigError, PenstockError
@@ -24,6 +24,8 @@ from penstock.models.reading import Listener, counted
 from penstock.models.shards import WEIGHT_TYPES, layer_of
 
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
+LONGEST_VECTOR: Final = 1 << 20
+"""Numbers of a vector that is read before any stage is started."""
 MOST_COPIES: Final = 2
 """A tied embedding is stored once, and held twice while the model is built."""
 SPARE: Final = 1 << 24
@@ -92,10 +94,20 @@ def load_whole(checkpoint: Checkpoint, dtype: str) -> Any:
     return _load(checkpoint, 0, checkpoint.num_layers, None, dtype=torch_dtype(dtype))
 
 
-def _load(checkpoint: Checkpoint, first: int, last: int, on_read: Listener | None, **options: Any) -> Any:
+def _load(
+    checkpoint: Checkpoint,
+    first: int,
+    last: int,
+    on_read: Listener | None,
+    changed: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> Any:
     """transformers is given tensors, never the folder: it would choose among the files in it by itself."""
     with contextlib.ExitStack() as files, quiet(), refusing(checkpoint):
-        state = files.enter_context(counted(_own_slices(checkpoint, first, last, files), on_read))
+        slices = _own_slices(checkpoint, first, last, files)
+        if changed is not None:
+            slices = {name: changed(one) for name, one in slices.items()}
+        state = files.enter_context(counted(slices, on_read))
         model, info = _staged_class(checkpoint, first, last, state).from_pretrained(
             None,
             config=checkpoint.config,
@@ -105,7 +117,8 @@ def _load(checkpoint: Checkpoint, first: int, last: int, on_read: Listener | Non
             trust_remote_code=False,
             **options,
         )
-        remember(model, state)
+        if changed is None:
+            remember(model, state)
     _check_complete(checkpoint, first, last, info)
     return model
 
@@ -238,3 +251,43 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+# ----------------------------------------------------------------------------------------- before any stage is started
+
+
+class HollowTensor:
+    """A tensor of a checkpoint in shape and type alone."""
+
+    def __init__(self, stored: Any) -> None:
+        self._stored = stored
+
+    def get_shape(self) -> list[int]:
+        return list(self._stored.get_shape())
+
+    def get_dtype(self) -> str:
+        return str(self._stored.get_dtype())
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return torch.zeros(()).expand(self.get_shape())
+
+
+def check_loads(checkpoint: Checkpoint) -> None:
+    """Raise ConfigError where a stage could not load its part: tensors are missing or do not fit, vectors hold NaN.
+
+    The whole model is built of tensors that take no memory, so that transformers itself says what it misses.
+    """
+    _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, dtype=torch.float32, attn_implementation=ATTENTION)
+    with contextlib.ExitStack() as files:
+        found = checkpoint.weights.slices(checkpoint.weights.names(), files)
+        check_finite(str(checkpoint.source), found, ((name, one.get_shape()) for name, one in found.items()))
+
+
+def check_finite(where: str, tensors: Mapping[str, Any], shapes: Iterable[tuple[str, Iterable[int]]]) -> None:
+    """Raise ConfigError if a vector holds something that is no number."""
+    for name, shape in shapes:
+        sizes = list(shape)
+        if len(sizes) == 1 and math.prod(sizes) <= LONGEST_VECTOR:
+            values = tensors[name][...]
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                raise ConfigError(f"model: {where}: {name} holds NaN or infinity: download or convert it again")

@@ -54,6 +54,8 @@ def weights_of(described: Path) -> list[str]:
 
 def has_weights(described: Path) -> bool:
     """Whether these files are there: all that an index names, or one of those that need none."""
+    if (described / SINGLE_FILE).is_file():
+        return True
     there = [(described / name).is_file() for name in weights_of(described)]
     return all(there) if (described / INDEX_FILE).is_file() else any(there)
 

@@ -13,7 +13,14 @@ from safetensors import safe_open
 
 from penstock.core import ConfigError
 from penstock.models.text_part import MTP
-from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE, check_weights, indexed, missing_shard
+from penstock.models.weight_files import (
+    SINGLE_FILE,
+    check_weights,
+    indexed,
+    missing_shard,
+    uses_index,
+    warn_of_two,
+)
 
 WEIGHT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of numbers, as safetensors calls them, that a weight may be stored in."""
@@ -61,7 +68,8 @@ class Shards:
 def shards(path: Path) -> dict[str, Path]:
     """The file of every tensor. Raises ConfigError if the checkpoint has no safetensors or a wrong index."""
     check_weights(path)
-    if (path / INDEX_FILE).is_file():
+    warn_of_two(path)
+    if uses_index(path):
         return indexed(path)
     single = path / SINGLE_FILE
     with open_shard(single) as file:

@@ -98,6 +98,7 @@ class StageModel:
         gives_back: bool = False,
     ) -> None:
         parts = checkpoint.parts
+        self.drafted = checkpoint.vocab_size  # rows of the vocabulary that candidates are for; a target may have others
         self.checkpoint = checkpoint
         self.grammars = grammars
         self.first = first
@@ -258,7 +259,8 @@ class StageModel:
         """Last stage of a drafter: ``count`` noise-ranked candidates after each row in ``wanted``."""
         positions, nodes = _places(view, wanted)
         contexts = contexts_of(view, wanted, samplings, self.grammars)
-        return rank_candidates(self.logits(hidden, wanted), samplings, positions, nodes, count, contexts)
+        logits_nV = fitted(self.logits(hidden, wanted), self.drafted)
+        return rank_candidates(logits_nV, samplings, positions, nodes, count, contexts)
 
     def _entered(self, view: BatchView) -> BatchView:
         """The batch as layers see it that give back what is out of reach; for them there is room afterwards."""
@@ -287,7 +289,8 @@ class StageModel:
 
     def _run(self, view: BatchView, near: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
-        tokens_1N = torch.from_numpy(view.tokens)[None].to(self.device)
+        # A target's vocabulary may be padded further than its draft model's: those rows are no tokens.
+        tokens_1N = torch.from_numpy(view.tokens)[None].clamp(max=self.checkpoint.vocab_size - 1).to(self.device)
         if hidden is not None:
             hidden = hidden.to(self.device, torch_dtype(self.dtype))
         self._host.begin(near)
@@ -376,11 +379,12 @@ def load_stage(
     have been read. Raises ConfigError for whatever cannot work.
     """
     checkpoint = open_checkpoint(path)
-    grammars = grammars_of(open_checkpoint(tokenizer) if tokenizer else checkpoint)
+    target = open_checkpoint(tokenizer) if tokenizer else checkpoint
+    grammars = grammars_of(target)
     module = load_module(checkpoint, first, last, dtype, device, on_read)
     with refusing(checkpoint):
         pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
-        return StageModel(
+        stage = StageModel(
             checkpoint,
             module,
             first,
@@ -393,3 +397,11 @@ def load_stage(
             grammars=grammars,
             gives_back=gives_back,
         )
+    stage.drafted = target.vocab_size
+    return stage
+
+
+def fitted(logits_nV: Tensor, rows: int) -> Tensor:
+    """Logits for a vocabulary of so many rows: those beyond are left out, those that are missing never chosen."""
+    more = rows - logits_nV.shape[-1]
+    return logits_nV[:, :rows] if more <= 0 else torch.nn.functional.pad(logits_nV, (0, more), value=-torch.inf)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from penstock.core import ConfigError
 from penstock.files import check_inside, problem_in, read_json, shown
+
+log = logging.getLogger(__name__)
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
@@ -22,6 +25,26 @@ REFUSED: Final = {
     "**/*.onnx": "holds a model for ONNX Runtime, which cannot be split; give the safetensors that it was made of",
 }
 """What a folder without safetensors may hold in their place."""
+
+
+def uses_index(path: Path) -> bool:
+    """Whether the index says where the weights are: a single file beside it is taken first, as in transformers."""
+    return (path / INDEX_FILE).is_file() and not (path / SINGLE_FILE).is_file()
+
+
+def warn_of_two(path: Path) -> None:
+    """Say so where an index beside a single file names other files or other tensors' places."""
+    if not ((path / INDEX_FILE).is_file() and (path / SINGLE_FILE).is_file()):
+        return
+    try:
+        named = sorted({file.name for file in indexed(path).values()})
+    except ConfigError as error:
+        named = [str(error)]
+    if named != [SINGLE_FILE]:
+        log.warning(
+            f"{path} holds {SINGLE_FILE}, and {INDEX_FILE} names {', '.join(named[:3])}: {SINGLE_FILE} is taken, as "
+            "transformers does; remove what is stale"
+        )
 
 
 def check_weights(path: Path) -> None:
@@ -47,7 +70,7 @@ def check_no_adapter(path: Path) -> None:
 
 def check_complete(path: Path, wanted: Callable[[str], bool]) -> None:
     """Raise ConfigError if a file is not there that the index names for a ``wanted`` tensor."""
-    if not (path / INDEX_FILE).is_file():
+    if not uses_index(path):
         return
     for file in shards_of(path, wanted):
         if not file.is_file():

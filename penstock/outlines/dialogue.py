@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from penstock.core import RequestError
-from penstock.text.chat import ChatFormat, Messages, encoded, rendered, turns_of
+from penstock.text.chat import ChatFormat, Messages, encoded, rendered, text_in, turns_of
 from penstock.text.tokenizer import Tokenizer
 
 BETWEEN: Final = "\n\n"
@@ -42,7 +42,7 @@ class Dialogue:
             raise RequestError(
                 "messages do not end with the user's; an answer in points needs a question (outline_decoding)"
             )
-        self.question = str(self._messages[-1]["content"])
+        self.question = text_in(self._messages[-1]["content"])
 
     @property
     def is_chat(self) -> bool:

@@ -116,7 +116,7 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
 
 
 def turn_of(where: str, message: Any) -> dict[str, Any]:
-    """A message as chat templates read it: content as one text, a call's arguments as an object."""
+    """A message as chat templates read it: content as text or text parts, a call's arguments as an object."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f'{where} is {message!r}; it has to be like {{"role": "user", "content": "..."}}')
     calls = message.get("tool_calls") or ()
@@ -129,8 +129,13 @@ def turn_of(where: str, message: Any) -> dict[str, Any]:
     return turn
 
 
-def content_of(where: str, content: Any) -> str:
-    """The text of a message: a string, or the text parts of one."""
+def text_in(content: Any) -> str:
+    """The text of a message's content, which ``content_of`` has checked."""
+    return content if isinstance(content, str) else "".join(str(part["text"]) for part in content)
+
+
+def content_of(where: str, content: Any) -> str | list[dict[str, Any]]:
+    """The content of a message: a string, or text parts, which some templates read."""
     if isinstance(content, str):
         return content
     texts = (
@@ -138,7 +143,7 @@ def content_of(where: str, content: Any) -> str:
     )
     if not all(isinstance(text, str) for text in texts):
         raise RequestError(f'{where} has to be text, or a list of {{"type": "text", "text": "..."}}')
-    return "".join(map(str, texts))
+    return [{"type": "text", **part} for part in content]
 
 
 def call_of(where: str, call: Any) -> dict[str, Any]:

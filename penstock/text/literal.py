@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final
 
@@ -27,10 +28,15 @@ PRIVATE: Final = re.compile(f"[{chr(HIDDEN)}-{chr(0x10FFFF)}]")
 
 
 class LiteralText:
-    """``backend`` is a tokenizer of ``tokenizers``; its special tokens are those that are marked as such there."""
+    """``backend`` is a tokenizer of ``tokenizers``; its special tokens are those that are marked as such there.
 
-    def __init__(self, backend: Any) -> None:
+    ``looked_for`` says which texts the chat template looks for in messages: what the assistant has said before is
+    shown to it with those, as with the end of a reasoning that it cuts.
+    """
+
+    def __init__(self, backend: Any, looked_for: Callable[[], frozenset[str]] = frozenset) -> None:
         self._backend = backend
+        self._looked_for = looked_for
         added = backend.get_added_tokens_decoder().items()
         self._special = {token.content: token_id for token_id, token in added if token.special}
         self._tokens = list(self._special)[:MOST]
@@ -46,14 +52,19 @@ class LiteralText:
 
         Raises RequestError for text with the characters that hide them.
         """
+        return self._hidden_but(value, frozenset())
+
+    def _hidden_but(self, value: Any, seen: frozenset[str]) -> Any:
         if isinstance(value, str):
             if found := PRIVATE.search(value):
                 raise RequestError(f"the text holds U+{ord(found.group()):X}, a private character: remove it")
-            return self._any.sub(lambda token: self._hide[token.group()], value)
+            return self._any.sub(lambda token: token[0] if token[0] in seen else self._hide[token[0]], value)
         if isinstance(value, dict):
-            return {self.hide(key): self.hide(item) for key, item in value.items()}
+            if value.get("role") == "assistant":
+                seen = self._looked_for()
+            return {self._hidden_but(key, seen): self._hidden_but(item, seen) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.hide(item) for item in value]
+            return [self._hidden_but(item, seen) for item in value]
         return value
 
     def show(self, rendered: str) -> str:

@@ -29,6 +29,7 @@ from penstock.files import (
     shown,
 )
 from penstock.text.literal import LiteralText
+from penstock.text.template_reading import in_its_form, reading_of
 from penstock.text.templates import BrokenTemplate, Rendered, render
 from penstock.text.tokenizer_bounds import TOKENIZER_FILE, check_tokenizer, check_tokenizer_files
 from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
@@ -48,6 +49,11 @@ BYTE_OF: Final = {chr(byte): byte for byte in PRINTABLE} | {
     chr(0x100 + number): byte for number, byte in enumerate(byte for byte in range(0x100) if byte not in PRINTABLE)
 }
 """The byte that each character of a byte-level vocabulary stands for: GPT-2's table, where blanks have other signs."""
+BEGINS_CHATS: Final = "conversations_begin_with_bos"
+"""A field of the tokenizer_config.json that is made of a GGUF file: whether a conversation begins with BOS, as in
+llama.cpp, though its template writes none."""
+TEMPLATE_TOKENS: Final = "template_tokens"
+"""Another one: what a template's ``bos_token`` and the like stand for, also where these are ordinary tokens."""
 
 NO_TEMPLATE: Final = "the checkpoint has no chat template: send a plain prompt to the completions interface"
 REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
@@ -69,12 +75,19 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = tuple(sorted({*own, *eos_token_ids}))
         added = self._backend.get_added_tokens_decoder()
         self._added = frozenset(added)
+        self._template_tokens: dict[str, str] = inner.init_kwargs.get(TEMPLATE_TOKENS) or inner.special_tokens_map
+        begins = inner.init_kwargs.get(BEGINS_CHATS)
+        self._first = [self._backend.token_to_id(self._template_tokens["bos_token"])] if begins else []
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         bytes_ = (self._backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self.byte_ids: frozenset[int] = frozenset(token_id for token_id in bytes_ if token_id is not None)
 
     def __len__(self) -> int:
         return len(self._inner)
+
+    def tokens(self) -> dict[int, str]:
+        """Every token by its id, added ones too."""
+        return {number: token for token, number in self._backend.get_vocab(with_added_tokens=True).items()}
 
     def serialized(self) -> str:
         """The tokenizer as the JSON of tokenizer.json, added tokens included, without padding and truncation."""
@@ -107,11 +120,19 @@ class Tokenizer:
     def encode_literal(self, rendered: str) -> list[int]:
         """Token ids of a rendered conversation, in which what ``literal`` has hidden is text. Raises as ``encode``."""
         if not self.literal.holds_hidden(rendered):
-            return self.encode(rendered, add_special_tokens=False, field="messages")
+            return self.encode_rendered(rendered)
         with readable(rendered, "messages"):
             if len(rendered) > LONG:
-                return self._encode_aside(rendered, "messages", add_special_tokens=False, literal=True)
-            return self.literal.encode(rendered)
+                return self.begun(self._encode_aside(rendered, "messages", add_special_tokens=False, literal=True))
+            return self.begun(self.literal.encode(rendered))
+
+    def encode_rendered(self, rendered: str) -> list[int]:
+        """Token ids of a rendered conversation."""
+        return self.begun(self.encode(rendered, add_special_tokens=False, field="messages"))
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """The ids of a rendered conversation with BOS before them, where the tokenizer has it there (GGUF files)."""
+        return ids if ids[:1] == self._first[:1] else self._first + ids
 
     def _encode_aside(self, text: str, field: str, *, add_special_tokens: bool, literal: bool) -> list[int]:
         given = {"text": text, "add_special_tokens": add_special_tokens, "literal": literal}
@@ -178,7 +199,7 @@ class Tokenizer:
 
         Raises ConfigError when the checkpoint has no template, RequestError when it refuses these messages.
         """
-        return self.encode(self.render(messages, add_generation_prompt), add_special_tokens=False)
+        return self.encode_rendered(self.render(messages, add_generation_prompt))
 
     def render(
         self,
@@ -223,15 +244,23 @@ class Tokenizer:
             template = str(self._inner.get_chat_template(chat_template, tools))
         except ValueError as error:  # several by name, and none of them is the default
             raise ConfigError(f"chat_template: {error}") from error
-        turns = [{key: value for key, value in turn.items() if value is not None} for turn in messages]
-        variables = {**self._inner.special_tokens_map, **options}
+        reading = reading_of(template)
+        turns = in_its_form(
+            [{key: value for key, value in turn.items() if value is not None} for turn in messages], reading
+        )
+        variables = {**self._template_tokens, **options}
         job = {**variables, "chat_template": template, "conversations": [turns], "tools": tools, **asked}
         return render(job)
 
     @cached_property
     def literal(self) -> LiteralText:
         """For texts whose special tokens are to be text."""
-        return LiteralText(self._backend)
+        return LiteralText(self._backend, self._looked_for)
+
+    def _looked_for(self) -> frozenset[str]:
+        """What the template looks for in messages, so that it has to see it there."""
+        template = self.tool_template
+        return frozenset() if template is None else reading_of(template).looked_for
 
     def _check_variables(self, names: Iterable[str]) -> None:
         taken = {"messages", *inspect.signature(self._inner.apply_chat_template).parameters}
@@ -284,7 +313,8 @@ class Tokenizer:
         for first, last in marked:
             begins, after = bisect_right(ends, first), bisect_left(ends, last) + 1
             mask[begins:after] = [True] * len(mask[begins:after])
-        return ids, mask
+        begun = self.begun(ids)
+        return begun, [False] * (len(begun) - len(ids)) + mask
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids of a rendered text, and where each ends in it, in characters."""

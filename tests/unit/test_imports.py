@@ -78,7 +78,16 @@ MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler", "trainer")
 LIGHT = ("trainer.options", "trainer.preflight", "trainer.data.corpus")
 LIGHT += tuple(
     f"models.{name}"
-    for name in ("glance", "places", "split", "text_part", "torch_build", "weight_files", "gguf.header", "gguf.purpose")
+    for name in (
+        "glance",
+        "places",
+        "split",
+        "text_part",
+        "torch_build",
+        "weight_files",
+        "gguf.header",
+        "gguf.purpose",
+    )
 )
 """Of these parts, what the command line needs for its help and to refuse what cannot work."""
 HEAVY_WHEN_CALLED = {

@@ -8,23 +8,51 @@ from transformers.integrations import GGUF_CONFIG_MAPPING
 
 from penstock.core import ConfigError
 from penstock.files import problem_in, shown
+from penstock.models.gguf.arrays import value_of
 from penstock.models.gguf.header import Header
 from penstock.models.gguf.purpose import check_purpose
 
+REMEDY: Final = "give the checkpoint that the file was made of instead"
+IMPORTANT: Final = ("tokenizer.ggml.suppress_tokens",)
+"""Entries that are not about the model and change what it says."""
 GIVEN: Final = {
     "attention.key_length",
     "attention.value_length",
+    "attention.key_length_swa",
+    "attention.value_length_swa",
+    "attention.scale",
     "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "embedding_length_out",
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "rope.dimension_count",
+    "rope.dimension_count_swa",
     "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
     "rope.scaling.attn_factor",
     "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
 }
 """Of the entries about the model, what ``config`` takes over where transformers does not."""
+
+NEUTRAL: Final = {
+    "attention.causal": (True,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "attention.output_scale": (0.0, 1.0),
+    "attention.value_scale": (0.0, 1.0),
+    "expert_weights_scale": (0.0, 1.0),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (-1.0,),
+}
+"""Of entries that nothing here takes into account those values that change nothing; of all others that is 0."""
+NOTHING: Final = (0, 0.0, False, "", None)
 
 SILENT: Final = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 """Entries about the model that change no number: the embedding's rows are the vocabulary's size."""
@@ -41,11 +69,11 @@ def check_understood(header: Header) -> None:
     mapped = {key for key, name in GGUF_CONFIG_MAPPING[header.architecture].items() if name is not None}
     for key in header.entries:
         name = key.removeprefix(f"{header.architecture}.")
-        if name == key or name in mapped | GIVEN | SILENT:
+        if (name == key and key not in IMPORTANT) or name in mapped | GIVEN | SILENT:
             continue
-        value = header.value(key)
-        if value or header.count(key):
-            raise problem_in(header.path, key, f"is {shown(value)}, which cannot be taken into account here")
+        value = value_of(header, key)
+        if (value is None and header.count(key)) or value not in NEUTRAL.get(name, NOTHING):
+            raise problem_in(header.path, key, f"is {shown(value)}, which cannot be taken into account here: {REMEDY}")
 
 
 def contradiction(header: Header, name: str, problem: str) -> ConfigError:
@@ -54,9 +82,12 @@ def contradiction(header: Header, name: str, problem: str) -> ConfigError:
 
 
 def number(header: Header, name: str, kind: type = int) -> Any:
-    """An entry about the model, None where there is none. Raises ConfigError unless it is of this kind."""
+    """An entry about the model, None where there is none; an array of equal values is one of them.
+
+    Raises ConfigError unless it is of this kind.
+    """
     key = f"{header.architecture}.{name}"
-    value = header.value(key)
+    value = value_of(header, key)
     if key in header.entries and type(value) is not kind:
         wanted = "a whole number" if kind is int else "a number with a fraction"
         raise contradiction(header, name, f"is {shown(value)}; it has to be {wanted}")

@@ -7,13 +7,13 @@ A block is of 32 numbers in a row with one scale (in _1 formats a minimum, too),
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
 from torch import Tensor
 
 from penstock.core import ConfigError
@@ -35,14 +35,14 @@ class Blocks(NamedTuple):
     bits: int
 
 
-def mapped(path: Path, info: TensorInfo) -> Tensor:
+def mapped(info: TensorInfo) -> Tensor:
     """The bytes of a tensor [rows, bytes of a row]: pages of the file, read when they are touched."""
     rows = info.nbytes // row_bytes(info)
     try:
         # Private and writable, because torch knows no read-only memory; nobody writes.
-        data = np.memmap(path, mode="c", offset=info.start, shape=(rows, row_bytes(info)), dtype=np.uint8)
+        data = np.memmap(info.file, mode="c", offset=info.start, shape=(rows, row_bytes(info)), dtype=np.uint8)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model: {path}: {info.name} cannot be read: {error}") from error
+        raise ConfigError(f"model: {info.file}: {info.name} cannot be read: {error}") from error
     return torch.from_numpy(np.asarray(data))
 
 
@@ -51,20 +51,25 @@ def row_bytes(info: TensorInfo) -> int:
     return info.shape[-1] // per_block * block_bytes
 
 
-def floats(path: Path, info: TensorInfo) -> Tensor:
+def floats(info: TensorInfo) -> Tensor:
     """A tensor as floats: in the format that the file has, or float32 where it has blocks."""
-    raw = mapped(path, info)
+    raw = mapped(info)
     if info.kind in FLOATS:
         return raw.view(FLOATS[info.kind]).reshape(info.shape).clone()
     found = torch.empty(len(raw), info.shape[-1])
     for rows in chunks(len(raw), info.shape[-1]):
-        found[rows] = unpack(raw[rows], info).dequantize()
+        found[rows] = unpack(raw[rows], info).dequantize() if info.kind in UNPACKERS else looked_up(raw[rows], info)
     return found.reshape(info.shape)
 
 
-def grouped(path: Path, info: TensorInfo) -> GroupedWeight:
+def looked_up(raw: Tensor, info: TensorInfo) -> Tensor:
+    """Some rows of a tensor whose numbers are no whole ones with a scale for 32 and more: float32 [rows, numbers]."""
+    return torch.from_numpy(dequantize(raw.numpy(), info.kind).astype(np.float32, copy=False))
+
+
+def grouped(info: TensorInfo) -> GroupedWeight:
     """A tensor [out, in] that is stored in blocks, as whole numbers and scales: exactly the numbers of the file."""
-    parts = [unpack(rows, info) for rows in mapped(path, info).split(max(1, CHUNK // info.shape[-1]))]
+    parts = [unpack(rows, info) for rows in mapped(info).split(max(1, CHUNK // info.shape[-1]))]
     first = parts[0]
     minimums = [part.minimums for part in parts if part.minimums is not None]
     return GroupedWeight(
@@ -196,5 +201,10 @@ UNPACKERS: Final[dict[Kind, Callable[[Tensor], Blocks]]] = {
     Kind.Q5_K: q5_k,
     Kind.Q6_K: q6_k,
 }
-READABLE: Final = (*FLOATS, *UNPACKERS)
+LOOKED_UP: Final = (
+    *(Kind.Q2_K, Kind.Q3_K, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4, Kind.IQ4_NL, Kind.IQ4_XS, Kind.IQ3_S, Kind.IQ3_XXS),
+    *(Kind.IQ2_S, Kind.IQ2_XS, Kind.IQ2_XXS, Kind.IQ1_M, Kind.IQ1_S),
+)
+"""Formats of which the ``gguf`` package makes floats: scales for 16 numbers, tables of numbers, threes."""
+READABLE: Final = (*FLOATS, *UNPACKERS, *LOOKED_UP)
 OF_FOUR_BITS: Final = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)

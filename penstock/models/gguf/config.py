@@ -13,11 +13,12 @@ from typing import Any, Final
 from transformers import AutoConfig
 
 from penstock.core import ConfigError
-from penstock.files import problem_in, said, shown
+from penstock.files import problem_in, said
 from penstock.models.gguf.accepted import contradiction, number
-from penstock.models.gguf.blocks import FLOATS, floats
-from penstock.models.gguf.header import MAGIC, UINT32, VERSIONS, Header
+from penstock.models.gguf.arrays import numbers, value_of
+from penstock.models.gguf.header import FLOAT32, MAGIC, UINT32, VERSIONS, Header
 from penstock.models.gguf.purpose import refusal
+from penstock.models.gguf.rotary import add_rope
 from penstock.scratch import scratch_folder
 
 MOST_COUNTED: Final = 100_000
@@ -27,13 +28,29 @@ MOST_NUMBER: Final = 1 << 31
 TOKEN_ID: Final = "_token_id"
 EMBEDDING: Final = "token_embd.weight"
 HEAD: Final = "output.weight"
-FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
-"""What phi3's frequencies are divided by, in short texts and in long ones."""
-LLAMA_FACTORS: Final = "rope_freqs.weight"
-"""What llama 3's frequencies are divided by, whatever the length."""
-ROPE_TENSORS: Final = (*FACTORS, LLAMA_FACTORS)
-
-SOFT_CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
+PATTERN: Final = "attention.sliding_window_pattern"
+RMS_EPS: Final = "attention.layer_norm_rms_epsilon"
+NEEDED: Final = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count")
+"""Entries that no model is without."""
+ROUNDING: Final = 1e-6
+"""Between a number of the file, which has 24 bits, and the same reckoned here."""
+ATTENTION_CAP: Final = "attn_logit_softcapping"
+SOFT_CAPS: Final = {
+    ATTENTION_CAP: {"gemma2": 50.0},
+    "final_logit_softcapping": {"gemma2": 30.0, "gemma3": 0.0},
+}
+"""By architecture, llama.cpp's where the file has none; 0 is no cap."""
+SLIDING_LAYERS: Final = {"gemma2": 2, "gemma3": 6}
+"""Every which layer sees everything, where the file does not say."""
+DEFAULT_WINDOWS: Final = {"gemma2": 4096}
+BIASES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "llama": {
+        "attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"),
+        "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
+    },
+    **{name: {"attention_bias": ("attn_q", "attn_k", "attn_v")} for name in ("qwen3", "gemma2", "gemma3")},
+}
+"""Fields of the configuration, and the layers that then have biases."""
 WINDOWED: Final = ("gemma2", "gemma3", "phi3")
 LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3": 62}
 """Layers of the one size (27B) that scales its scores by the width per head rather than the heads' width."""
@@ -49,24 +66,31 @@ def config_table(header: Header) -> dict[str, Any]:
     add_heads(header, table)
     add_window(header, table)
     add_gemma(header, table)
-    add_rope(header, table)
+    add_biases(header, table)
+    add_rope(header, table, head_width(table))
     return table
 
 
 def check_counted(header: Header) -> None:
     """Raise ConfigError if an entry about the model counts more than any model has, or more layers than are there."""
-    for key, entry in header.entries.items():
+    for key in header.entries:
         if not key.startswith(f"{header.architecture}."):
             continue
         most = MOST_COUNTED if key.endswith("_count") else MOST_NUMBER
-        if entry.count is not None:
+        value = value_of(header, key)
+        if value is None and not key.endswith(PATTERN):
             raise problem_in(header.path, key, "is a list; models whose layers differ cannot be read")
-        if type(entry.value) is int and not 0 <= entry.value <= most:
-            raise problem_in(header.path, key, f"is {entry.value}; there may be 0 to {most}")
+        if type(value) is int and not 0 <= value <= most:
+            raise problem_in(header.path, key, f"is {value}; there may be 0 to {most}")
     layers = number(header, "block_count")
     held = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
-    if layers is None or not 0 < layers <= len(held):
+    if not layers or layers != len(held):
         raise contradiction(header, "block_count", f"is {layers}; the file has {len(held)} layers")
+    for name in NEEDED:
+        if not number(header, name):
+            raise contradiction(header, name, "is missing; every model states it")
+    if not 0 < (number(header, RMS_EPS, float) or 0) < 1:
+        raise contradiction(header, RMS_EPS, f"is {number(header, RMS_EPS, float)}; it has to be a number above 0")
 
 
 def translated(header: Header) -> dict[str, Any]:
@@ -74,6 +98,9 @@ def translated(header: Header) -> dict[str, Any]:
     with scratch_folder() as folder:
         about = [key for key in header.entries if key.startswith(f"{header.architecture}.") or key.endswith(TOKEN_ID)]
         more = [] if f"{header.architecture}.vocab_size" in header.entries else [vocabulary_entry(header)]
+        arrays = [key for key in about if header.count(key)]
+        about = [key for key in about if key not in arrays]
+        more += [single_entry(key, value_of(header, key)) for key in arrays if value_of(header, key) is not None]
         (folder / "header.gguf").write_bytes(entries_alone(header, about, more))
         try:
             config = AutoConfig.from_pretrained(folder, gguf_file="header.gguf", trust_remote_code=False)
@@ -90,6 +117,12 @@ def vocabulary_entry(header: Header) -> bytes:
     return struct.pack("<Q", len(key)) + key + struct.pack("<II", UINT32, size)
 
 
+def single_entry(key: str, value: Any) -> bytes:
+    """What is the same for every layer, said once."""
+    kind, packed = (UINT32, struct.pack("<I", value)) if type(value) is int else (FLOAT32, struct.pack("<f", value))
+    return struct.pack("<Q", len(key.encode())) + key.encode() + struct.pack("<I", kind) + packed
+
+
 def entries_alone(header: Header, keys: Iterable[str], more: Sequence[bytes] = ()) -> bytes:
     """A GGUF file of these entries and the architecture; ``more`` are entries of one's own."""
     raw = header.bytes()
@@ -99,13 +132,24 @@ def entries_alone(header: Header, keys: Iterable[str], more: Sequence[bytes] = (
 
 
 def add_heads(header: Header, table: dict[str, Any]) -> None:
-    width, value_width = number(header, "attention.key_length"), number(header, "attention.value_length")
-    if width is not None:
+    """Numbers and widths of heads, which llama.cpp derives from each other where the file leaves some out."""
+    heads = table["num_attention_heads"]
+    table["num_key_value_heads"] = number(header, "attention.head_count_kv") or heads
+    width = number(header, "attention.key_length") or table["hidden_size"] // heads
+    if table.get("head_dim") is not None or width != table["hidden_size"] // heads:
         table["head_dim"] = width
-    if value_width not in (None, head_width(table)):
-        raise contradiction(
-            header, "attention.value_length", f"is {value_width}; it has to be the keys' {head_width(table)}"
-        )
+    values = number(header, "attention.value_length") or table["hidden_size"] // heads
+    if values != width:
+        raise contradiction(header, "attention.value_length", f"is {values}; it has to be the keys' {width}")
+    for name in ("attention.key_length_swa", "attention.value_length_swa"):
+        if number(header, name) not in (None, width):
+            raise contradiction(header, name, f"is {number(header, name)}; it has to be the others' {width}")
+    for name, wanted in (("rope.dimension_count_swa", width), ("embedding_length_out", table["hidden_size"])):
+        if number(header, name) not in (None, wanted):
+            raise contradiction(header, name, f"is {number(header, name)}; it has to be {wanted}")
+    scale = number(header, "attention.scale", float)
+    if scale and abs(scale - width**-0.5) > ROUNDING:
+        raise contradiction(header, "attention.scale", f"is {scale}, which cannot be taken into account here")
 
 
 def head_width(table: dict[str, Any]) -> int:
@@ -113,95 +157,60 @@ def head_width(table: dict[str, Any]) -> int:
 
 
 def add_window(header: Header, table: dict[str, Any]) -> None:
+    """How far layers look back, and which of them."""
     window = number(header, "attention.sliding_window")
     if window and header.architecture not in WINDOWED:
         raise contradiction(header, "attention.sliding_window", f"is {window}; {header.architecture} has none")
-    if window:
-        table["sliding_window"] = window
-    elif header.architecture in LARGEST_GEMMA:
-        raise refusal(header, "without attention.sliding_window, which says how far its layers look back")
+    if header.architecture not in SLIDING_LAYERS:
+        if f"{header.architecture}.{PATTERN}" in header.entries:
+            raise contradiction(header, PATTERN, f"is there; {header.architecture} has none")
+        if window:
+            table["sliding_window"] = window
+        return
+    usual = DEFAULT_WINDOWS.get(header.architecture, 0) if window is None else window
+    slides = sliding_layers(header, table["num_hidden_layers"]) if usual else [False] * table["num_hidden_layers"]
+    if usual and not any(slides):
+        raise contradiction(header, PATTERN, "leaves no layer with a window, and attention.sliding_window is one")
+    table["layer_types"] = ["sliding_attention" if one else "full_attention" for one in slides]
+    if usual:
+        table["sliding_window"] = usual
+
+
+def sliding_layers(header: Header, layers: int) -> list[bool]:
+    """Whether each layer looks no further back than the window: all but every n-th, or as a list says."""
+    key = f"{header.architecture}.{PATTERN}"
+    if header.count(key):
+        found = numbers(header, key)
+        if found is None or len(found) < layers:
+            raise problem_in(header.path, key, f"is a list of {header.count(key)}; the model has {layers} layers")
+        return [bool(one) for one in found[:layers]]
+    every = number(header, PATTERN)
+    every = SLIDING_LAYERS[header.architecture] if every is None else every
+    return [every == 0 or layer % every < every - 1 for layer in range(layers)]
 
 
 def add_gemma(header: Header, table: dict[str, Any]) -> None:
     """Soft caps, and what scores are divided by: as llama.cpp has them."""
-    for name in SOFT_CAPS:
-        if (cap := number(header, name, float)) is None:
+    for name, usual in SOFT_CAPS.items():
+        stated = number(header, name, float)
+        if header.architecture not in usual:
+            if stated:
+                raise contradiction(header, name, f"is {stated}; {header.architecture} has none")
             continue
-        if name not in table:
-            raise contradiction(header, name, f"is {cap}; {header.architecture} has none")
-        table[name] = cap
+        cap = usual[header.architecture] if stated is None else stated
+        if cap < 0 or (cap == 0 and name == ATTENTION_CAP):
+            raise contradiction(header, name, f"is {cap}; it has to be a number above 0")
+        table[name] = cap or None
     if header.architecture in LARGEST_GEMMA:
         largest = table["num_hidden_layers"] == LARGEST_GEMMA[header.architecture]
         per_head = table["hidden_size"] // max(1, table["num_attention_heads"])
         table["query_pre_attn_scalar"] = per_head if largest else head_width(table)
 
 
-# --------------------------------------------------------------------------------------------------- rotary embeddings
-
-
-def add_rope(header: Header, table: dict[str, Any]) -> None:
-    rope = table.get("rope_parameters")
-    if not isinstance(rope, dict):
-        raise refusal(header, "without rotary embeddings, which its architecture has")
-    scaled = rope.get("full_attention", rope)  # gemma3 scales those of the layers that see everything
-    turned = number(header, "rope.dimension_count")
-    if turned is not None and turned != head_width(table):
-        if "partial_rotary_factor" not in rope:
-            wanted = f"is {turned}; it has to be the {head_width(table)} numbers of a head"
-            raise contradiction(header, "rope.dimension_count", wanted)
-        table["partial_rotary_factor"] = rope["partial_rotary_factor"] = turned / head_width(table)
-    scaled.update(scaling(header) | factors(header, table))
-
-
-def scaling(header: Header) -> dict[str, Any]:
-    """What the metadata say of how frequencies are scaled."""
-    kind = header.value(f"{header.architecture}.rope.scaling.type", "none")
-    factor = number(header, "rope.scaling.factor", float)
-    original = number(header, "rope.scaling.original_context_length")
-    if kind in ("none", "longrope") or factor is None:
-        return {}
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn" and original:
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    raise contradiction(header, "rope.scaling.type", f"is {shown(kind)}; linear and yarn can be read")
-
-
-def factors(header: Header, table: dict[str, Any]) -> dict[str, Any]:
-    """What single frequencies are divided by, where tensors of the file say so.
-
-    transformers' longrope divides by a list, too. Llama 3's is the same for every length.
-    """
-    if LLAMA_FACTORS in header.tensors:
-        same = numbers(header, LLAMA_FACTORS)
-        longest = table["max_position_embeddings"]
-        return longrope(same, same, longest) | {"attention_factor": 1.0}
-    if all(name in header.tensors for name in FACTORS):
-        short, long = (numbers(header, name) for name in FACTORS)
-        original = number(header, "rope.scaling.original_context_length")
-        if not original:
-            raise refusal(header, "without rope.scaling.original_context_length, up to which its short factors hold")
-        table["original_max_position_embeddings"] = original
-        attention = number(header, "rope.scaling.attn_factor", float)
-        return longrope(short, long, original) | ({} if attention is None else {"attention_factor": attention})
-    return {}
-
-
-def longrope(short: list[float], long: list[float], original: int) -> dict[str, Any]:
-    return {
-        "rope_type": "longrope",
-        "short_factor": short,
-        "long_factor": long,
-        "original_max_position_embeddings": original,
-    }
-
-
-def numbers(header: Header, name: str) -> list[float]:
-    info = header.tensors[name]
-    if info.kind not in FLOATS or len(info.shape) != 1 or info.shape[0] > MOST_COUNTED:
-        raise problem_in(header.path, name, f"is {info.kind.name} {list(info.shape)}; it has to be a list of floats")
-    found: list[float] = floats(header.path, info).double().tolist()
-    return found
+def add_biases(header: Header, table: dict[str, Any]) -> None:
+    """What the configuration says of biases is told from the tensors; those that a layer lacks are zeros."""
+    for field, parts in BIASES.get(header.architecture, {}).items():
+        table[field] = any(name.endswith(f"{part}.bias") for name in header.tensors for part in parts)
 
 
 def tensor_shape(header: Header, name: str) -> tuple[int, ...]:

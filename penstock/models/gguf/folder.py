@@ -10,30 +10,29 @@ import contextlib
 import hashlib
 import json
 import shutil
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import tokenizers
 import transformers
 from huggingface_hub import cached_assets_path
 
 from penstock.core import ConfigError
-from penstock.files import CONFIG_FILE, GENERATION_FILE, problem_in, shown
+from penstock.files import CONFIG_FILE, GENERATION_FILE, problem_in
 from penstock.models.gguf.accepted import check_accepted
 from penstock.models.gguf.blocks import mapped
-from penstock.models.gguf.config import ROPE_TENSORS, config_table, entries_alone
-from penstock.models.gguf.header import ARRAY, STRING, Header
+from penstock.models.gguf.config import EMBEDDING, config_table
+from penstock.models.gguf.header import Header
+from penstock.models.gguf.rotary import ROPE_TENSORS
+from penstock.models.gguf.tokenizer import write_tokenizer
+from penstock.models.gguf.vocabulary import TOKENS, Vocabulary, vocabulary_of
 from penstock.scratch import scratch_folder
 from penstock.text.tokenizer import usable_tokenizer
 from penstock.text.tokenizer_bounds import check_tokenizer_files
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Of these folders: another number makes them anew."""
-TOKENS: Final = "tokenizer.ggml.tokens"
-MERGES: Final = "tokenizer.ggml.merges"
-ENDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-"""Tokens that end a text, a turn, a message."""
 SAMPLING: Final = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -43,8 +42,6 @@ SAMPLING: Final = {
 }
 MOST_FACTORS: Final = 1 << 20
 """Bytes of a tensor that says how rotary frequencies are scaled."""
-MOST_CUTS: Final = 1 << 25
-"""Ways to cut tokens in two, where merges have to be found among them; a vocabulary of 256,000 has 16 million."""
 
 
 def folder_of(header: Header) -> Path:
@@ -79,12 +76,12 @@ def folder_for(header: Header) -> Iterator[Path]:
 
 def name_of(header: Header) -> str:
     """It changes with all that the folder is made of, and with who makes it."""
-    found = hashlib.sha256(f"{LAYOUT} {transformers.__version__}\n".encode())
+    found = hashlib.sha256(f"{LAYOUT} {transformers.__version__} {tokenizers.__version__}\n".encode())
     found.update(header.bytes())
     for name in ROPE_TENSORS:
         info = header.tensors.get(name)
         if info is not None and info.nbytes <= MOST_FACTORS:  # a larger one is refused
-            found.update(mapped(header.path, info).numpy().tobytes())
+            found.update(mapped(info).numpy().tobytes())
     return found.hexdigest()[:32]
 
 
@@ -93,11 +90,14 @@ def make(header: Header, folder: Path) -> None:
     with scratch_folder("new-", folder.parent) as new:
         made = new / "made"
         made.mkdir()
+        vocabulary = vocabulary_of(header)
         table = config_table(header)
+        check_embedded(header, vocabulary, table["vocab_size"])
         (made / CONFIG_FILE).write_text(json.dumps(table, indent=1))
-        (made / GENERATION_FILE).write_text(json.dumps({"eos_token_id": ends(header), **sampling(header)}))
-        if header.count(TOKENS):
-            write_tokenizer(header, made)
+        (made / GENERATION_FILE).write_text(json.dumps({"eos_token_id": vocabulary.ends, **sampling(header)}))
+        with usable_tokenizer(header.path):
+            write_tokenizer(header, vocabulary, made)
+            check_tokenizer_files(made)
         try:
             made.rename(folder)
         except OSError:
@@ -105,13 +105,14 @@ def make(header: Header, folder: Path) -> None:
                 raise
 
 
-def ends(header: Header) -> list[Any]:
-    """The ids of tokens that end a text. Raises ConfigError for one beyond the vocabulary."""
-    stated, size = [header.value(key) for key in ENDS], header.count(TOKENS)
-    for key, end in zip(ENDS, stated, strict=True):
-        if size and isinstance(end, int) and end >= size:
-            raise problem_in(header.path, key, f"is {end}; the vocabulary has {size} tokens")
-    return sorted({end for end in stated if end is not None}, key=str)
+def check_embedded(header: Header, vocabulary: Vocabulary, rows: int) -> None:
+    """Raise ConfigError if the vocabulary has tokens that the embedding has no row for."""
+    if len(vocabulary.tokens) > rows:
+        raise problem_in(
+            header.path,
+            TOKENS,
+            f"are {len(vocabulary.tokens)}, and {EMBEDDING} has {rows} rows: download the file again",
+        )
 
 
 def sampling(header: Header) -> dict[str, Any]:
@@ -122,38 +123,3 @@ def sampling(header: Header) -> dict[str, Any]:
         for name, value in stated.items()
         if value is not None
     }
-
-
-def write_tokenizer(header: Header, made: Path) -> None:
-    """tokenizer.json, its configuration and the chat template, as transformers makes them of the entries."""
-    check_tokens(header)
-    with scratch_folder() as folder, usable_tokenizer(header.path):
-        alone = folder / "tokenizer.gguf"
-        alone.write_bytes(entries_alone(header, [key for key in header.entries if key.startswith("tokenizer.")]))
-        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=alone.name)
-        tokenizer.save_pretrained(made)
-        check_tokenizer_files(made)
-
-
-def check_tokens(header: Header) -> None:
-    """Raise ConfigError for a vocabulary that has no merges, and would take too long to find them in."""
-    if MERGES in header.entries:
-        return
-    cuts = sum(length**2 for length in lengths(header, TOKENS))
-    if cuts > MOST_CUTS:
-        raise problem_in(header.path, TOKENS, f"could be cut in {cuts} ways; without merges there may be {MOST_CUTS}")
-
-
-def lengths(header: Header, key: str) -> Iterator[int]:
-    """Of the texts of an array, in bytes. Raises ConfigError if it holds something else."""
-    entry = header.entries[key]
-    raw = header.bytes()[entry.start : entry.end]
-    at = 8 + len(key.encode())
-    kind, of, count = struct.unpack_from("<IIQ", raw, at)
-    if (kind, of) != (ARRAY, STRING):
-        raise problem_in(header.path, key, f"is {shown(header.value(key))}; it has to be a list of texts")
-    at += 16
-    for _ in range(count):
-        (length,) = struct.unpack_from("<Q", raw, at)
-        yield length
-        at += 8 + length

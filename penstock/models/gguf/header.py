@@ -10,8 +10,9 @@ Layout: ggml's docs/gguf.md, versions 2 and 3, little-endian.
 from __future__ import annotations
 
 import mmap
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +29,15 @@ SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"
 LENGTH: Final = struct.Struct("<Q")
 """Of a text in an array."""
 UINT32: Final = 4
+FLOAT32: Final = 6
 STRING: Final = 8
 ARRAY: Final = 9
+
+SPLIT_NUMBER: Final = "split.no"
+SPLIT_COUNT: Final = "split.count"
+SPLIT_TENSORS: Final = "split.tensors.count"
+SPLIT_NAME: Final = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
+MOST_FILES: Final = 1000
 
 LONGEST_NAME: Final = 256
 LONGEST_TEXT: Final = 1 << 20
@@ -42,6 +50,9 @@ MOST_DIMENSIONS: Final = 4
 LEAST_ALIGNMENT: Final = 8
 MOST_ALIGNMENT: Final = 1 << 16
 DEFAULT_ALIGNMENT: Final = 32
+
+
+REQUANTISE: Final = "quantise the model anew in another format (llama-quantize)"
 
 
 @dataclass(frozen=True)
@@ -65,11 +76,16 @@ class TensorInfo:
     kind: GGMLQuantizationType
     start: int
     nbytes: int
+    file: Path
+    """The file that holds it: a model may be split over several."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """``data_start`` is where the header ends. Every tensor lies behind it, within the file, and none in another."""
+    """``data_start`` is where the header ends. Every tensor lies behind its file's, within it, and none in another.
+
+    Of a model that is split over several files, ``path`` and the entries are the first one's, the tensors all files'.
+    """
 
     path: Path
     entries: dict[str, Entry]
@@ -95,7 +111,48 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header of a GGUF file. Raises ConfigError for whatever no sound file holds."""
+    """Read and check the header of a GGUF file, and those of the files that it is split over beside it.
+
+    Raises ConfigError for whatever no sound file holds, for a file that is not the first of several, and where one is
+    missing.
+    """
+    first = read_one(path)
+    count = first.value(SPLIT_COUNT, 1)
+    if count in (0, 1):
+        return first
+    files = files_of(first, count)
+    tensors = dict(first.tensors)
+    for number, file in enumerate(files[1:], 1):
+        part = read_one(file)
+        if (part.value(SPLIT_NUMBER), part.value(SPLIT_COUNT)) != (number, count):
+            raise problem_in(file, SPLIT_NUMBER, f"is {shown(part.value(SPLIT_NUMBER))}, not {number}: another model's")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise problem_in(file, min(twice), f"is in {path.name} as well")
+        tensors |= part.tensors
+    if len(tensors) != first.value(SPLIT_TENSORS, len(tensors)):
+        raise problem_in(path, SPLIT_TENSORS, f"is {first.value(SPLIT_TENSORS)}; its files hold {len(tensors)}")
+    return Header(path, first.entries, tensors, first.data_start)
+
+
+def files_of(first: Header, count: object) -> list[Path]:
+    """The files that a model is split over, as llama.cpp names them. Raises ConfigError where one is missing."""
+    if type(count) is not int or not 1 < count <= MOST_FILES:
+        raise problem_in(first.path, SPLIT_COUNT, f"is {shown(count)}; there may be 1 to {MOST_FILES} files")
+    named = SPLIT_NAME.fullmatch(first.path.name)
+    if named is None or int(named[3]) != count:
+        wanted = f"NAME-00001-of-{count:05d}.gguf"
+        raise problem_in(first.path, SPLIT_COUNT, f"is {count}; the first of so many files is called {wanted}")
+    files = [first.path.with_name(f"{named[1]}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    if first.value(SPLIT_NUMBER) != 0 or int(named[2]) != 1:
+        raise ConfigError(f"model: {first.path} is not the first of {count} files; give {files[0]}")
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"model: {file} is missing, one of the {count} files of this model: download it again")
+    return files
+
+
+def read_one(path: Path) -> Header:
+    """The header of one file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -122,7 +179,8 @@ class _Cursor:
         version = self.number("I", "version")
         if version not in VERSIONS:
             big = version & 0xFFFF == 0
-            raise self.problem("version", f"is {version}" + (": it is big-endian" if big else "; 2 and 3 can be read"))
+            remedy = "it is big-endian; convert it with gguf_convert_endian.py of the gguf package"
+            raise self.problem("version", f"is {version}: {remedy if big else 'versions 2 and 3 can be read'}")
         tensors = self.bounded(self.number("Q", "tensor count"), MOST_TENSORS, "tensor count")
         entries = self.entries(self.bounded(self.number("Q", "entry count"), MOST_ENTRIES, "entry count"))
         alignment = self.alignment(entries)
@@ -203,18 +261,18 @@ class _Cursor:
         try:
             known = GGMLQuantizationType(kind)
         except ValueError:
-            raise self.problem(name, f"is stored as type {kind}, which is not known here") from None
+            raise self.problem(name, f"is stored as type {kind}, which is not known here: {REQUANTISE}") from None
         per_block, block_bytes = GGML_QUANT_SIZES[known]
         if shape[-1] % per_block:
             raise self.problem(name, f"has rows of {shape[-1]} numbers; {known.name} stores {per_block} together")
-        return TensorInfo(name, shape, known, start, prod(shape) // per_block * block_bytes)
+        return TensorInfo(name, shape, known, start, prod(shape) // per_block * block_bytes, self.path)
 
     def placed(self, info: TensorInfo, data_start: int, alignment: int) -> TensorInfo:
         if info.start % alignment:
             raise self.problem(info.name, f"begins at {info.start}, which is no multiple of {alignment}")
         if data_start + info.start + info.nbytes > self.size:
             raise self.problem(info.name, "ends behind the end of the file: download it again")
-        return TensorInfo(info.name, info.shape, info.kind, data_start + info.start, info.nbytes)
+        return replace(info, start=data_start + info.start)
 
     def check_apart(self, tensors: list[TensorInfo]) -> None:
         """A small file must not describe a large model by naming the same bytes again and again."""

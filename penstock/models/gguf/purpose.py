@@ -49,8 +49,6 @@ def check_purpose(header: Header) -> None:
             f"is {shown(architecture)}; GGUF files of {', '.join(SUPPORTED)} can be read: give the checkpoint that the "
             "file was made of instead",
         )
-    if header.value("split.count", 1) != 1:
-        raise refusal(header, "one of several parts; join them with llama-gguf-split --merge and give the result")
 
 
 def refusal(header: Header, reason: str) -> ConfigError:

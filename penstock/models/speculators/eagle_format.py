@@ -40,6 +40,9 @@ TAKEN: Final = (
 
 DEFAULT_THETA: Final = 10000.0
 AUX_LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
+INNER: Final = "eagle_config"
+"""A table in SafeAILab's and vLLM's configurations of EAGLE-3 that holds some of its fields."""
+INNER_FIELDS: Final = frozenset({AUX_LAYERS, "use_aux_hidden_state", "norm_before_fc", "norm_before_residual"})
 NOT_SUPPORTED: Final = ("fc_norm", "norm_output")
 """Fields of vllm-project/speculators' eagle3 that change what is computed."""
 
@@ -65,6 +68,7 @@ def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target:
 
 def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
     """EAGLE-3's layout, SafeAILab's or vllm-project's. Raises FieldError where it does not fit ``target``."""
+    config = flattened(path, config)
     for name in NOT_SUPPORTED:
         if config.get(name):
             raise refusal(path, f"config.json: {name} is {config[name]!r}, which is not supported yet")
@@ -88,6 +92,23 @@ def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target
         norm_before_residual=_norm_before_residual(path, config),
         norm_before_fc=_agrees(path, config, "norm_before_fc", False, tensors, "input_norm.weight"),
     )
+
+
+def flattened(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with what its ``eagle_config`` holds. Raises FieldError for a field that is not known there."""
+    inner = config.get(INNER)
+    if inner is None:
+        return config
+    if not isinstance(inner, Mapping):
+        raise refusal(path, f"config.json: {INNER} is {inner!r}; it has to be a table")
+    if unknown := sorted(inner.keys() - INNER_FIELDS):
+        raise refusal(path, f"config.json: {INNER}.{unknown[0]} is {inner[unknown[0]]!r}, which is not known here")
+    if inner.get("use_aux_hidden_state") is False:
+        raise refusal(path, f"config.json: {INNER}.use_aux_hidden_state is false, which is not supported")
+    for name in inner.keys() & config.keys():
+        if inner[name] != config[name]:
+            raise refusal(path, f"config.json: {name} is {config[name]!r}, and in {INNER} {inner[name]!r}")
+    return {**config, **inner}
 
 
 def _eagle3_shapes(layer: Any, features: int, target: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:

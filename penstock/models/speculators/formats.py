@@ -8,9 +8,12 @@ yuyijiong/speculative_pipeline_decoding's, and the MTP heads that lie in a targe
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from transformers import LlamaConfig
 
 from penstock.config import FieldError
 from penstock.core import ConfigError
@@ -24,6 +27,8 @@ from penstock.models.speculators.mtp_format import is_mtp, no_head, parse_mtp
 from penstock.models.speculators.spd_format import is_spd, parse_spd
 from penstock.models.speculators.weights import Stored, find_tensors
 
+log = logging.getLogger(__name__)
+
 __all__ = ["SpeculatorCheckpoint", "open_speculator"]
 
 PARSERS: Final = {
@@ -33,6 +38,28 @@ PARSERS: Final = {
     "mtp": parse_mtp,
     "spd": parse_spd,
 }
+OWN_NOTES: Final = ("_", "trained_with_")
+"""How notes begin that libraries and Penstock's own training leave in a configuration."""
+READ: Final = frozenset(
+    {
+        *("architectures", "auto_map", "model_type", "torch_dtype", "dtype", "transformers_version", "bias", "version"),
+        *("rope_theta", "rope_scaling", "base_model_name_or_path", "base_model_path", "medusa_num_heads"),
+        *(
+            "num_heads",
+            "num_layers",
+            "medusa_num_layers",
+            "truncated_vocab_size",
+            "draft_vocab_size",
+            "target_hidden_size",
+            "eagle_config",
+        ),
+        *("eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
+        *("transformer_layer_config", "speculators_model_type", "speculators_version", "speculators_config"),
+        *("speculator", "num_stages", "num_spec_layers", "num_aggr_types", "aggr_feature_bound", "draft_token_ids"),
+        *("shallow_hidden_layer_indices", "post_state", "embed_requires_grad", "has_no_defaults_at_init"),
+    }
+)
+"""Fields of drafters' configurations beside a layer's that are read, or say nothing of what is computed."""
 TYPE_FIELD: Final = "speculators_model_type"
 
 
@@ -49,7 +76,17 @@ def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
         check_folder(place.parent if place.is_file() else place)
         tensors = find_tensors(place)
         config = read_json((place.parent if place.is_file() else place) / "config.json")
-    return PARSERS[_kind(place, config, tensors, target)](place, config, tensors, target)
+    kind = _kind(place, config, tensors, target)
+    if kind != "mtp":  # whose configuration is the target's
+        name_unknown(place, config)
+    return PARSERS[kind](place, config, tensors, target)
+
+
+def name_unknown(path: Path, config: Mapping[str, Any]) -> None:
+    """Say which fields of a drafter's configuration nothing here reads: drafts may be worse by them, tokens never."""
+    known = LlamaConfig().to_dict().keys() | READ
+    if unknown := sorted(name for name in config if name not in known and not name.startswith(OWN_NOTES)):
+        log.warning("%s: config.json holds %s, which is not known here and not followed", path, ", ".join(unknown))
 
 
 @contextlib.contextmanager

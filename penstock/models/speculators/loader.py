@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from penstock.dtypes import torch_dtype
 from penstock.models.checkpoint import Checkpoint
-from penstock.models.loader import load_module
+from penstock.models.loader import check_finite, load_module
 from penstock.models.speculators.base import MAPS, SpeculatorCheckpoint, refusal
 from penstock.models.speculators.eagle import Eagle, Eagle3
 from penstock.models.speculators.layer import DraftVocabulary
@@ -148,6 +148,14 @@ def _head(
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     linear.weight = nn.Parameter(weight, requires_grad=False)
     return nn.Sequential(linear, vocabulary)
+
+
+def check_draft_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint) -> None:
+    """Raise FieldError where a drafter's map leads to tokens that its target does not have, or its vectors hold NaN."""
+    small = {name: one for name, one in checkpoint.tensors.items() if name in MAPS or len(one.shape) == 1}
+    stored = read_tensors(small)
+    _target_ids(checkpoint, target, stored)
+    check_finite(str(checkpoint.path), stored, ((name, one.shape) for name, one in stored.items()))
 
 
 def _target_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint, stored: Mapping[str, Tensor]) -> Tensor | None:

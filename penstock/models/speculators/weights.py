@@ -13,7 +13,7 @@ from penstock.core import ConfigError
 from penstock.files import CONFIG_FILE, read_json
 from penstock.models.shards import open_shard
 from penstock.models.text_part import is_read
-from penstock.models.weight_files import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, shards_of
+from penstock.models.weight_files import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, shards_of, uses_index
 
 SUFFIX: Final = ".safetensors"
 REMEDY: Final = (
@@ -54,7 +54,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if (path / MEDUSA_FILE).is_file():
         return [path / MEDUSA_FILE]
-    if (path / INDEX_FILE).is_file():
+    if uses_index(path):
         stated = read_json(path / CONFIG_FILE)
         return shards_of(path, lambda name: is_read(stated, name))
     if (path / SINGLE_FILE).is_file():

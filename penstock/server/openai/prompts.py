@@ -81,7 +81,7 @@ class Prompts:
 
     def _encode_chat(self, rendered: str) -> Prompt:
         if self._allow_special_tokens:
-            return Prompt(rendered, self.tokenizer.encode(rendered, add_special_tokens=False))
+            return Prompt(rendered, self.tokenizer.encode_rendered(rendered))
         return Prompt(self.tokenizer.literal.show(rendered), self.tokenizer.encode_literal(rendered))
 
     def room(self, prompt: Prompt, field: str) -> Room:

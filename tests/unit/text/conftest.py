@@ -14,13 +14,13 @@ CORPUS = [
 ] * 3
 
 
-def wrapped(backend: Backend) -> Tokenizer:
-    backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+def wrapped(backend: Backend, *special: str) -> Tokenizer:
+    backend.add_special_tokens([AddedToken(one, special=True) for one in ("<s>", "</s>", *special)])
     backend.add_tokens([AddedToken("<tool>", special=False)])
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>"))
 
 
-def byte_level() -> Tokenizer:
+def byte_level(*special: str) -> Tokenizer:
     """GPT-2's kind (Llama 3, Qwen, DeepSeek): tokens are byte strings, which may cut characters anywhere."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -29,7 +29,7 @@ def byte_level() -> Tokenizer:
     backend.train_from_iterator(
         CORPUS, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
     )
-    return wrapped(backend)
+    return wrapped(backend, *special)
 
 
 def byte_fallback() -> Tokenizer:

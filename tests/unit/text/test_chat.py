@@ -84,7 +84,7 @@ def test_messages_are_as_the_api_has_them() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": None}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     assert turns_of([parts, {"role": "assistant", "content": None, "tool_calls": [call]}]) == [
-        {"role": "user", "content": "ab"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {
             "role": "assistant",
             "content": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.models.gguf import weights
 from penstock.models.gguf.blocks import READABLE, floats
 from penstock.models.gguf.purpose import SUPPORTED
 from penstock.models.loader import load_module, load_whole
+from tests import gguf_files
 from tests.gguf_files import ARCHITECTURES, THETA, TOKENS, make_gguf
 
 IDS = torch.tensor([[5, 9, 13, 9, 5, 70, 31, 100, 4, 8, 15, 16, 23, 42, 99, 3, 77, 6, 12, 90]])
@@ -78,7 +80,7 @@ def test_a_stage_reads_its_own_tensors(tmp_path: Path, monkeypatch: pytest.Monke
     path = make_gguf(tmp_path, kind=Kind.Q8_0)
     checkpoint = open_checkpoint(str(path))
     read: list[str] = []
-    monkeypatch.setattr(weights, "floats", lambda path, info: read.append(info.name) or floats(path, info))
+    monkeypatch.setattr(weights, "floats", lambda info: read.append(info.name) or floats(info))
     load_module(checkpoint, 1, 3, "float32", "cpu")
     assert {name.split(".")[1] for name in read} == {"1", "2"}
 
@@ -129,13 +131,14 @@ def test_phi3s_factors_are_those_of_short_and_of_long_texts(tmp_path: Path) -> N
     rope = {"rope_type": "longrope", "rope_theta": THETA, "short_factor": short, "long_factor": long}
     rope["original_max_position_embeddings"] = 128
     factors = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+    attention = math.sqrt(1 + math.log(512 / 128) / math.log(128))  # as the converter writes it
     path = make_gguf(
         tmp_path,
         "phi3",
         rope_parameters=rope,
         original_max_position_embeddings=128,
         tensors={name: np.array(values, np.float32) for name, values in factors.items()},
-        entries={"phi3.rope.scaling.original_context_length": 128},
+        entries={"phi3.rope.scaling.original_context_length": 128, "phi3.rope.scaling.attn_factor": attention},
     )
     found, wanted = load_whole(open_checkpoint(str(path)), "float32"), original(path)
     torch.testing.assert_close(logits(found), logits(wanted), atol=2e-5, rtol=2e-5)
@@ -167,7 +170,10 @@ def test_scaled_rotary_embeddings(tmp_path: Path, architecture: str, kind: str, 
         ({"llama.attention.sliding_window": 6}, r"attention\.sliding_window is 6; llama has none"),
         ({"llama.final_logit_softcapping": 3.0}, r"final_logit_softcapping is 3\.0; llama has none"),
         ({"llama.attention.value_length": 4}, r"value_length is 4; it has to be the keys' 8"),
-        ({"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 2.0}, r'rope\.scaling\.type is "su"; linear'),
+        (
+            {"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 2.0},
+            r'rope\.scaling\.type is "su"; none, linear, yarn',
+        ),
     ],
 )
 def test_what_would_change_the_numbers_unnoticed_is_refused(
@@ -189,7 +195,6 @@ def test_entries_that_say_nothing_do_not_matter(tmp_path: Path) -> None:
     ("entries", "problem"),
     [
         ({"adapter.type": "lora"}, "is a LoRA adapter; merge it"),
-        ({"split.count": 3}, "is one of several parts; join them with llama-gguf-split"),
     ],
 )
 def test_what_is_no_whole_model_is_refused(tmp_path: Path, entries: dict[str, Any], problem: str) -> None:
@@ -225,15 +230,22 @@ def test_other_files_are_refused_by_what_they_are(
 
 
 def test_tensors_that_no_part_takes_are_refused(tmp_path: Path) -> None:
-    path = make_gguf(tmp_path, tensors={"blk.1.attn_q.bias": np.zeros(32, np.float32)})
-    with pytest.raises(ConfigError, match=r"blk\.1\.attn_q\.bias is no part of a llama as transformers has it"):
+    path = make_gguf(tmp_path, tensors={"blk.1.attn_q_norm.weight": np.zeros(8, np.float32)})
+    with pytest.raises(ConfigError, match=r"attn_q_norm\.weight is no part of a llama"):
         open_checkpoint(str(path))
 
 
-def test_formats_that_cannot_be_unpacked_are_refused(tmp_path: Path) -> None:
-    path = make_gguf(tmp_path, kind=Kind.TQ1_0, hidden_size=256, intermediate_size=256)
-    with pytest.raises(ConfigError, match=r"is stored as TQ1_0; F32, F16, BF16, Q4_0, .*, Q6_K can be read"):
+def test_formats_that_cannot_be_unpacked_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_files, "stored_as", blank)
+    path = make_gguf(tmp_path, kind=Kind.Q8_1)
+    with pytest.raises(ConfigError, match=r"is stored as Q8_1; F32, .* can be read: quantise the model anew"):
         open_checkpoint(str(path))
+
+
+def blank(data: np.ndarray, kind: Kind) -> np.ndarray:
+    """Bytes of zero, of any format."""
+    per_block, size = gguf.GGML_QUANT_SIZES[kind]
+    return np.zeros((len(data), data.shape[-1] // per_block * size), np.uint8) if data.ndim == 2 else data
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def stored(path: Path, kind: Kind, seed: int = 0, offset: int = 64) -> tuple[Ten
     """A file with random blocks at ``offset``: where they are, and the numbers that the reference finds in them."""
     data = random_blocks((ROWS, WIDTH), kind, seed)
     path.write_bytes(bytes(offset) + data.tobytes())
-    return TensorInfo("x", (ROWS, WIDTH), kind, offset, data.nbytes), gguf.quants.dequantize(data, kind)
+    return TensorInfo("x", (ROWS, WIDTH), kind, offset, data.nbytes, path), gguf.quants.dequantize(data, kind)
 
 
 def test_every_format_is_tested() -> None:
@@ -35,7 +35,7 @@ def test_every_format_is_tested() -> None:
 @pytest.mark.parametrize("kind", UNPACKERS, ids=lambda kind: kind.name)
 def test_blocks_become_the_references_floats(tmp_path: Path, kind: Kind) -> None:
     info, expected = stored(tmp_path / "file", kind)
-    found = floats(tmp_path / "file", info)
+    found = floats(info)
     assert found.dtype == torch.float32
     np.testing.assert_array_equal(found.numpy(), expected)
 
@@ -43,7 +43,7 @@ def test_blocks_become_the_references_floats(tmp_path: Path, kind: Kind) -> None
 @pytest.mark.parametrize("kind", UNPACKERS, ids=lambda kind: kind.name)
 def test_whole_numbers_and_scales_are_the_files(tmp_path: Path, kind: Kind) -> None:
     info, expected = stored(tmp_path / "file", kind, seed=1)
-    found = grouped(tmp_path / "file", info)
+    found = grouped(info)
     assert (found.bits, found.group) == (BITS[kind], GROUPS[kind])
     assert found.values.shape == (ROWS, WIDTH)
     assert found.values.dtype == (torch.uint8 if found.minimums is not None else torch.int8)
@@ -57,8 +57,8 @@ def test_whole_numbers_and_scales_are_the_files(tmp_path: Path, kind: Kind) -> N
 def test_large_tensors_are_unpacked_in_parts(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     info, expected = stored(tmp_path / "file", kind)
     monkeypatch.setattr(blocks, "CHUNK", 5 * WIDTH)
-    np.testing.assert_array_equal(floats(tmp_path / "file", info).numpy(), expected)
-    np.testing.assert_array_equal(grouped(tmp_path / "file", info).dequantize().numpy(), expected)
+    np.testing.assert_array_equal(floats(info).numpy(), expected)
+    np.testing.assert_array_equal(grouped(info).dequantize().numpy(), expected)
 
 
 @pytest.mark.parametrize("kind", FLOATS, ids=lambda kind: kind.name)
@@ -66,7 +66,7 @@ def test_floats_stay_as_they_are(tmp_path: Path, kind: Kind) -> None:
     expected = torch.randn(ROWS, WIDTH).to(FLOATS[kind])
     (tmp_path / "file").write_bytes(bytes(32) + expected.view(torch.uint8).numpy().tobytes())
     info = TensorInfo("x", (ROWS, WIDTH), kind, 32, expected.nbytes)
-    found = floats(tmp_path / "file", info)
+    found = floats(info)
     assert found.dtype == FLOATS[kind]
     assert torch.equal(found, expected)
 
@@ -75,11 +75,11 @@ def test_a_file_that_has_become_shorter_is_refused(tmp_path: Path) -> None:
     info, _ = stored(tmp_path / "file", Kind.Q8_0)
     (tmp_path / "file").write_bytes(bytes(100))
     with pytest.raises(ConfigError, match="x cannot be read"):
-        mapped(tmp_path / "file", info)
+        mapped(info)
 
 
 def test_nothing_is_written_back(tmp_path: Path) -> None:
     info, _ = stored(tmp_path / "file", Kind.Q8_0)
     before = (tmp_path / "file").read_bytes()
-    mapped(tmp_path / "file", info).zero_()
+    mapped(info).zero_()
     assert (tmp_path / "file").read_bytes() == before

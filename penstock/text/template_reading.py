@@ -1,0 +1,123 @@
+"""What a chat template does with messages, told from its syntax tree: nothing of it runs.
+
+As vLLM does, the form of content is told from loops: a template that walks through a message's content reads a list of
+parts, every other one reads a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from jinja2 import Environment, nodes
+from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+MESSAGES: Final = "messages"
+CONTENT: Final = "content"
+IS_TEXT: Final = "string"
+CUTTING: Final = frozenset(
+    {"split", "rsplit", "find", "rfind", "index", "replace", "startswith", "endswith", "partition", "rpartition"}
+    | {"strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "count"}
+)
+"""Methods and filters by which a template looks for a text in another one."""
+
+
+class Marked(Extension):
+    """transformers' ``{% generation %}``, which marks what is the assistant's: as what lies in it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is told of a template."""
+
+    walks_parts: bool = False
+    """Whether it goes through the parts of a message's content."""
+    takes_text: bool = True
+    """Whether it also reads content that is one text."""
+    looked_for: frozenset[str] = frozenset()
+    """Texts that it looks for in other texts, or cuts them at."""
+
+    def content(self, given: Any) -> Any:
+        """A message's content, a text or parts, in a form that the template reads."""
+        if self.walks_parts:
+            return [{"type": "text", "text": given}] if isinstance(given, str) and not self.takes_text else given
+        return given if isinstance(given, str) or given is None else "".join(str(part["text"]) for part in given)
+
+
+@lru_cache(maxsize=8)
+def reading_of(template: str) -> Reading:
+    """Reads a template in transformers' dialect of Jinja; of one that is none, nothing is told."""
+    try:
+        tree = Environment(extensions=["jinja2.ext.loopcontrols", Marked]).parse(template)
+    except TemplateError:
+        return Reading()
+    names = aliases(tree)
+    walked = [loop for loop in tree.find_all(nodes.For) if is_content(loop.iter, names)]
+    texts = [test for test in tree.find_all(nodes.Test) if test.name == IS_TEXT and is_content(test.node, names)]
+    return Reading(bool(walked), bool(texts) or not walked, frozenset(looked_for(tree)))
+
+
+def aliases(tree: nodes.Template) -> frozenset[str]:
+    """Names that stand for a message's content."""
+    assigned = [(one.target, one.node) for one in tree.find_all(nodes.Assign)]
+    found: frozenset[str] = frozenset()
+    for _ in assigned:
+        more = {target.name for target, node in assigned if isinstance(target, nodes.Name) and is_content(node, found)}
+        if more <= found:
+            return found
+        found |= more
+    return found
+
+
+def is_content(node: nodes.Node, names: Iterable[str]) -> bool:
+    """Whether an expression is a message's content, whatever the message is called."""
+    if isinstance(node, nodes.Filter | nodes.CondExpr):
+        inner = [node.node] if isinstance(node, nodes.Filter) else [node.expr1, node.expr2]
+        return any(one is not None and is_content(one, names) for one in inner)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == CONTENT
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == CONTENT
+    return isinstance(node, nodes.Name) and node.name in set(names)
+
+
+def looked_for(tree: nodes.Template) -> Iterator[str]:
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in CUTTING:
+            yield from constants(call.args)
+    for applied in tree.find_all((nodes.Filter, nodes.Test)):
+        if applied.name in CUTTING:
+            yield from constants(applied.args)
+    for compared in tree.find_all(nodes.Compare):
+        if any(operand.op in ("in", "notin") for operand in compared.ops):
+            yield from constants([compared.expr])
+
+
+def constants(expressions: Sequence[nodes.Node]) -> Iterator[str]:
+    return (one.value for one in expressions if isinstance(one, nodes.Const) and isinstance(one.value, str))
+
+
+def in_its_form(turns: Sequence[Mapping[str, Any]], reading: Reading) -> list[dict[str, Any]]:
+    """Messages with content as the template reads it."""
+    return [
+        {**turn, CONTENT: reading.content(turn[CONTENT])} if CONTENT in turn and is_told(turn[CONTENT]) else dict(turn)
+        for turn in turns
+    ]
+
+
+def is_told(content: Any) -> bool:
+    """Whether content is a text or a list of text parts."""
+    return isinstance(content, str) or (
+        isinstance(content, list)
+        and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content)
+    )

@@ -1,0 +1,258 @@
+"""Checkpoints as people have them: read as transformers reads them, or refused before any stage is started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from penstock.core import ConfigError, RequestError
+from penstock.engine.job import check_known
+from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import resolve_options
+from penstock.models.checkpoint import open_checkpoint
+from penstock.models.glance import method_of
+from penstock.models.loader import load_whole
+from penstock.models.speculators.formats import open_speculator
+from penstock.models.stage_model import fitted
+from penstock.speculation import SpeculativeConfig
+from penstock.text.tokenizer import load_tokenizer
+from tests.checkpoints import BYTE_VOCAB, make_checkpoint
+from tests.speculators import Draft, eagle, eagle3, early_exit, medusa, mtp, spd, speculators_eagle3, vllm_medusa
+
+KINDS: dict[str, Callable[..., Draft]] = {
+    "eagle": eagle,
+    "eagle3": eagle3,
+    "speculators": speculators_eagle3,
+    "medusa": medusa,
+    "vllm_medusa": vllm_medusa,
+    "spd": spd,
+    "early_exit": early_exit,
+    "mtp": mtp,
+}
+
+
+def edited(folder: Path, **fields: Any) -> Path:
+    """Change fields of a checkpoint's config.json; None takes one out."""
+    file = folder / "config.json"
+    table = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({key: value for key, value in table.items() if value is not None}))
+    return folder
+
+
+def weights_changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def resolved(target: Path, **speculation: Any) -> Any:
+    return resolve_options(EngineOptions(model=str(target), speculative_config=speculation or None))
+
+
+# ----------------------------------------------------------------------------------------- found before a stage starts
+
+
+def without_head(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["lm_head.weight"]
+
+
+def with_nan(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.3.input_layernorm.weight"][5] = float("nan")
+
+
+def misshapen(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.2.mlp.down_proj.weight"] = torch.zeros(3, 4)
+
+
+def without_layer(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["model.layers.4.self_attn.v_proj.weight"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (without_head, r"the checkpoint lacks lm_head\.weight: download or save it again"),
+        (with_nan, r"model\.layers\.3\.input_layernorm\.weight holds NaN or infinity"),
+        (misshapen, r"model\.layers\.2\.mlp\.down_proj\.weight is \(3, 4\), config\.json says"),
+        (without_layer, r"the checkpoint lacks model\.layers\.4\.self_attn\.v_proj\.weight"),
+    ],
+)
+def test_weights_that_no_stage_could_load(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], problem: str
+) -> None:
+    folder = weights_changed(make_checkpoint(tmp_path / "x", tie_word_embeddings=False), change)
+    with pytest.raises(ConfigError, match=problem):
+        resolved(folder)
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_type": None, "rope_theta": 1e4}, {"rope_type": "so", "rope_theta": 1e4}, {"type": None}], ids=str
+)
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+def test_rope_entries_that_say_nothing_known(tmp_path: Path, field: str, rope: dict[str, Any]) -> None:
+    folder = edited(make_checkpoint(tmp_path / "x"), **{"rope_parameters": None, field: rope})
+    with contextlib.suppress(ConfigError):
+        load_whole(resolved(folder).checkpoint, "float32")  # what is not refused is what transformers reads as plain
+
+
+def test_a_drafters_map_leads_into_the_target(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target")
+    folder = eagle3(open_checkpoint(str(target))).save(tmp_path / "drafter")
+    weights_changed(folder, lambda tensors: tensors["d2t"].add_(100_000))
+    with pytest.raises(ConfigError, match=r"d2t leads to token \d+; the target has"):
+        resolved(target, method="eagle3", model=str(folder))
+
+
+# ---------------------------------------------------------------------------------------------- two sources of weights
+
+
+def test_a_stale_index_is_passed_over_as_in_transformers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_checkpoint(tmp_path / "x")
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with caplog.at_level(logging.WARNING):
+        found = load_whole(open_checkpoint(str(folder)), "float32").state_dict()
+    assert "holds model.safetensors, and model.safetensors.index.json names model-00001-of-00002" in caplog.text
+    wanted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+# ------------------------------------------------------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize(
+    ("stated", "read"),
+    [
+        *((name, name) for name in ("float32", "float16", "bfloat16")),
+        *((f"torch.{name}", name) for name in ("float32", "float16", "bfloat16")),
+        *(("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("fp32", "float32"), ("float", "float32")),
+        *(("auto", "float32"), ("float64", "float32"), (None, "float32")),
+    ],
+)
+def test_formats_in_all_their_names(tmp_path: Path, field: str, stated: str | None, read: str) -> None:
+    folder = edited(make_checkpoint(tmp_path / "x"), **{"dtype": None, "torch_dtype": None, field: stated})
+    assert open_checkpoint(str(folder)).dtype == read
+
+
+@pytest.mark.parametrize("stated", ["int8", "torch.nn", "so"])
+def test_what_is_no_format_is_named(tmp_path: Path, stated: str) -> None:
+    folder = edited(make_checkpoint(tmp_path / "x"), dtype=stated)
+    with pytest.raises(ConfigError, match=rf'config\.json: dtype is "{stated}"; it has to be auto or one of float32'):
+        open_checkpoint(str(folder))
+
+
+# -------------------------------------------------------------------------------------------------------- draft models
+
+
+def test_vocabularies_may_be_padded_differently(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", tokenizer=True)
+    for rows in (BYTE_VOCAB + 5, BYTE_VOCAB):
+        draft = make_checkpoint(tmp_path / str(rows), tokenizer=True, vocab_size=rows)
+        assert resolved(target, model=str(draft)).draft is not None
+        assert resolved(draft, model=str(target)).draft is not None
+    logits = torch.arange(6.0).reshape(1, 6)
+    assert fitted(logits, 4).tolist() == [[0, 1, 2, 3]]
+    assert fitted(logits, 8)[0, 6:].tolist() == [-torch.inf] * 2
+    assert fitted(logits, 6) is logits or torch.equal(fitted(logits, 6), logits)
+
+
+def test_another_tokenizer_of_the_same_size_is_named(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", tokenizer=True)
+    draft = make_checkpoint(tmp_path / "draft", tokenizer=True)
+    file = draft / "tokenizer.json"
+    table = json.loads(file.read_text())
+    vocabulary = table["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(table))
+    with pytest.raises(
+        ConfigError, match=r"speculative_config\.model has '.' as token \d+, the target '.': a draft model"
+    ):
+        resolved(target, model=str(draft))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_method_is_told_by_the_drafters_checkpoint(tmp_path: Path, kind: str) -> None:
+    target = open_checkpoint(str(make_checkpoint(tmp_path / "target")))
+    folder = KINDS[kind](target).save(tmp_path / "drafter")
+    named = {"speculators": "eagle3", "vllm_medusa": "medusa"}.get(kind, kind)
+    assert method_of(str(folder)) == named
+    options = EngineOptions(model=str(target.path), speculative_config={"model": str(folder)})
+    assert isinstance(options.speculative_config, SpeculativeConfig)
+    assert options.speculative_config.method == named
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "DFlash"),
+        ({"dflash_config": {"block_size": 16}}, "DFlash"),
+        ({"speculators_model_type": "peagle"}, "P-EAGLE"),
+    ],
+)
+def test_a_drafter_that_is_not_supported_is_refused_by_its_kind(
+    tmp_path: Path, config: dict[str, Any], kind: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"a drafter of kind {kind} .* which is not supported; use another one"):
+        EngineOptions(model="demo", speculative_config={"model": str(tmp_path)})
+
+
+def test_a_small_model_is_a_draft_model(tmp_path: Path) -> None:
+    assert method_of(str(make_checkpoint(tmp_path / "x"))) == "draft_model"
+    assert method_of("some/hub-id") == method_of("demo") == "draft_model"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mtp"])
+def test_what_a_drafters_configuration_has_beside_is_named(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = open_checkpoint(str(make_checkpoint(tmp_path / "target", num_hidden_layers=7)))
+    folder = KINDS[kind](target).save(tmp_path / "drafter")
+    open_speculator(str(folder), target)
+    assert "is not known here" not in caplog.text
+    edited(folder, scale_of_drafts=2.0)
+    open_speculator(str(folder), target)
+    assert "config.json holds scale_of_drafts, which is not known here and not followed" in caplog.text
+
+
+def test_layers_of_an_eagle_config_are_read(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target")
+    folder = eagle3(open_checkpoint(str(target))).save(tmp_path / "drafter")
+    edited(folder, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 5], "use_aux_hidden_state": True})
+    assert resolved(target, model=str(folder)).speculator.reads == (1, 3, 5)
+    edited(folder, eagle_config={"eagle_aux_layers": [1, 3, 5]})
+    with pytest.raises(ConfigError, match=r"eagle_config\.eagle_aux_layers is .* which is not known here"):
+        resolved(target, model=str(folder))
+
+
+# ------------------------------------------------------------------------------------------------------------- prompts
+
+
+def test_a_token_without_a_row_is_the_prompts_error(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "x", tokenizer=True)
+    inner = AutoTokenizer.from_pretrained(folder)
+    inner.add_tokens([AddedToken("<extra>", special=True)])
+    inner.save_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode("a<extra>")
+    assert ids[-1] == BYTE_VOCAB
+    with pytest.raises(
+        RequestError, match=rf"'<extra>', token {BYTE_VOCAB} of the tokenizer; the model's token ids are"
+    ):
+        check_known(tokenizer, ids, open_checkpoint(str(folder)).vocab_size)
+    check_known(tokenizer, tokenizer.encode("a"), BYTE_VOCAB)
+    shutil.rmtree(folder)
