@@ -21,7 +21,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.load.attacking import bodies, checkpoints, connections, frames, grammars, heads, kills, memory
+from benchmarks.load.attacking import (
+    bodies,
+    callers,
+    checkpoints,
+    connections,
+    frames,
+    grammars,
+    heads,
+    kills,
+    memory,
+    sites,
+    tokenizers,
+)
 from benchmarks.load.attacking.trying import Start, Trial, Tried
 from benchmarks.shared.measured import kept_figures, store
 
@@ -32,6 +44,9 @@ ATTACKS: Final[Mapping[str, Start]] = {
     "heads": heads.attacked,
     "connections": connections.attacked,
     "grammars": grammars.attacked,
+    "sites": sites.attacked,
+    "callers": callers.attacked,
+    "tokenizers": tokenizers.attacked,
     "checkpoints": checkpoints.attacked,
     "strangers": partial(frames.attacked, "strangers", "ipc"),
     "strangers-tcp": partial(frames.attacked, "strangers", "tcp"),

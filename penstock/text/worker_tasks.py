@@ -15,24 +15,32 @@ from penstock.files import said
 
 TABLES: Final = 4
 """Vocabularies that are kept loaded."""
+MOST_LEFT_BEHIND: Final = 1 << 25
+"""Bytes that jobs may have left mapped before a worker is replaced."""
 PAGE: Final = resource.getpagesize()
 VOCABULARIES: dict[str, str] = {}
 """By name, the texts of their tokenizer.json."""
 
 
 def work() -> None:
-    """Do jobs until there is nothing more to come."""
+    """Do jobs until there is nothing more to come, or those before have left too much behind.
+
+    What a job has held is not all given back to the system, and a job's limit counts from what there is.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    left_behind = 0
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         if "task" not in asked:
             load(asked)
             continue
         answered = answer_to(asked)
+        left_behind += answered.pop("left_behind", 0)
+        answered["leaves"] = "overrun" in answered or left_behind > MOST_LEFT_BEHIND
         sys.stdout.write(json.dumps(answered) + "\n")
         sys.stdout.flush()
-        if "overrun" in answered:
-            return  # what it held is not given back to the system
+        if answered["leaves"]:
+            return
 
 
 def load(told: Mapping[str, Any]) -> None:
@@ -48,8 +56,10 @@ def answer_to(asked: Mapping[str, Any]) -> dict[str, Any]:
     task, given = TASKS[asked["task"]], dict(asked["given"])
     try:
         prepared = PREPARATIONS[asked["task"]](asked.get("vocabulary", ""), given)
-        begin_limits(asked)
-        return {"found": task(prepared, **given)}
+        before = mapped()
+        begin_limits(asked, before)
+        found = task(prepared, **given)
+        return {"found": found, "left_behind": mapped() - before}
     except MemoryError:
         return {"overrun": "needs more memory than it may have"}
     except BaseException as error:  # a panic of a library in Rust is no Exception
@@ -58,10 +68,14 @@ def answer_to(asked: Mapping[str, Any]) -> dict[str, Any]:
         end_limits()
 
 
-def begin_limits(asked: Mapping[str, Any]) -> None:
-    """SIGPROF and SIGALRM end a process that has no handler for them."""
-    most = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE + asked["memory"]
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+def mapped() -> int:
+    """Bytes of this process's address space."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+
+
+def begin_limits(asked: Mapping[str, Any], before: int) -> None:
+    """SIGPROF and SIGALRM end a process that has no handler for them. ``before`` is what is mapped without the job."""
+    resource.setrlimit(resource.RLIMIT_AS, (before + asked["memory"], resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
     signal.setitimer(signal.ITIMER_REAL, asked["patience"])
 

@@ -296,8 +296,7 @@ class Worker:
         """The process, a new one where there is none. It has been told to load what such jobs need."""
         process = self._process
         if process is None or process.poll() is not None:
-            if self._finalizer is not None:
-                self._finalizer()
+            self._clean_up()
             process, self._vocabulary, self._tasks = started(), "", set()
             self._process, self._finalizer = process, weakref.finalize(self, end, process, os.getpid())
         told: dict[str, str] = {}
@@ -320,10 +319,13 @@ class Worker:
         assert process.stdout is not None
         answer = process.stdout.readline()
         if not answer.endswith(b"\n"):
-            raise Overrun(ending(process.wait(), job.seconds))
+            code = process.wait()
+            self._clean_up()
+            raise Overrun(ending(code, job.seconds))
         told = json.loads(answer)
+        if told["leaves"]:
+            self._clean_up()
         if "overrun" in told:
-            process.wait()
             raise Overrun(told["overrun"])
         if "failed" in told:
             raise Failed(told["failed"])
@@ -333,6 +335,11 @@ class Worker:
         """End the process, whatever it does; from any thread. The next job starts another one."""
         if self._process is not None:
             self._process.kill()
+
+    def _clean_up(self) -> None:
+        """Be done with a process that ends, or has ended."""
+        if self._finalizer is not None:
+            self._finalizer()
 
     def disown(self) -> None:
         if self._process is not None:

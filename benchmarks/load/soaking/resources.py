@@ -48,7 +48,7 @@ def family_of(pid: int) -> tuple[list[psutil.Process], int]:
     """A server and its children in the order of ``PROCESSES``, and how many others render chat templates."""
     server = psutil.Process(pid)
     children = sorted(server.children(recursive=True), key=lambda child: (child.create_time(), child.pid))
-    others = [child for child in children if not any("template_process" in word for word in child.cmdline())]
+    others = [child for child in children if not any("worker_tasks" in word for word in child.cmdline())]
     return [server, *others], len(children) - len(others)
 
 

@@ -95,26 +95,22 @@ def test_a_job_that_is_given_no_processor_is_bounded_on_the_clock(monkeypatch: p
 
 
 def test_one_client_leaves_workers_to_the_others() -> None:
-    """Whatever one sends, in whatever number: others are served before the first of it has ended."""
-    pool, done = Workers(), list[str]()
-    began = threading.Barrier(9)
-
-    def dear(number: int) -> None:
-        began.wait()
-        with pytest.raises(Overrun):
-            pool.run(grammar_job(ENDLESS.replace("989", f"{number}03"), 2.0))
-        done.append("dear")
-
+    """Whatever one sends, in whatever number: others are served while all of it goes on."""
+    pool, mean = Workers(), Errand("mean")
+    context = copy_context()
+    context.run(ERRAND.set, mean)
     with ThreadPoolExecutor(8) as threads:
-        for number in range(8):
-            threads.submit(on_behalf_of, "mean", partial(dear, number))
-        began.wait()
-        while pool._busy["mean"] < 3:
+        jobs = [grammar_job(ENDLESS.replace("989", f"{number}03"), 600.0) for number in range(8)]
+        sent = [threads.submit(context.copy().run, partial(pool.run, job)) for job in jobs]
+        while pool._busy["mean"] + len(pool._waiting.get("mean", ())) < len(sent):
             time.sleep(0.01)
-        for job in FINE.values():
-            on_behalf_of("other", partial(pool.run, job))
-            done.append("fine")
-    assert done == ["fine"] * 3 + ["dear"] * 8
+        for client in ("other", "third"):
+            for job in FINE.values():
+                assert on_behalf_of(client, partial(pool.run, job))
+        assert pool._busy["mean"] == 3
+        assert not any(one.done() for one in sent)
+        mean.cancel()
+        assert all(isinstance(one.exception(), Cancelled) for one in sent)
 
 
 def test_a_client_may_have_only_so_many_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
