@@ -32,7 +32,7 @@ def validation_error(
     worst = max(errors, key=lambda one: (one["type"] == "too_long", len(one["loc"])))
     if worst["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {worst['ctx']['error']}", code="invalid_json")
-    param, code = path_of(worst["loc"][1:], body), code_of(worst)
+    param, code = path_of(worst["loc"][1:], body, missing=worst["type"] == "missing"), code_of(worst)
     if worst["type"] == "value_error":
         # Our own checks: of the whole body they begin with the field at fault, of a part with what is wrong with it.
         problem = str(worst["ctx"]["error"])
@@ -79,14 +79,17 @@ def wanted(found: Mapping[str, Any]) -> str:
     return re.sub(r"^[A-Z]\w+ should ", "it has to ", found["msg"])
 
 
-def path_of(location: Sequence[str | int], body: Any) -> str:
-    """``messages[0].content``: the path in what was sent; names of a union's alternatives are left out."""
+def path_of(location: Sequence[str | int], body: Any, *, missing: bool) -> str:
+    """``messages[0].content``: the path in what was sent; names of a union's alternatives are left out.
+
+    ``missing``: what the last name stands for is not there.
+    """
     path, here = "", body
     for number, part in enumerate(location):
         if isinstance(part, int):
             path += f"[{part}]"
             here = here[part] if isinstance(here, list) and part < len(here) else None
-        elif isinstance(here, dict) and (part in here or number == len(location) - 1):
+        elif isinstance(here, dict) and (part in here or (missing and number == len(location) - 1)):
             path += f".{part}" if path else part
             here = here.get(part)
     return path

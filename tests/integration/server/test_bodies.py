@@ -52,7 +52,7 @@ def try_one(client: httpx.Client, operation: Any, number: int, counts: Counter[s
         @some
         @given(case=operation.as_strategy(generation_mode=mode))
         def check(case: Any) -> None:
-            body = bounded(case.body)
+            body = bounded(case.body) if operation.path.startswith("/v1/") else case.body
             content = body if isinstance(body, bytes) else json.dumps(body, default=str).encode()
             reply = client.post(operation.path, content=content, headers={"content-type": "application/json"})
             counts[f"{operation.path} {reply.status_code}"] += 1

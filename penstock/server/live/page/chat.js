@@ -150,7 +150,9 @@ async function generate(path, body, message) {
       if (chunk.error) throw new ApiError(chunk.error.code, chunk.error.message);
       meter.take(chunk);
       ended = chunk.choices[0]?.finish_reason ?? ended;
-      const piece = chunk.choices[0]?.delta?.content ?? chunk.choices[0]?.text;
+      const { delta, text: continued } = chunk.choices[0] ?? {};
+      // What the model thinks is shown before its answer, as it comes.
+      const piece = (delta?.reasoning_content ?? "") + (delta?.content ?? continued ?? "");
       if (chunk.outline) keepAtEnd(() => message.tellOutline(chunk.outline));
       for (const { point, text } of chunk.outline_points ?? []) keepAtEnd(() => message.addToPoint(point, text));
       if (piece) add(message, piece, meter);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
 
 from penstock.core import StructuredOutputsParams
 from penstock.server.http.errors import ApiError
@@ -18,7 +21,9 @@ from penstock.server.openai.chat_protocol import ChatCompletionRequest
 from penstock.server.openai.tools.choice import ReplyPlan, plan_reply, plan_tools
 from penstock.server.openai.tools.formats import FORMATS, HARMONY, LLAMA, QWEN_CODER
 from penstock.text.grammar import grammar_of
+from penstock.text.tokenizer import Tokenizer
 from tests.unit.server.openai.tools.test_readers import WRITE, read
+from tests.unit.text.conftest import byte_level
 
 BYTES = LLTokenizer("byte")
 TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
@@ -46,10 +51,16 @@ def grammar(plan: ReplyPlan) -> str:
     return grammar_of(found)
 
 
+@lru_cache(8)
+def compiled(grammar: str) -> LLMatcher:
+    matcher = LLMatcher(BYTES, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
 def accepts(grammar: str, text: str) -> bool:
     """Whether the whole text is the grammar's."""
-    matcher, ids = LLMatcher(BYTES, grammar, log_level=0), list(text.encode())
-    assert not matcher.is_error(), matcher.get_error()
+    matcher, ids = compiled(grammar).deep_copy(), list(text.encode())
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
@@ -337,3 +348,40 @@ def test_a_reply_in_channels(field: dict[str, Any], thinks: bool) -> None:
     assert not thinks or accepts(grammar(plan), text)
     parsed = read(plan.reader(), text, 1)
     assert (parsed.reasoning, parsed.content) == ("hm", "{}")
+
+
+# -------------------------------------------------------------------------------------- marks that are special tokens
+
+SPECIAL = {
+    HARMONY.name: ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<|return|>", "<|constrain|>"],
+    "mistral-named": ["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"],
+}
+
+
+@pytest.mark.parametrize("format", [one for one in FORMATS if one.name in SPECIAL], ids=lambda format: format.name)
+def test_marks_that_are_special_tokens_are_asked_for_by_their_ids(format: Any) -> None:
+    """Their names, spelt in other tokens, are not what the model writes."""
+    known = byte_level()
+    known._backend.add_special_tokens([AddedToken(mark, special=True) for mark in SPECIAL[format.name]])
+    real = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=known._backend, bos_token="<s>", eos_token="</s>"))
+    real.use_chat_template(template_of(format) + ("" if format is HARMONY else " [THINK] [/THINK]"))
+    body = ChatCompletionRequest.model_validate(
+        TALK | {"tools": [tool("a", POINT)], "response_format": schema_format(ANSWER)}
+    )
+    plan = plan_reply(body, plan_tools(body, real), "", real)
+    assert plan.marks_are_special
+    matcher = LLMatcher(LLTokenizer(real.serialized(), n_vocab=len(real), eos_token=[2]), grammar(plan), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    call = WRITE[format.name]("a", '{"x": 1}').removesuffix("<|call|><|start|>assistant")
+    answer = '{"name": "b"}'
+    if format is HARMONY:
+        thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+        answer = "<|channel|>final<|message|>" + answer
+    else:
+        thought = "[THINK]hm[/THINK]\n"
+    for text in (call, answer, thought + call, thought + answer):
+        ids, tried = real.encode(text, add_special_tokens=False), matcher.deep_copy()
+        assert tried.try_consume_tokens(ids) == len(ids), text
+        assert tried.is_accepting(), text
+        spelt = [token for character in text for token in real.encode(character, add_special_tokens=False)]
+        assert text == answer == '{"name": "b"}' or matcher.deep_copy().try_consume_tokens(spelt) < len(spelt)
