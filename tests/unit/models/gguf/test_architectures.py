@@ -54,7 +54,7 @@ def test_a_file_gives_its_checkpoints_logits(tmp_path: Path, architecture: str) 
 
 
 @pytest.mark.parametrize("architecture", SAME_TABLES)
-@pytest.mark.parametrize("kind", (*FLOATS, *UNPACKERS), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*FLOATS, *UNPACKERS], ids=lambda kind: kind.name)
 def test_it_is_what_transformers_makes_of_the_file(tmp_path: Path, architecture: str, kind: Kind) -> None:
     widths = {"hidden_size": 256, "intermediate_size": 256} if kind.name.endswith("_K") else {}
     path = make_gguf(tmp_path, architecture, kind=kind, **widths)
