@@ -255,10 +255,15 @@ def safetensors_ranges(file: Path, layers: Collection[Layers], total: int, wrapp
 
 
 def gguf_ranges(file: Path, layers: Collection[Layers], total: int) -> list[Range]:
-    from penstock.models.gguf.header import read_header
+    from penstock.models.gguf.header import SPLIT_COUNT, read_header
     from penstock.models.gguf.weights import LAYER
 
     header = read_header(file)
+    if header.value(SPLIT_COUNT, 1) > 1:
+        raise ConfigError(
+            f"model: {file.name} is one of several files, which are not sent to other hosts: join them with "
+            "llama-gguf-split --merge and give the result"
+        )
     wanted = [
         (info.start, info.start + info.nbytes)
         for name, info in header.tensors.items()

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock.hosts.weights.ranges import safetensors_part
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from penstock.config import FieldError
+from penstock.hosts.weights.manifest import safetensors_ranges
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.loader import load_module
 from penstock.models.speculators.formats import open_speculator
@@ -131,7 +131,7 @@ def test_stages_and_other_hosts_have_nothing_of_a_head(tmp_path: Path) -> None:
     assert sorted(plain.weights.names()) == sorted(with_head.weights.names())
     assert [plain.even_split(n) for n in (2, 3)] == [with_head.even_split(n) for n in (2, 3)]
     wanted = [
-        sum(end - start for start, end in safetensors_part(one.path / "model.safetensors", [(0, 2)], 5).ranges[1:])
+        sum(end - start for start, end in safetensors_ranges(one.path / "model.safetensors", [(0, 2)], 5)[1:])
         for one in (plain, with_head)
     ]
     assert wanted[0] == wanted[1]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from penstock.hosts.weights.ranges import parts_of
 from torch import nn
 
+from penstock.hosts.weights.manifest import ranges_of
 from penstock.models.carried.own_part import PerLayerTable, TensorPart
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.loader import load_module
@@ -58,9 +58,8 @@ def test_every_stage_holds_the_embeddings_of_its_own_layers(folder: Path) -> Non
 
 
 def test_a_host_in_the_middle_is_sent_what_is_for_every_layer(folder: Path) -> None:
-    (weights,) = [part for part in parts_of(folder, [(2, 4)], LAYERS) if part.name == SINGLE_FILE]
-    sent = sum(end - start for start, end in weights.ranges)
-    assert VOCAB * LAYERS * WIDTH * 4 < sent < weights.size
+    sent = sum(end - start for start, end in ranges_of(folder, [(2, 4)], LAYERS)[SINGLE_FILE])
+    assert VOCAB * LAYERS * WIDTH * 4 < sent < (folder / SINGLE_FILE).stat().st_size
 
 
 def test_rows_of_a_quantised_table_do_not_depend_on_the_layers_beside_them() -> None:

@@ -65,7 +65,7 @@ def test_large_tensors_are_unpacked_in_parts(tmp_path: Path, kind: Kind, monkeyp
 def test_floats_stay_as_they_are(tmp_path: Path, kind: Kind) -> None:
     expected = torch.randn(ROWS, WIDTH).to(FLOATS[kind])
     (tmp_path / "file").write_bytes(bytes(32) + expected.view(torch.uint8).numpy().tobytes())
-    info = TensorInfo("x", (ROWS, WIDTH), kind, 32, expected.nbytes)
+    info = TensorInfo("x", (ROWS, WIDTH), kind, 32, expected.nbytes, tmp_path / "file")
     found = floats(info)
     assert found.dtype == FLOATS[kind]
     assert torch.equal(found, expected)
