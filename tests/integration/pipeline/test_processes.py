@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock import LLM, PipelineError, SamplingParams
+from penstock import LLM, ConfigError, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
 from penstock.messages import (
     MAX_HEADER_BYTES,
@@ -42,7 +42,7 @@ from penstock.messages import (
 )
 from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.forkserver import shared_fork_server
-from penstock.pipeline.processes import ProcessPipeline
+from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
 from tests import speculators
@@ -180,15 +180,40 @@ def broken_copy(model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_stage_that_cannot_load_says_why(target: Path, tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"stage \d \(layers .*ConfigError: model: .*up_proj"):
-        start(broken_copy(target, tmp_path / "broken"), 2, layer_split="2,3")
-
-
-def test_a_draft_model_that_cannot_load_takes_the_stages_with_it(target: Path, tmp_path: Path) -> None:
+def test_what_no_stage_can_load_is_refused_before_any_starts(target: Path, tmp_path: Path) -> None:
     broken = broken_copy(target, tmp_path / "broken")
-    with pytest.raises(PipelineError, match=r"draft model 0 .*up_proj"):
+    with pytest.raises(ConfigError, match=r"model: .*up_proj\.weight is stored as I32"):
+        start(broken, 2)
+    with pytest.raises(ConfigError, match=r"speculative_config\.model: .*up_proj\.weight is stored as I32"):
         start(target, 2, speculative_config={"method": "draft_model", "model": str(broken)})
+    assert stage_processes() == []
+
+
+def damaged_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a checkpoint's weights be damaged once it was looked at, before any stage loads them."""
+    begin = ProcessHost.begin
+
+    def damaging(host: ProcessHost, *plans: Any) -> ProcessPipeline:
+        (folder / "model.safetensors").write_bytes(b"no header")
+        return begin(host, *plans)
+
+    monkeypatch.setattr(ProcessHost, "begin", damaging)
+
+
+def test_a_stage_that_cannot_load_says_why(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Path(shutil.copytree(target, tmp_path / "own"))
+    damaged_at_the_start(own, monkeypatch)
+    with pytest.raises(PipelineError, match=r"stage \d \(layers .*ConfigError: model: .*safetensors"):
+        start(own, 2, layer_split="2,3")
+
+
+def test_a_draft_model_that_cannot_load_takes_the_stages_with_it(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path(shutil.copytree(target, tmp_path / "own"))
+    damaged_at_the_start(own, monkeypatch)
+    with pytest.raises(PipelineError, match=r"draft model 0 .*safetensors"):
+        start(target, 2, speculative_config={"method": "draft_model", "model": str(own)})
 
 
 def test_two_engines_side_by_side(target: Path) -> None:

@@ -41,7 +41,7 @@ def test_it_opens_as_it_is(sound: Header) -> None:
     open_all(sound.path)
 
 
-@settings(max_examples=150, suppress_health_check=LENIENT)
+@settings(max_examples=25, suppress_health_check=LENIENT)
 @given(data=st.data())
 def test_any_entry_may_have_any_number(sound: Header, tmp_path: Path, data: st.DataObject) -> None:
     """Also where it is a text's or an array's length, or the type of what follows."""
@@ -57,7 +57,7 @@ def test_any_entry_may_have_any_number(sound: Header, tmp_path: Path, data: st.D
     opens_or_is_refused(tmp_path / "mutated.gguf", bytes(content))
 
 
-@settings(max_examples=100, suppress_health_check=LENIENT)
+@settings(max_examples=25, suppress_health_check=LENIENT)
 @given(data=st.data())
 def test_any_tensor_may_be_anywhere_and_anything(sound: Header, tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(sound.path.read_bytes())
@@ -70,7 +70,7 @@ def test_any_tensor_may_be_anywhere_and_anything(sound: Header, tmp_path: Path, 
     opens_or_is_refused(tmp_path / "mutated.gguf", bytes(content))
 
 
-@settings(max_examples=100, suppress_health_check=LENIENT)
+@settings(max_examples=25, suppress_health_check=LENIENT)
 @given(data=st.data())
 def test_any_byte_may_be_another(sound: Header, tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(sound.path.read_bytes())
