@@ -21,6 +21,8 @@ from penstock.models.quantization.choice import weights_format
 from tests.gguf_files import make_gguf
 from tests.llama_cpp import logits, needs_llama_cpp
 
+RANDOM: Final = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+"""Formats whose blocks ``make_gguf`` fills at random, with values far beyond a model's: `test_blocks` compares them."""
 IDS: Final = [5, 9, 13, 9, 5, 70, 31, 100]
 BOUND: Final = 0.06
 """Mean difference of log-probabilities: llama.cpp rounds what goes into a product to eight bits where weights are."""
@@ -33,7 +35,7 @@ def log_probabilities(found: np.ndarray) -> np.ndarray:
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [kind for kind in READABLE if kind not in RANDOM], ids=lambda kind: kind.name)
 def test_every_format_has_llama_cpps_numbers(tmp_path: Path, kind: Kind) -> None:
     widths = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.05}
     path = make_gguf(tmp_path, kind=kind, **widths)
