@@ -13,18 +13,22 @@ STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt
 # By a path, not by a finder, which a folder named penstock beside a script of one's own would hide.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-.PHONY: demo test test-page test-clients check figures clean
+.PHONY: demo test test-all test-page test-clients check figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
 test: $(VENV)/.installed-dev check
 	@: > $(SKIPS)
-	$(BIN)/python -m pytest -m "not processes and not stacks" --numprocesses auto --dist worksteal --skips=$(SKIPS)
-	$(BIN)/python -m pytest -m "processes and not page and not stacks" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "not processes and not stacks and not whole" --numprocesses auto --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
 	@echo 'NOT RUN: the clients of other projects. To run them: apt-get install nodejs npm, then make test-clients'
 	@cat $(SKIPS)
+
+# The matrices from which the tests above sample.
+test-all: test
+	$(BIN)/python -m pytest -m whole --numprocesses auto --dist worksteal
 
 test-page: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m page $(PAGE) --skips=$(SKIPS) tests/integration/server/test_page.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,11 @@ from penstock.core import ConfigError
 CONFIG_FILE: Final = "config.json"
 GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+
+SPLIT_NAME: Final = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
+"""How llama.cpp names the files that a GGUF model is split over: prefix, number from 1, count."""
+MOST_SPLITS: Final = 1000
+"""Files that a GGUF model may be split over."""
 
 MAY_NAME_KERNELS: Final = (
     CONFIG_FILE,
@@ -40,6 +46,14 @@ KERNEL_FIELDS: Final = frozenset(
 
 MORE_TEMPLATES: Final = "additional_chat_templates"
 """The one folder in a checkpoint that transformers looks into."""
+
+
+def split_files(first: Path) -> list[Path]:
+    """The files that a GGUF model is split over by the name of its first one, which alone it is with any other name."""
+    named = SPLIT_NAME.fullmatch(first.name)
+    if named is None or int(named[2]) != 1 or not 1 <= int(named[3]) <= MOST_SPLITS:
+        return [first]
+    return [first.with_name(f"{named[1]}-{number:05d}-of-{named[3]}.gguf") for number in range(1, int(named[3]) + 1)]
 
 
 def check_folder(folder: Path) -> None:

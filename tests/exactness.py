@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +48,9 @@ LONGER: Final = 90
 LITTLE: Final = 340
 """Slots for little more than two of ``ALIKE`` and their answers."""
 
+Pair = tuple[int, int]
+"""A number of stages, and which of their ``strategies``."""
+
 SMALL = ("autoregressive", "static_tree", "pipedec", "flowspec", "continuous", "auto")
 """Those that have sizes of their own below, so that little drafting shows much; others run as they are by default."""
 
@@ -64,6 +69,26 @@ def strategies(stages: int) -> list[Strategy]:
         Continuous(width=12, children=4),
         Auto(width=12, children=4),
     ]
+
+
+def every_pair(counts: Sequence[int]) -> list[Pair]:
+    """Every strategy over each of so many stages."""
+    return [(stages, which) for stages in counts for which in range(len(strategies(stages)))]
+
+
+def some_pairs(number: int, counts: Sequence[int]) -> list[Pair]:
+    """Three strategies for the case of this number, each over another count of stages: all of them in turn.
+
+    Strategies know no architecture and stages no strategy (tests/unit/test_imports.py), so that a sample of the pairs
+    shows what is wrong with either; `make test-all` compares them all.
+    """
+    return [(counts[(number + i) % len(counts)], which) for i, which in enumerate(some_strategies(number))]
+
+
+def some_strategies(number: int) -> list[int]:
+    """Three of those that speculate, for the case of this number: all of them in turn."""
+    speculating = len(strategies(1)) - 1
+    return [1 + (3 * number + i) % speculating for i in range(3)]
 
 
 def submit_with(
@@ -125,14 +150,14 @@ class Compared:
         self.dead += request.metrics.rows_dead
 
 
-def compare_strategies(target: Path, counts: Sequence[int]) -> Compared:
-    """Every strategy over each of so many stages: greedy tokens are those of ``generate``, sampled ones those that
-    transformers' logits give. Raises AssertionError where they are not.
+def compare_strategies(target: Path, pairs: Sequence[Pair]) -> Compared:
+    """Strategies over so many stages: greedy tokens are those of ``generate``, sampled ones those that transformers'
+    logits give. Raises AssertionError where they are not.
     """
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     expected = {tuple(prompt): generate(model, prompt, TOKENS) for prompt in PROMPTS}
     compared = Compared()
-    for stages in counts:
+    for stages, those in groupby(sorted(pairs), key=itemgetter(0)):
         answers: dict[int, list[int]] = {}
 
         def answer(request: Request, known: dict[int, list[int]] = answers) -> list[int]:
@@ -140,9 +165,10 @@ def compare_strategies(target: Path, counts: Sequence[int]) -> Compared:
             return known[len(request.prompt)] if sampled else expected[tuple(request.prompt)]
 
         engine = InProcessEngine(target, stages, SyntheticDrafter(PROFILE, VOCAB, 1, answer))
-        for at, strategy in enumerate(strategies(stages)):
+        for _, which in those:
+            strategy = strategies(stages)[which]
             greedy, sampled = (
-                [submit_with(strategies(stages)[at], engine, prompt, sampling) for prompt in PROMPTS]
+                [submit_with(strategies(stages)[which], engine, prompt, sampling) for prompt in PROMPTS]
                 for sampling in (Sampling(), SAMPLED)
             )
             engine.run()

@@ -109,6 +109,30 @@ def write(
     writer.close()
 
 
+def split_gguf(path: Path, folder: Path, count: int) -> list[Path]:
+    """The model of a file over several, as llama-gguf-split writes them."""
+    reader = gguf.GGUFReader(path)
+    files = [folder / f"model-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+    for number, file in enumerate(files):
+        writer = gguf.GGUFWriter(file, "llama")
+        if number == 0:
+            for name, field in reader.fields.items():
+                if not name.startswith("GGUF.") and name != "general.architecture":
+                    kind = field.types[0]
+                    inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+                    writer.add_key_value(name, field.contents(), kind, inner)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[number::count]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return files
+
+
 def stored_as(data: np.ndarray, kind: Kind) -> np.ndarray:
     """The weights in this format; where the ``gguf`` package cannot write it, random ones or llama.cpp's own."""
     try:

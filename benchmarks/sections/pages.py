@@ -128,6 +128,6 @@ PAGES = (
         name="faults",
         title="faults and attacks",
         about="ten thousand requests of all kinds, processes killed, hosts lost or without weights, hostile input",
-        sections=("soak", "chaos", "networks", "sent_weights", "emulated_hosts", "attack"),
+        sections=("soak", "chaos", "networks", "returns", "members", "sent_weights", "emulated_hosts", "attack"),
     ),
 )

@@ -27,7 +27,7 @@ from typing import Any, Final
 from benchmarks.shared.measured import kept_figures, store
 from penstock.models.checkpoint import open_checkpoint
 from tests.checkpoints import ARCHITECTURES, FURTHER, RECURRENT, UNUSUAL, make_checkpoint, settings_of
-from tests.exactness import compare_chunks, compare_crowded, compare_strategies
+from tests.exactness import compare_chunks, compare_crowded, compare_strategies, every_pair
 from tests.relatives import RELATIVES
 
 NAME, HOW = "families", "In virtual time, with small random checkpoints and the synthetic drafter"
@@ -44,7 +44,7 @@ def compared(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as wide, tempfile.TemporaryDirectory() as calm:
         target = make_checkpoint(Path(wide), name)
         layers = open_checkpoint(str(target)).num_layers
-        strategies = compare_strategies(target, sorted({*STAGES, layers}))
+        strategies = compare_strategies(target, every_pair(sorted({*STAGES, layers})))
         longer = make_checkpoint(Path(calm), name, initializer_range=CALM)
         counted = {
             "strategies": strategies,

@@ -25,7 +25,7 @@ from typing import Annotated, Final
 import msgspec
 
 from penstock.core import ConfigError
-from penstock.files import CONFIG_FILE, read_json
+from penstock.files import CONFIG_FILE, read_json, split_files
 from penstock.messages import Frame, Index, MalformedMessage
 from penstock.models.text_part import MTP, is_wrapper, text_name
 
@@ -105,8 +105,10 @@ def digest_at(digests: Frame | memoryview, piece: int) -> bytes:
 def check_parts(digest: str, files: Sequence[FilePart], is_folder: bool, digests: Frame) -> None:
     """Raise MalformedMessage unless the digest is that of the files, and ``digests`` are those of their pieces."""
     names = [file.name for file in files]
-    if len({*names}) != len(names) or not files or (len(files) > 1 and not is_folder):
+    if len({*names}) != len(names) or not files:
         raise MalformedMessage("a checkpoint's files are not each named once")
+    if not is_folder and not {*names[1:]} <= {file.name for file in split_files(Path(names[0]))}:
+        raise MalformedMessage("a checkpoint that is no folder has files that its first one does not name")
     if digest_of(files) != digest:
         raise MalformedMessage("a checkpoint's digest is not that of its files")
     for file in files:
@@ -162,9 +164,12 @@ def hashed(source: Path, cancelled: Callable[[], bool] = lambda: False) -> list[
 
 
 def files_of(source: Path) -> list[Path]:
-    """The files of a checkpoint, a folder or a single file, by name. Raises OSError, and ConfigError for too many."""
+    """The files of a checkpoint by name, the first of which is ``source`` where that is no folder.
+
+    Raises OSError, and ConfigError for a folder of too many.
+    """
     if not source.is_dir():
-        return [source]
+        return [source, *(file for file in split_files(source)[1:] if file.exists())]
     found = []
     with os.scandir(source) as listing:
         for entry in listing:
@@ -224,7 +229,7 @@ def ranges_of(source: Path, layers: Collection[Layers], total: int) -> dict[str,
     of the layers. Raises OSError, and ConfigError for a damaged file.
     """
     if source.is_file():
-        return {source.name: gguf_ranges(source, layers, total)}
+        return gguf_ranges(source, layers, total)
     wrapped = is_wrapper(read_json(source / CONFIG_FILE))
     return {
         file.name: safetensors_ranges(file, layers, total, wrapped)
@@ -254,22 +259,17 @@ def safetensors_ranges(file: Path, layers: Collection[Layers], total: int, wrapp
     return [(0, begin), *((begin + start, begin + end) for name, (start, end) in places.items() if needed(name))]
 
 
-def gguf_ranges(file: Path, layers: Collection[Layers], total: int) -> list[Range]:
-    from penstock.models.gguf.header import SPLIT_COUNT, read_header
+def gguf_ranges(first: Path, layers: Collection[Layers], total: int) -> dict[str, list[Range]]:
+    """What is needed of a GGUF model, by file where it is split over several: the headers of all, and tensors."""
+    from penstock.models.gguf.header import read_header, read_one
     from penstock.models.gguf.weights import LAYER
 
-    header = read_header(file)
-    if header.value(SPLIT_COUNT, 1) > 1:
-        raise ConfigError(
-            f"model: {file.name} is one of several files, which are not sent to other hosts: join them with "
-            "llama-gguf-split --merge and give the result"
-        )
-    wanted = [
-        (info.start, info.start + info.nbytes)
-        for name, info in header.tensors.items()
-        if is_needed(int(found[1]) if (found := LAYER.match(name)) else None, layers, total)
-    ]
-    return [(0, header.data_start), *wanted]
+    tensors = read_header(first).tensors
+    needed = {file.name: [(0, read_one(file).data_start)] for file in files_of(first)}
+    for name, info in tensors.items():
+        if is_needed(int(found[1]) if (found := LAYER.match(name)) else None, layers, total):
+            needed[info.file.name].append((info.start, info.start + info.nbytes))
+    return needed
 
 
 def is_needed(layer: int | None, layers: Collection[Layers], total: int) -> bool:

@@ -10,7 +10,6 @@ Layout: ggml's docs/gguf.md, versions 2 and 3, little-endian.
 from __future__ import annotations
 
 import mmap
-import re
 import struct
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,7 +19,7 @@ from typing import Any, Final
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from penstock.core import ConfigError
-from penstock.files import problem_in, shown
+from penstock.files import MOST_SPLITS, SPLIT_NAME, problem_in, shown, split_files
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -36,8 +35,6 @@ ARRAY: Final = 9
 SPLIT_NUMBER: Final = "split.no"
 SPLIT_COUNT: Final = "split.count"
 SPLIT_TENSORS: Final = "split.tensors.count"
-SPLIT_NAME: Final = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
-MOST_FILES: Final = 1000
 
 LONGEST_NAME: Final = 256
 LONGEST_TEXT: Final = 1 << 20
@@ -136,13 +133,13 @@ def read_header(path: Path) -> Header:
 
 def files_of(first: Header, count: object) -> list[Path]:
     """The files that a model is split over, as llama.cpp names them. Raises ConfigError where one is missing."""
-    if type(count) is not int or not 1 < count <= MOST_FILES:
-        raise problem_in(first.path, SPLIT_COUNT, f"is {shown(count)}; there may be 1 to {MOST_FILES} files")
+    if type(count) is not int or not 1 < count <= MOST_SPLITS:
+        raise problem_in(first.path, SPLIT_COUNT, f"is {shown(count)}; there may be 1 to {MOST_SPLITS} files")
     named = SPLIT_NAME.fullmatch(first.path.name)
     if named is None or int(named[3]) != count:
         wanted = f"NAME-00001-of-{count:05d}.gguf"
         raise problem_in(first.path, SPLIT_COUNT, f"is {count}; the first of so many files is called {wanted}")
-    files = [first.path.with_name(f"{named[1]}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    files = split_files(first.path.with_name(f"{named[1]}-00001-of-{named[3]}.gguf"))
     if first.value(SPLIT_NUMBER) != 0 or int(named[2]) != 1:
         raise ConfigError(f"model: {first.path} is not the first of {count} files; give {files[0]}")
     for file in files:

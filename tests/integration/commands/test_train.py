@@ -118,7 +118,9 @@ def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained
     assert output.metrics.drafted_nodes > 0
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "spd", "draft"])
+@pytest.mark.parametrize(
+    "kind", ["eagle", "spd", *(pytest.param(kind, marks=pytest.mark.whole) for kind in ("eagle3", "draft"))]
+)
 def test_a_killed_run_goes_on_to_the_same_weights(model: Path, texts: Path, tmp_path: Path, kind: str) -> None:
     """Killed before a random step, then while a state is written; eagle draws noise in every step, spd a pipeline."""
     whole = run_train(options(kind, model, texts, tmp_path / "whole")).path
@@ -150,7 +152,7 @@ run_train(options(kind, Path(model), Path(data), Path(output), max_steps=6))
 """
 
 
-@pytest.mark.parametrize("kind", ["eagle", "spd"])
+@pytest.mark.parametrize("kind", ["eagle", pytest.param("spd", marks=pytest.mark.whole)])
 def test_two_processes_share_each_step(model: Path, texts: Path, tmp_path: Path, kind: str) -> None:
     """Each computes one of two parts; one process computes both, and comes to the same weights."""
     alone = run_train(options(kind, model, texts, tmp_path / "alone", max_steps=6, accumulate=2)).path

@@ -1,10 +1,11 @@
-"""Every architecture x every strategy x 1, 3 and 5 stages: the tokens of transformers' ``generate``.
+"""Every architecture, every strategy, 1, 3 and 5 stages: the tokens of transformers' ``generate``.
 
 And at three temperatures, on the shipped pair and on other architectures: the tokens of plain decoding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,21 +17,56 @@ from penstock.requests.request import Request
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
 from tests.engines import InProcessEngine
-from tests.exactness import CODE, PROFILE, PROMPTS, TOKENS, compare_strategies, strategies, tokens_of
+from tests.exactness import (
+    CODE,
+    PROFILE,
+    PROMPTS,
+    TOKENS,
+    Pair,
+    compare_strategies,
+    every_pair,
+    some_pairs,
+    some_strategies,
+    strategies,
+    tokens_of,
+)
 
 TEMPERATURES = [Sampling(), Sampling(seed=3, temperature=0.6, top_p=0.9, top_k=80), Sampling(seed=4, temperature=1.0)]
 """The papers' settings: greedy, PipeDec's sampling (section 4.3.3), and the model's own distribution."""
 
 
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "qwen3_5", "gemma3n"])
-def test_every_strategy_gives_the_tokens_of_generate(architecture: str, tmp_path: Path) -> None:
-    compared = compare_strategies(make_checkpoint(tmp_path, architecture), (1, 3, 5))
+COMPARED = [*ARCHITECTURES, "qwen3_5", "gemma3n"]
+STAGES = (1, 3, 5)
+WHOLE = [pytest.param(one, every_pair(STAGES), id=f"{one}-all", marks=pytest.mark.whole) for one in COMPARED]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pairs"),
+    [
+        *((one, some_pairs(number, STAGES)) for number, one in enumerate(COMPARED)),
+        ("llama", every_pair(STAGES)),
+        *WHOLE,
+    ],
+)
+def test_every_strategy_gives_the_tokens_of_generate(architecture: str, pairs: list[Pair], tmp_path: Path) -> None:
+    compared = compare_strategies(make_checkpoint(tmp_path, architecture), pairs)
     assert compared.undecided <= 2, "rounding may decide a token now and then, not as a rule"
 
 
-@pytest.mark.parametrize("architecture", ["demo", "qwen3", "gemma2", "mixtral"])
+OTHERS = ("qwen3", "gemma2", "mixtral")
+EVERY = range(1, len(strategies(3)))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "speculating"),
+    [
+        ("demo", EVERY),
+        *((one, some_strategies(number)) for number, one in enumerate(OTHERS)),
+        *(pytest.param(one, EVERY, marks=pytest.mark.whole) for one in OTHERS),
+    ],
+)
 def test_every_strategy_gives_the_tokens_of_plain_decoding_at_every_temperature(
-    architecture: str, tmp_path: Path
+    architecture: str, speculating: Sequence[int], tmp_path: Path
 ) -> None:
     """The shipped pair, drafted for by its small model, and others, drafted for by one that knows the answer."""
     plain: dict[float, list[int]] = {}
@@ -45,7 +81,7 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding_at_every_temperature(
     def ask(sampling: Sampling, make: int) -> Request:
         return engine.submit(prompt, sampling, TOKENS, strategies(3)[make])
 
-    for make in range(len(strategies(3))):
+    for make in (0, *speculating):
         together = [ask(sampling, make) for sampling in TEMPERATURES]
         engine.run()
         for request in together:

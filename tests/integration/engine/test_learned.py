@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from penstock.tree import Node
 from tests import speculators
 from tests.checkpoints import make_checkpoint, make_wrapper
 from tests.engines import InProcessEngine, Picks
-from tests.exactness import PROMPTS, TOKENS, check_same, strategies, submit_with
+from tests.exactness import PROMPTS, TOKENS, check_same, some_strategies, strategies, submit_with
 from tests.generated import generate
 from tests.links import host_of
 from tests.unit.models import speculators_reference as reference
@@ -37,8 +38,8 @@ CASES = [(kind, stages) for kind in ("eagle", "eagle3", "medusa") for stages in 
 CASES += [("mtp", 3), ("speculators_eagle3", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
-NONE = 0
-"""Of ``strategies``: plain decoding."""
+NONE, EVERY = 0, range(1, len(strategies(1)))
+"""Plain decoding among the ``strategies``, and those that speculate."""
 
 
 @pytest.fixture(scope="module")
@@ -46,24 +47,37 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("target"), "llama", num_hidden_layers=8)
 
 
-@pytest.mark.parametrize(("kind", "stages"), CASES)
-def test_every_strategy_gives_plain_decodings_tokens(target: Path, kind: str, stages: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stages", "speculating"),
+    [
+        *((kind, stages, some_strategies(number)) for number, (kind, stages) in enumerate(CASES)),
+        ("eagle3", 3, EVERY),
+        ("spd", 3, EVERY),
+        *(pytest.param(*case, EVERY, id=f"{case}-all", marks=pytest.mark.whole) for case in CASES),
+    ],
+)
+def test_every_strategy_gives_plain_decodings_tokens(
+    target: Path, kind: str, stages: int, speculating: Sequence[int], tmp_path: Path
+) -> None:
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
-    check_every_strategy(target, folder, stages)
+    check_strategies(target, folder, stages, speculating)
 
 
+@pytest.mark.parametrize("speculating", [some_strategies(0), pytest.param(EVERY, marks=pytest.mark.whole)])
 @pytest.mark.parametrize(("architecture", "stages"), [("qwen3_5_moe", 3), ("glm4_moe", 3), ("deepseek_v3", 1)])
-def test_with_the_head_that_a_checkpoint_ships_too(architecture: str, stages: int, tmp_path: Path) -> None:
+def test_with_the_head_that_a_checkpoint_ships_too(
+    architecture: str, stages: int, speculating: Sequence[int], tmp_path: Path
+) -> None:
     target = speculators.ship_mtp(make_checkpoint(tmp_path, architecture))
-    check_every_strategy(target, target, stages)
+    check_strategies(target, target, stages, speculating)
 
 
-def check_every_strategy(target: Path, drafter: Path, stages: int) -> None:
+def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequence[int]) -> None:
     """Greedy tokens are those of ``generate``, sampled ones those of plain decoding."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     engine = InProcessEngine(target, stages, learned=drafter)
     expected: dict[tuple[int, int], list[int]] = {}
-    for which in range(len(strategies(stages))):
+    for which in (NONE, *speculating):
         asked = {}
         for i, prompt in enumerate(PROMPTS):
             for j, sampling in enumerate(SAMPLINGS):

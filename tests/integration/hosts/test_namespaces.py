@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.engine.loop import Observer
 from penstock.hosts.doctor import examine as examining
 from penstock.hosts.doctor.advice import advice_of
 from penstock.hosts.weights.cache import held_bytes
+from penstock.hosts.weights.manifest import files_of
 from tests.agents import soon
+from tests.checkpoints import make_checkpoint
+from tests.gguf_files import make_gguf, split_gguf
 from tests.namespaces import Namespace, network
 from tests.workers import Worker, ended
 
 pytestmark = pytest.mark.processes
 
 DAYS = 86_400.0
+SIZE: Final = {"hidden_size": 256, "intermediate_size": 768}
 SAMPLED = SamplingParams(temperature=0.8, seed=1, max_tokens=32, ignore_eos=True)
 NOTICED_S = 5.0
 """Seconds within which a lost host is noticed on a host that has other things to do, too."""
@@ -77,22 +82,36 @@ def test_an_emulated_cluster_may_be_on_them(target: Path, workers: list[Worker],
     assert same.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
+def as_gguf(folder: Path) -> Path:
+    return make_gguf(folder, kind=Kind.Q8_0, **SIZE)
+
+
+CHECKPOINTS: Final[dict[str, Callable[[Path], Path]]] = {
+    "one file": lambda folder: make_checkpoint(folder, tokenizer=True, **SIZE),
+    "shards": lambda folder: make_checkpoint(folder, tokenizer=True, max_shard_size="1MB", **SIZE),
+    "gguf": as_gguf,
+    "split gguf": lambda folder: split_gguf(as_gguf(folder / "whole"), folder, 3)[0],
+}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_a_host_without_the_checkpoint_is_sent_its_layers(
-    wide: Path, hosts: list[Namespace], keys: Path, tmp_path: Path
+    hosts: list[Namespace], keys: Path, tmp_path: Path, kind: str
 ) -> None:
     """An empty file system lies over the checkpoint there."""
     cache = tmp_path / "cache"
-    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(wide)]
+    checkpoint = CHECKPOINTS[kind](tmp_path / "checkpoint")
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(tmp_path / "checkpoint")]
     options = ("--keys", str(keys), "--cache", str(cache))
-    with LLM(wide, max_model_len=256) as llm:
+    with LLM(checkpoint, max_model_len=256) as llm:
         (plain,) = llm.generate("def f(x):", SAMPLED)
     with closing(Worker(f"{hosts[0].address}:7701", *options, before=[*hosts[0].before, *hidden])) as worker:
         names = f"localhost,{worker.host}"
-        with LLM(wide, max_model_len=256, hosts=names, keys=str(keys)) as llm:
+        with LLM(checkpoint, max_model_len=256, hosts=names, keys=str(keys)) as llm:
             (same,) = llm.generate("def f(x):", SAMPLED)
     assert same.outputs[0].token_ids == plain.outputs[0].token_ids
     (copy,) = cache.iterdir()
-    assert held_bytes(copy) < sum(file.stat().st_size for file in wide.iterdir())
+    assert held_bytes(copy) < sum(file.stat().st_size for file in files_of(checkpoint))
 
 
 def test_a_host_that_returns_with_nothing_changes_no_token(

@@ -33,12 +33,13 @@ from penstock.hosts.weights.manifest import (
     ranges_of,
     split_digests,
 )
+from penstock.hosts.weights.offering import Offer
 from penstock.messages import MalformedMessage
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.gguf.header import read_header
 from penstock.models.loader import load_module
 from penstock.models.shards import layer_of
-from tests.gguf_files import make_gguf
+from tests.gguf_files import make_gguf, split_gguf
 from tests.unit.hosts.weights.parts import part_of, parts_of
 
 LAYERS = 5
@@ -193,14 +194,26 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_gguf(tmp_path_factory.mktemp("gguf"), kind=Kind.Q8_0, num_hidden_layers=3)
 
 
+@pytest.fixture(scope="module", params=[1, 3])
+def first_file(gguf: Path, request: pytest.FixtureRequest) -> Path:
+    """The same in one file and over several."""
+    return gguf if request.param == 1 else split_gguf(gguf, gguf.parent, request.param)[0]
+
+
 @pytest.mark.parametrize("layers", [(0, 1), (1, 2), (2, 3), (0, 3)])
-def test_a_stage_loads_from_its_part_of_a_gguf_file_alone(gguf: Path, tmp_path: Path, layers: tuple[int, int]) -> None:
+def test_a_stage_loads_from_its_part_of_a_gguf_model_alone(
+    first_file: Path, tmp_path: Path, layers: tuple[int, int]
+) -> None:
     """Byte by byte, not piece by piece: what is not needed is no number."""
-    whole = gguf.read_bytes()
-    copy = bytearray(b"\xff" * len(whole))
-    for start, end in ranges_of(gguf, [layers], 3)[gguf.name]:
-        copy[start:end] = whole[start:end]
-    (tmp_path / gguf.name).write_bytes(copy)
+    gguf = first_file
+    needed = ranges_of(gguf, [layers], 3)
+    assert [*needed] == [file.name for file in files_of(gguf)]
+    for file in files_of(gguf):
+        whole = file.read_bytes()
+        copy = bytearray(b"\xff" * len(whole))
+        for start, end in needed[file.name]:
+            copy[start:end] = whole[start:end]
+        (tmp_path / file.name).write_bytes(copy)
     sent, own = (
         load_module(open_checkpoint(str(path)), *layers, "float32", "cpu").state_dict()
         for path in (tmp_path / gguf.name, gguf)
@@ -215,6 +228,22 @@ def test_of_a_gguf_file_a_middle_stage_needs_the_header_and_its_tensors(gguf: Pa
     gaps = 32 * len(header.tensors)  # each begins at a multiple of 32 bytes
     needed = sum(end - start for start, end in ranges_of(gguf, [(1, 2)], 3)[gguf.name])
     assert header.data_start + tensors <= needed <= header.data_start + tensors + gaps
+
+
+def test_a_model_over_several_files_is_asked_for_as_one(gguf: Path) -> None:
+    first, *others = split_gguf(gguf, gguf.parent, 3)
+    assert files_of(first) == [first, *others]
+    question = Offer(first, 3).question([(0, 3)], 0)
+    assert not question.asked.is_folder
+    assert [file.name for file in question.asked.files] == [file.name for file in (first, *others)]
+    check_parts(question.asked.digest, question.asked.files, False, question.digests)
+
+
+@pytest.mark.parametrize("name", ["other.gguf", "model-00004-of-00003.gguf", "config.json"])
+def test_a_single_file_comes_with_none_that_it_does_not_name(name: str) -> None:
+    files = [FilePart("model-00001-of-00003.gguf", 1, "0" * 64), FilePart(name, 1, "1" * 64)]
+    with pytest.raises(MalformedMessage, match="files that its first one does not name"):
+        check_parts(digest_of(files), files, False, b"")
 
 
 def test_hashing_uses_no_more_threads_than_it_says(tmp_path: Path) -> None:

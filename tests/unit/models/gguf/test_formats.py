@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,7 +17,7 @@ from penstock.models.gguf.blocks import FLOATS, LOOKED_UP, OF_FOUR_BITS, READABL
 from penstock.models.gguf.header import read_header
 from penstock.models.loader import load_whole
 from penstock.models.quantization.choice import weights_format
-from tests.gguf_files import make_gguf
+from tests.gguf_files import make_gguf, split_gguf
 from tests.llama_cpp import logits, needs_llama_cpp
 
 IDS: Final = [5, 9, 13, 9, 5, 70, 31, 100]
@@ -61,33 +60,9 @@ def test_every_format_is_held_in_the_bits_that_keep_it(tmp_path: Path, kind: Kin
 # --------------------------------------------------------------------------------------------------------- split files
 
 
-def split(path: Path, folder: Path, count: int) -> list[Path]:
-    """The model of a file over several, as llama-gguf-split writes them."""
-    reader = gguf.GGUFReader(path)
-    files = [folder / f"model-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
-    for number, file in enumerate(files):
-        writer = gguf.GGUFWriter(file, "llama")
-        if number == 0:
-            for name, field in reader.fields.items():
-                if not name.startswith("GGUF.") and name != "general.architecture":
-                    kind = field.types[0]
-                    inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-                    writer.add_key_value(name, field.contents(), kind, inner)
-        writer.add_uint16("split.no", number)
-        writer.add_uint16("split.count", count)
-        writer.add_int32("split.tensors.count", len(reader.tensors))
-        for tensor in reader.tensors[number::count]:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    return files
-
-
 def test_a_model_over_several_files_is_the_same(tmp_path: Path) -> None:
     path = make_gguf(tmp_path / "whole", kind=Kind.Q8_0)
-    files = split(path, tmp_path, 3)
+    files = split_gguf(path, tmp_path, 3)
     checkpoint = open_checkpoint(str(files[0]))
     assert checkpoint.weights.files == files
     whole, found = (load_whole(one, "float32").state_dict() for one in (open_checkpoint(str(path)), checkpoint))
@@ -96,7 +71,7 @@ def test_a_model_over_several_files_is_the_same(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_several_files_is_said(tmp_path: Path) -> None:
-    files = split(make_gguf(tmp_path / "whole"), tmp_path, 2)
+    files = split_gguf(make_gguf(tmp_path / "whole"), tmp_path, 2)
     with pytest.raises(ConfigError, match=r"00002-of-00002\.gguf is not the first of 2 files; give .*00001-of-00002"):
         open_checkpoint(str(files[1]))
     alone = shutil.copy(files[0], tmp_path / "renamed.gguf")
