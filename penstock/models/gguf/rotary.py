@@ -41,6 +41,8 @@ def add_rope(header: Header, table: dict[str, Any], head_width: int) -> None:
         if "partial_rotary_factor" not in rope or turned > head_width:
             wanted = f"is {turned}; it has to be the {head_width} numbers of a head"
             raise contradiction(header, "rope.dimension_count", wanted)
+        if turned < 2 or turned % 2:  # numbers turn in pairs, and llama.cpp never ends with none
+            raise contradiction(header, "rope.dimension_count", f"is {turned}; it has to be even and above 0")
         table["partial_rotary_factor"] = rope["partial_rotary_factor"] = turned / head_width
     scaled = rope.get("full_attention", rope)  # gemma3 scales those of the layers that see everything
     scaled["rope_theta"] = base = above_0(header, "rope.freq_base", DEFAULT_BASE)
