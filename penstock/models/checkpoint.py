@@ -51,6 +51,8 @@ FORMAT_NAMES: Final = {
     **dict.fromkeys(("fp64", "double"), "float64"),
 }
 """Other names of formats."""
+OTHER_FLOATS: Final = ("float64", "float8_e4m3fn", "float8_e5m2")
+"""Formats that a configuration may name and nothing is computed in."""
 MOST_PARTS: Final = 100_000
 """Of anything that a configuration counts: layers, heads, experts, labels."""
 SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -168,7 +170,7 @@ def torch_format(named: str, field: str, file: Path) -> str | None:
     if name == "auto":
         return None
     found = FORMAT_NAMES.get(name, name)
-    if found not in (*DTYPE_BYTES, "float64"):
+    if found not in (*DTYPE_BYTES, *OTHER_FLOATS):
         raise problem_in(file, field, f"is {shown(named)}; it has to be auto or one of {', '.join(DTYPE_BYTES)}")
     return found
 

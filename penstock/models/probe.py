@@ -84,8 +84,13 @@ def check_entry(config: Any, given_ND: Tensor, entered: Tensor | None) -> None:
         raise refusal(config, "it changes the hidden states before its first layer")
 
 
-def check_finite(source: Path, base: torch.nn.Module) -> None:
-    """Raise ConfigError naming the first weight that holds what is no number. It reads all of them."""
+def check_finite(source: Path, base: torch.nn.Module, states: Tensor) -> None:
+    """Raise ConfigError naming the first weight that holds what is no number, if the probe's ``states`` do.
+
+    Only then are all weights read.
+    """
+    if states.isfinite().all():
+        return
     for name, weight in [*base.named_parameters(), *base.named_buffers()]:
         if weight.is_floating_point() and not weight.isfinite().all():
             raise ConfigError(

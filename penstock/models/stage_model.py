@@ -315,8 +315,7 @@ class StageModel:
         probed = ProbedAttention(self._attention(view, near))
         states = self._run(view, near, given, probed)
         hook.remove()
-        if not states.isfinite().all():
-            check_finite(self.checkpoint.source, self._base)
+        check_finite(self.checkpoint.source, self._base, states)
         check_calls(config, self.first, self.last, probed)
         check_mixers(config, self.first, self.last, [mixer.calls for mixer in self._host.mixers])
         if given is not None and not isinstance(self._base, CarryingBase):
