@@ -257,11 +257,12 @@ def check_options(options: EngineOptions) -> None:
         check_cluster(options.cluster, options, options.speculative_config)
     name = drafting_checkpoint(options)
     is_here = name is not None and Path(name).expanduser().exists()
-    if name is not None and is_here:
-        glance_at_draft(name)
+    draft = glance_at_draft(name) if name is not None and is_here else None
     target = glance(model_folder(options.model, "target"))
     if name is not None and not is_here:
-        glance_at_draft(name)
+        draft = glance_at_draft(name)
+    if draft is not None:
+        check_rows(target, draft)
     check_speculator(options)
     if target.num_layers is not None:
         check_layers(options, target.num_layers)
@@ -294,6 +295,19 @@ def of_drafter() -> Iterator[None]:
         raise ConfigError(f"speculative_config.{error}") from error
 
 
+def check_rows(target: Glance, draft: Glance) -> None:
+    """As ``check_same_tokens`` does, where one has no tokenizer and both say how many rows they have."""
+    if target.has_tokenizer and draft.has_tokenizer:
+        return
+    if target.vocab_size is not None and draft.vocab_size is not None:
+        check_same_rows(target.vocab_size, draft.vocab_size)
+
+
+def check_same_rows(target: int, draft: int) -> None:
+    if target != draft:
+        raise other_tokens(f"has a vocabulary of {draft} tokens, the target {target}")
+
+
 def check_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:
     """Raise FieldError unless both know the same tokens. Rows that pad one vocabulary further than the other are none.
 
@@ -301,8 +315,7 @@ def check_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:
     """
     one, other = (tokens_of(checkpoint) for checkpoint in (target, draft))
     if one is None or other is None:
-        if target.vocab_size != draft.vocab_size:
-            raise other_tokens(f"has a vocabulary of {draft.vocab_size} tokens, the target {target.vocab_size}")
+        check_same_rows(target.vocab_size, draft.vocab_size)
         return
     rows = min(target.vocab_size, draft.vocab_size)
     for number in sorted(one.keys() | other.keys()):

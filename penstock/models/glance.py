@@ -31,6 +31,8 @@ ENCODERS: Final = frozenset(
 """Types of models that read text and write none."""
 NO_WRITER: Final = re.compile(r"For(MaskedLM|\w*Classification|QuestionAnswering|MultipleChoice|RewardModel)$")
 """Classes that give scores for a text, on whatever model they stand."""
+TOKENIZER: Final = re.compile(r"tokenizer|vocab\.|merges\.|spiece|sentencepiece|tekken")
+"""How the names of a tokenizer's files begin."""
 EMBEDDING: Final = "token_embd.weight"
 
 
@@ -50,6 +52,8 @@ class Glance:
     num_layers: int | None
     vocab_size: int | None
     max_position_embeddings: int | None
+    has_tokenizer: bool = True
+    """Whether there is a file that a tokenizer could be made of."""
 
 
 def glance(model: str) -> Glance:
@@ -65,7 +69,8 @@ def glance(model: str) -> Glance:
     check_complete(place, lambda name: not wrapped or text_name(name) is not None)
     table = table[WRAPPED] if wrapped else table
     names = ("num_hidden_layers", "vocab_size", "max_position_embeddings")
-    return Glance(*(whole(table.get(name)) for name in names))
+    tokenizer = any(TOKENIZER.match(file.name) for file in place.iterdir())
+    return Glance(*(whole(table.get(name)) for name in names), has_tokenizer=tokenizer)
 
 
 def stated_config(folder: Path) -> dict[str, Any]:

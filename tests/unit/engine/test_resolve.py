@@ -33,7 +33,7 @@ def test_a_device_that_is_not_there(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     monkeypatch.setattr(torch.version, "cuda", built)
-    nothing: Any = SimpleNamespace(close=lambda: None)  # a host that cannot start anything
+    nothing: Any = SimpleNamespace(close=lambda: None, wake=None)  # a host that cannot start anything
     with pytest.raises(FieldError) as refused:
         LLM("demo", device=device, host=nothing)
     assert str(refused.value) == said
