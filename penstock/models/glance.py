@@ -68,9 +68,12 @@ def glance(model: str) -> Glance:
     wrapped = is_wrapper(table)
     check_complete(place, lambda name: not wrapped or text_name(name) is not None)
     table = table[WRAPPED] if wrapped else table
-    names = ("num_hidden_layers", "vocab_size", "max_position_embeddings")
-    tokenizer = any(TOKENIZER.match(file.name) for file in place.iterdir())
-    return Glance(*(whole(table.get(name)) for name in names), has_tokenizer=tokenizer)
+    return Glance(
+        num_layers=whole(table.get("num_hidden_layers")),
+        vocab_size=whole(table.get("vocab_size")),
+        max_position_embeddings=whole(table.get("max_position_embeddings")),
+        has_tokenizer=any(TOKENIZER.match(file.name) for file in place.iterdir()),
+    )
 
 
 def stated_config(folder: Path) -> dict[str, Any]:

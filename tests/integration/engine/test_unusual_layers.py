@@ -51,7 +51,10 @@ def test_what_rows_carry_travels_between_processes(temperature: float, tmp_path:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5", "gemma3n", "gemma4_shared", "llama4"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["qwen3_5", "llama4", *(pytest.param(one, marks=pytest.mark.whole) for one in ("gemma3n", "gemma4_shared"))],
+)
 def test_requests_that_share_a_prefix_and_give_way(architecture: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.2)
     compared, engine = compare_crowded(path, gives_back=False)
@@ -63,7 +66,10 @@ def test_requests_that_share_a_prefix_and_give_way(architecture: str, tmp_path: 
     assert again.cached >= 64
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5", "gemma3n", "llama4", "gpt_oss"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["gemma3n", "gpt_oss", *(pytest.param(one, marks=pytest.mark.whole) for one in ("qwen3_5", "llama4"))],
+)
 def test_requests_that_keep_nothing_out_of_reach(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

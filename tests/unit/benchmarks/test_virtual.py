@@ -56,7 +56,9 @@ def compared(target: Path, drafter: dict[str, Any]) -> list[StrategyRun]:
     return virtual.compared(cluster, drafter, [CHAIN, TREE], questions, **options)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "draft_model", ["eagle3", "ngram"]])
+@pytest.mark.parametrize(
+    "method", ["draft_model", ["eagle3", "ngram"], pytest.param("eagle3", marks=pytest.mark.whole)]
+)
 def test_runs_of_real_models_repeat_and_take_the_modelled_time_alone(
     target: Path, method: str | list[str], tmp_path: Path
 ) -> None:
