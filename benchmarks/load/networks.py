@@ -33,11 +33,10 @@ import psutil
 from benchmarks.load.killing.workers import HIDDEN
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
-from penstock.engine.loop import Observer
 from penstock.hosts import control, remote
 from penstock.hosts.keys import make_cluster, security_for
-from penstock.messages import Result
 from penstock.transport.sockets import Sockets
+from tests.happening import AfterResults
 from tests.namespaces import Namespace, network
 from tests.workers import Worker, ended
 
@@ -83,21 +82,6 @@ class Cluster(NamedTuple):
         return LLM("demo", hosts=names, keys=self.keys, pipeline_parallel_size=2)
 
 
-class Happens(Observer):
-    """Has something happen at a result, once."""
-
-    def __init__(self, what: Callable[[], None]) -> None:
-        self.at = 0.0
-        self._what = what
-        self._left = AT
-
-    def arrived(self, result: Result, at: float) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self.at = time.monotonic()
-            self._what()
-
-
 class Noticed(logging.Handler):
     """When the engine first said that something was lost, and what."""
 
@@ -117,7 +101,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 def lost(cluster: Cluster, happens: Callable[[], None], ends: Callable[[], None]) -> dict[str, Any]:
     """Something happens amid answers and ends after them; then there are other answers."""
-    noticed, happening = Noticed(), Happens(happens)
+    noticed, happening = Noticed(), AfterResults(AT, happens)
     logging.getLogger("penstock").addHandler(noticed)
     problems = []
     try:
@@ -213,7 +197,7 @@ def cycles(cluster: Cluster, caches: Sequence[Path] = ()) -> dict[str, Any]:
         for cycle in range(CYCLES):
             used = [i for i, one in enumerate(workers) if one.stages()]
             victim = used[cycle % len(used)]
-            with llm.observing(Happens(workers[victim].kill)):
+            with llm.observing(AfterResults(AT, workers[victim].kill)):
                 if tokens(llm) != cluster.expected:
                     problems.append(f"cycle {cycle}: other tokens")
             llm.loop.audit()

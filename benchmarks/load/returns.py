@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -31,14 +31,13 @@ import psutil
 
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
-from penstock.engine.loop import Observer
 from penstock.hosts import remote
 from penstock.hosts.keys import make_cluster
 from penstock.hosts.weights.cache import PartialCopy
 from penstock.hosts.weights.manifest import split_digests
 from penstock.hosts.weights.offering import Courier
-from penstock.messages import Result
 from tests.checkpoints import make_checkpoint
+from tests.happening import AfterResults
 from tests.namespaces import Namespace, network
 from tests.workers import Worker
 
@@ -58,19 +57,6 @@ BACK_S: Final = 600.0
 DROPPED, SWAPPED, REPEATED, CHANGED = "dropped", "swapped", "repeated", "changed"
 FAULTS: Final = {DROPPED: 0.004, SWAPPED: 0.1, REPEATED: 0.1, CHANGED: 0.1}
 """What happens to what share of the pieces."""
-
-
-class KillAt(Observer):
-    """Does something at a result, once."""
-
-    def __init__(self, result: int, what: Callable[[], None]) -> None:
-        self._left = result
-        self._what = what
-
-    def arrived(self, result: Result, at: float) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._what()
 
 
 class Faults:
@@ -162,7 +148,7 @@ def one_return(
             returning.kill()
             returning.return_empty()
 
-    with llm.observing(KillAt(rng.choice(RESULTS), returning.kill)):
+    with llm.observing(AfterResults(rng.choice(RESULTS), returning.kill)):
         if tokens(llm) != expected:
             problems.append("other tokens as it died")
     returning.kill()

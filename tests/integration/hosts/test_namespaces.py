@@ -13,7 +13,6 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from penstock import LLM, PipelineError, SamplingParams
-from penstock.engine.loop import Observer
 from penstock.hosts.doctor import examine as examining
 from penstock.hosts.doctor.advice import advice_of
 from penstock.hosts.weights.cache import held_bytes
@@ -21,6 +20,7 @@ from penstock.hosts.weights.manifest import files_of
 from tests.agents import soon
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import make_gguf, split_gguf
+from tests.happening import AfterResults
 from tests.namespaces import Namespace, network
 from tests.workers import Worker, ended
 
@@ -147,7 +147,7 @@ def test_a_host_that_returns_with_nothing_changes_no_token(
         def same() -> bool:
             return llm.generate("x", SAMPLED)[0].outputs[0].token_ids == plain.outputs[0].token_ids
 
-        with llm.observing(KillAfter(worker, results=7)):
+        with llm.observing(AfterResults(7, worker.kill)):
             assert same()
         worker = returned(worker)
         soon(lambda: same() and worker.host in llm.host.fleet.searching)
@@ -203,30 +203,6 @@ def test_a_cut_link_leaves_nothing_and_the_host_comes_back(
         assert fleet.living[workers[1].host].incarnation == before.incarnation
 
 
-class KillAfter(Observer):
-    """Kills a worker once so many results have come."""
-
-    def __init__(self, worker: Worker, results: int) -> None:
-        self.worker, self.left = worker, results
-
-    def arrived(self, *told: object) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.worker.kill()
-
-
-class CutAfter(Observer):
-    """Cuts a host off once so many results have come."""
-
-    def __init__(self, host: Namespace, results: int) -> None:
-        self.host, self.left = host, results
-
-    def arrived(self, *told: object) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.host.link("down")
-
-
 def test_a_cut_link_changes_no_token(target: Path, hosts: list[Namespace], workers: list[Worker], keys: Path) -> None:
     """The stages of the host that is gone move to the other one."""
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=100, ignore_eos=True)
@@ -234,7 +210,7 @@ def test_a_cut_link_changes_no_token(target: Path, hosts: list[Namespace], worke
         (plain,) = llm.generate("x", params)
     with closing(over(workers, target, keys)) as llm:
         try:
-            with llm.observing(CutAfter(hosts[1], results=7)):
+            with llm.observing(AfterResults(7, lambda: hosts[1].link("down"))):
                 (same,) = llm.generate("x", params)
             assert len(workers[0].stages()) == 2
         finally:

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from penstock import LLM, AsyncLLM, ConfigError, PipelineError, SamplingParams
-from penstock.engine.loop import Observer
 from penstock.hosts.placement import HERE
 from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from tests import speculators
+from tests.happening import AfterResults
 from tests.workers import Worker, ended, workers
 
 pytestmark = pytest.mark.processes
@@ -177,25 +177,13 @@ def test_hosts_are_listed(pair: list[Worker], keys: Path) -> None:
     assert listed[2]["links"] is None
 
 
-class KillAfter(Observer):
-    """Kills a worker once so many results have come."""
-
-    def __init__(self, worker: Worker, results: int) -> None:
-        self.worker, self.left = worker, results
-
-    def arrived(self, *told: object) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.worker.kill()
-
-
 def test_the_stages_of_a_killed_worker_move_to_the_others(target: Path, pair: list[Worker], keys: Path) -> None:
     with LLM(target, max_model_len=256) as llm:
         plain = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)]
     with (
         workers(1, keys) as (third,),
         LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm,
-        llm.observing(KillAfter(third, results=7)),
+        llm.observing(AfterResults(7, third.kill)),
     ):
         (kept,) = pair[0].stages()
         assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)] == plain
@@ -219,10 +207,10 @@ def test_a_server_outlives_all_its_hosts(target: Path, keys: Path, monkeypatch: 
         names = f"{first.host},{other.host}"
         options = {"max_model_len": 256, "hosts": names, "keys": str(keys), "recovery_timeout": 60.0}
         async with AsyncLLM(target, **options) as llm:
-            llm.observe(KillAfter(other, results=7))
+            llm.observe(AfterResults(7, other.kill))
             assert await tokens(llm) == expected
             assert len(first.stages()) == 2
-            llm.observe(KillAfter(first, results=7))
+            llm.observe(AfterResults(7, first.kill))
             with monkeypatch.context() as impatient:
                 impatient.setattr(llm._llm.loop.recovery, "_timeout", 0.5)
                 with pytest.raises(PipelineError, match=r"was lost.* no recovery within 0 s: none of the hosts"):

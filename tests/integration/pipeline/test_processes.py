@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, ConfigError, PipelineError, SamplingParams
-from penstock.engine.loop import Observer
 from penstock.messages import (
     MAX_HEADER_BYTES,
     NO_SLOT,
@@ -46,6 +45,7 @@ from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
 from tests import speculators
+from tests.happening import AfterResults
 from tests.hostile import example, fits, kinds_of, odd_structs
 from tests.links import KINDS, host_of
 from tests.processes import descendants
@@ -93,25 +93,13 @@ def _nothing_is_left() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------- lost stages
 
 
-class KillAfter(Observer):
-    """Kills a process once so many results have come."""
-
-    def __init__(self, process: psutil.Process, results: int) -> None:
-        self.process, self.left = process, results
-
-    def arrived(self, *args: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.process.kill()
-
-
 @pytest.mark.parametrize(("kind", "stage"), [("ipc", 0), ("ipc", 1), ("ipc", 2), ("tcp", 1), ("tls", 0), ("tls", 2)])
 def test_a_killed_stage_ends_the_requests_with_its_name_and_cause(
     target: Path, security: LinkSecurity, kind: str, stage: int
 ) -> None:
     with start(target, host=host_of(kind, security), speculative_config={"method": "ngram"}) as llm:
         cause = rf"stage {stage} \(layers .*\) was lost: killed by signal 9 \(SIGKILL\)"
-        killing = KillAfter(stage_processes()[stage], results=7)
+        killing = AfterResults(7, stage_processes()[stage].kill)
         with llm.observing(killing), pytest.raises(PipelineError, match=cause):
             llm.generate([PROMPT, PROMPT], ENDLESS)
         with pytest.raises(PipelineError, match=f"takes no more requests .*stage {stage}"):
@@ -129,7 +117,7 @@ def test_a_stage_killed_between_calls_is_noticed_by_the_next(target: Path) -> No
 def test_a_killed_draft_model_is_named(target: Path, draft: Path) -> None:
     with (
         start(target, 2, speculative_config={"method": "draft_model", "model": str(draft)}) as llm,
-        llm.observing(KillAfter(stage_processes()[0], results=3)),
+        llm.observing(AfterResults(3, stage_processes()[0].kill)),
         pytest.raises(PipelineError, match=r"draft model 0 \(layers 0-4\) was lost: killed by signal 9"),
     ):
         llm.generate(PROMPT, ENDLESS)
@@ -144,7 +132,7 @@ def test_a_learned_drafter_or_its_features_source_killed_ends_the_requests(
     with start(target, 2, host=host_of(kind, security), speculative_config=speculation) as llm:
         killed, message = {"drafter": (0, r"drafter 0 \(.*eagle3\)"), "stage": (2, r"stage 1 \(layers .*\)")}[victim]
         with (
-            llm.observing(KillAfter(stage_processes()[killed], results=5)),
+            llm.observing(AfterResults(5, stage_processes()[killed].kill)),
             pytest.raises(PipelineError, match=message + " was lost: killed by signal 9"),
         ):
             llm.generate(PROMPT, ENDLESS)
@@ -154,7 +142,7 @@ def test_a_killed_fork_server_ends_the_requests_and_the_next_engine_has_its_own(
     with start(target, 2) as llm:
         server = psutil.Process(shared_fork_server()._process.pid)
         stages = stage_processes()
-        with llm.observing(KillAfter(server, results=3)), pytest.raises(PipelineError, match="the fork server died"):
+        with llm.observing(AfterResults(3, server.kill)), pytest.raises(PipelineError, match="the fork server died"):
             llm.generate(PROMPT, ENDLESS)
     until(lambda: not any(alive(stage) for stage in stages))
     with start(target, 2) as llm:
@@ -164,7 +152,7 @@ def test_a_killed_fork_server_ends_the_requests_and_the_next_engine_has_its_own(
 def test_a_stream_names_the_lost_stage_too(target: Path) -> None:
     with (
         LLM(str(target), pipeline_parallel_size=2, speculative_config=None, recovery_timeout=0.0) as llm,
-        llm.observing(KillAfter(stage_processes()[0], results=5)),
+        llm.observing(AfterResults(5, stage_processes()[0].kill)),
         pytest.raises(PipelineError, match="stage 0"),
     ):
         list(llm.stream("some text", ENDLESS))
