@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -21,10 +20,10 @@ from penstock.pipeline.base import Pipeline
 from penstock.pipeline.worker import HEARTBEAT
 from penstock.transport.addresses import IPC
 from penstock.transport.framing import FRAME, token_of
+from tests.happening import AfterResults
 from tests.integration.pipeline.test_processes import (
     GREEDY,
     PROMPT,
-    KillAfter,
     alive,
     lost_by_now,
     pipeline_of,
@@ -72,15 +71,6 @@ def test_a_stopped_stage_falls_silent_alone_and_goes_on_with_the_right_tokens(ta
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
 
 
-class StopAfter(KillAfter):
-    """Stops a process once so many results have come."""
-
-    def arrived(self, *args: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.process.suspend()
-
-
 def test_an_engine_that_waits_for_a_stopped_stage_still_hears_the_others(target: Path) -> None:
     with start(target, 3, speculative_config={"method": "ngram"}) as llm:
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
@@ -88,7 +78,7 @@ def test_an_engine_that_waits_for_a_stopped_stage_still_hears_the_others(target:
         found: list[list[int]] = []
 
         def generate() -> None:
-            with llm.observing(StopAfter(stage, results=5)):
+            with llm.observing(AfterResults(5, stage.suspend)):
                 found.append(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids)
 
         engine = threading.Thread(target=generate, daemon=True)
