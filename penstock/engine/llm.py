@@ -227,12 +227,13 @@ class LLM:
     def close(self) -> None:
         """Abort what still runs, stop every stage process and wait for it. Safe to call twice.
 
-        Raises PipelineError in a forked child, whose parent's the processes are.
+        Raises PipelineError in a forked child: the processes are its parent's.
         """
         with self._turns.turn():
             self._close()
 
     def _close(self) -> None:
+        # The constructor calls this when it fails, so any of these attributes may be missing.
         for kept in (getattr(self, "_planned", None), getattr(self, "_memory", None)):
             if kept is not None:
                 kept.keep()
@@ -293,7 +294,7 @@ class LLM:
         *,
         speculation: SpeculativeConfig | None = None,
     ) -> Job:
-        """A checked request, not yet queued; from any thread. Raises RequestError if it can never run.
+        """A checked request, not yet queued; may be called from any thread. Raises RequestError if it can never run.
 
         ``speculation`` decodes it with another strategy over the engine's drafter and stages; None: with the engine's.
         """
@@ -340,7 +341,10 @@ class LLM:
             return [job.output() for job in jobs]
 
     def check(self, params: SamplingParams) -> None:
-        """Raise RequestError for what this model cannot be asked; from any thread. A new grammar may take seconds."""
+        """Raise RequestError for parameters that this model cannot serve. A new grammar may take seconds.
+
+        May be called from any thread.
+        """
         check_sampling(params, self._setup.checkpoint, self._tokenizer)
 
     def start(self, job: Job) -> None:
@@ -364,7 +368,7 @@ class LLM:
                 request.output.finish(FinishReason.ERROR, self._host.now())
 
     def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
-        """An answer with ``outline_decoding``, step by step. Raises RequestError for what does not go with it."""
+        """The steps of an answer with ``outline_decoding``. Raises RequestError for parameters that do not fit it."""
         check_outline(mode, params)
         self.check(params)
         longest = min(self._setup.max_model_len, self._setup.kv_slots)
@@ -438,7 +442,7 @@ class LLM:
 
 
 def text_of_prompt(prompt: Prompt) -> str:
-    """Raises RequestError for a prompt of token ids, which no guide can stand before."""
+    """The text of a prompt. Raises RequestError for one of token ids: outlines are asked for in words around a text."""
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     if not isinstance(text, str) or (isinstance(prompt, Mapping) and "prompt_token_ids" in prompt):
         raise RequestError("outline_decoding needs the question as a text, not as token ids")
