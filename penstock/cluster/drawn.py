@@ -60,6 +60,7 @@ def drawn_table(seed: int, stages: int | None = None) -> dict[str, Any]:
     if stages is not None:
         check(MIN_STAGES <= stages <= MAX_STAGES, "stages", stages, f"between {MIN_STAGES} and {MAX_STAGES}")
     rng = Random(seed)
+    # Drawn even if it is stated, so that stating the number that would be drawn gives the same cluster.
     drawn = round(Span(MIN_STAGES, MAX_STAGES).draw(rng))
     count = drawn if stages is None else stages
     model = drawn_model(rng, count)

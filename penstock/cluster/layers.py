@@ -56,6 +56,7 @@ def unstated_layers(names: Sequence[str], cluster: Cluster, model: ModelPrice) -
         problem = f"name {len(names)} devices for the {model.layers} layers of as_model; use fewer"
         raise FieldError("stages", problem)
     devices = [cluster.device(name) for name in names]
+    # Names, hosts and kinds say nothing of a device's speed.
     kinds = {dataclasses.replace(device, name="", host="", kind=None) for device in devices}
     if len(kinds) > 1 and all(device.priced for device in devices):
         return layers_by_speed(devices, cluster, model)
@@ -63,9 +64,10 @@ def unstated_layers(names: Sequence[str], cluster: Cluster, model: ModelPrice) -
 
 
 def layers_by_speed(devices: Sequence[Device], cluster: Cluster, model: ModelPrice) -> list[int]:
-    """Layers of each device such that the slowest is as fast as it can be: each goes to the one that is done first.
+    """Layers of each device such that the slowest one is as fast as it can be.
 
-    A device whose memory is full gets no more, unless all are full.
+    Each layer goes to the device that would be done first with it. One whose memory is full gets no more, unless all
+    are full.
     """
 
     def after(i: int) -> tuple[bool, float]:
@@ -76,7 +78,7 @@ def layers_by_speed(devices: Sequence[Device], cluster: Cluster, model: ModelPri
 
     counts = [1] * len(devices)
     for _ in range(model.layers - len(devices)):
-        counts[min(range(len(devices)), key=after)] += 1
+        counts[min(range(len(devices)), key=after)] += 1  # False sorts first: devices that have room
     return counts
 
 

@@ -102,6 +102,7 @@ def load_devices(
             raise FieldError("as_model", "is None; it has to be named: the model whose layers are to be placed")
         cluster = cluster_of(file, model, tuple(Stage(devices=entry.devices) for entry in file.stages))
         check_numbers(cluster)
+        # A pass was measured with the file's own model, whatever model is planned for.
         if staged and any(device.pass_ms is not None for device in cluster.devices):
             held = stages_with_layers(file.stages, dataclasses.replace(cluster, as_model=own or model))
             cluster = with_rates(cluster, held, own or model)
@@ -208,7 +209,7 @@ def resolve(file: ClusterFile) -> Cluster:
     """Make a cluster of a file: fill in defaults and check everything. Raises FieldError."""
     check_names(file)
     as_model = price("as_model", file.as_model)
-    cluster = cluster_of(file, as_model, ())
+    cluster = cluster_of(file, as_model, ())  # without stages: their layers depend on the devices and the model
     cluster = dataclasses.replace(cluster, stages=stages_with_layers(file.stages, cluster))
     if cluster.as_model is not None:
         check_emulated(cluster, cluster.as_model)
@@ -323,7 +324,7 @@ def check_numbers(cluster: Cluster) -> None:
         elif device.name == cluster.drafter:
             check_priced(f"devices[{i}]", with_pass(device, cluster.draft_pass_ms))
     for one, other in cluster.hops():
-        cluster.link(one, other)
+        cluster.link(one, other)  # raises if it is missing
 
 
 def check_priced(where: str, device: Device) -> None:

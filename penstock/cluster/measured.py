@@ -65,6 +65,7 @@ def interpolated(rows: Sequence[int], contexts: Sequence[int], grid: Grid, x: fl
     """q(x, y): ``grid`` at x rows behind y tokens, linear between the nearest four; never below 0."""
     one, two, down = between(rows, x)
     left, right, across = between(contexts, y)
+    # Along the contexts in the two rows of the grid, then between these.
     upper = grid[one][left] + across * (grid[one][right] - grid[one][left])
     lower = grid[two][left] + across * (grid[two][right] - grid[two][left])
     return max(0.0, upper + down * (lower - upper))

@@ -21,6 +21,7 @@ def with_rates(cluster: Cluster, stages: tuple[Stage, ...], model: ModelPrice) -
         for name, layers in zip(stage.devices, stage.layers, strict=True):
             device = cluster.device(name)
             if device.pass_ms is not None:
+                # Bytes per millisecond are 1e-6 times 1e9 bytes/s.
                 rates[name] = model.weight_bytes(layers, head=name == last) / device.pass_ms / 1e6
                 by_kind.setdefault(device.kind or name, rates[name])
     return replace(

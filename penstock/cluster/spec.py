@@ -93,7 +93,7 @@ class Links:
     def find(self, one: Device, other: Device) -> Link:
         """The link of two different devices; a device's name wins over its host's. Raises FieldError for none."""
         named = {frozenset(link.ends): link for link in self.between}
-        for ends in product((one.name, one.host), (other.name, other.host)):
+        for ends in product((one.name, one.host), (other.name, other.host)):  # names before hosts
             if frozenset(ends) in named:
                 return named[frozenset(ends)]
         field, link = ("local", self.local) if one.host == other.host else ("network", self.network)

@@ -63,6 +63,7 @@ class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
         if not rows:
             return 0.0
         reading = self.weight_s + self.slot_s * attended.slots
+        # Reading and computing overlap, so the longer of them counts.
         return self.fixed_s + max(reading, self.row_s * rows + self.pair_s * attended.pairs)
 
 
@@ -217,7 +218,7 @@ def device_timing(device: Device, model: ModelPrice, layers: int, time_scale: fl
 
 def link_timing(cluster: Cluster, one: str, other: str, row_bytes: float) -> LinkTiming:
     link = cluster.link(one, other)
-    if link is None:
+    if link is None:  # both ends are one device: nothing travels
         return LinkTiming(0.0, math.inf, row_bytes)
     return LinkTiming(
         latency_s=cluster.time_scale * link.latency_ms / 1e3,

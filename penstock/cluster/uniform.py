@@ -80,7 +80,7 @@ def links_of(cluster: Cluster, copies: list[Stage], engine: str, drafter: str | 
     if cluster.drafter is not None and drafter is not None:
         found[frozenset((engine, drafter))] = cluster.link(cluster.engine, cluster.drafter)
     for between, link in found.items():
-        if link is not None and len(between) == 2:
+        if link is not None and len(between) == 2:  # a set of one is a device and itself
             yield LinkBetween(
                 ends=tuple(sorted(between)), bandwidth_gbit_s=link.bandwidth_gbit_s, latency_ms=link.latency_ms
             )

@@ -365,7 +365,7 @@ class AsyncLLM:
         self._command(lambda: None)  # wakes the thread, which may be waiting for a message
         if self._thread.is_alive():
             self._thread.join()
-        self._llm.close()
+        self._llm.close()  # after the thread, which steps the engine until it ends
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -429,7 +429,7 @@ class AsyncLLM:
                     "asyncio.run_coroutine_threadsafe, or make another engine"
                 )
             self._events = events
-            self._idle, self._probing = asyncio.Event(), None  # who waited there waits no more
+            self._idle, self._probing = asyncio.Event(), None  # those before belong to the loop that has ended
             self._take()
 
     def _queue(self, name: str, job: Job) -> RequestStream:
@@ -474,7 +474,8 @@ class AsyncLLM:
     def _forget(self, stream: RequestStream) -> None:
         """Forget a stream except for its numbers, which may be asked for after a short request has finished."""
         self._streams.pop(stream.request_id, None)
-        self._finished.pop(stream.request_id, None)  # an earlier one of the same name
+        # An earlier request of the same name goes first, so that the new entry is the last one in the dict's order.
+        self._finished.pop(stream.request_id, None)
         self._finished[stream.request_id] = stream.numbers
         while len(self._finished) > MOST_FINISHED:
             del self._finished[next(iter(self._finished))]
@@ -491,7 +492,7 @@ class AsyncLLM:
         """Do some work of this thread. An error ends every request with a reply: without the thread all would hang."""
         try:
             work()
-        except BaseException as error:  # a panic of a library in Rust is no Exception
+        except BaseException as error:  # not just Exception: a panic in a Rust library is none
             log.exception("the engine has ended")
             self._llm.loop.fail_all(error)
 
@@ -517,7 +518,7 @@ class AsyncLLM:
 
     def _publish(self) -> None:
         """Hand the new output of all streams to the event loop's thread, which wakes once per step."""
-        for stream in list(self._published.values()):
+        for stream in list(self._published.values()):  # a copy: streams that have ended are removed on the way
             deltas = [delta for completion in stream.job.completions if (delta := completion.take()) is not None]
             started = stream.started or any(request.started for request in stream.job.requests)
             if deltas or started != stream.started:
@@ -549,7 +550,7 @@ class Guarded(Observer):
             return
         try:
             getattr(self._observer, moment)(*told)
-        except BaseException:  # as on all of the engine's thread: a panic of a library in Rust is no Exception
+        except BaseException:  # not just Exception: a panic in a Rust library is none
             self._failed = True
             log.exception(f"an observer, {type(self._observer).__name__}, has failed and is dropped")
             self._drop()

@@ -200,5 +200,5 @@ def slowed(setup: Resolved) -> float | None:
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:
     """The stages after which batches leave for another host; -1 stands for the engine, whose host is ""."""
-    stops = ["", *hosts, ""]
+    stops = ["", *hosts, ""]  # a batch goes from the engine through the stages and back
     return frozenset(i - 1 for i, (one, other) in enumerate(pairwise(stops)) if one != other)

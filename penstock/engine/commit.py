@@ -1,4 +1,4 @@
-"""Walking the tree along the target's picks: commit, prune, or miss."""
+"""Walks the tree along the target's picks: commit, prune, or miss."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def advance(request: Request, nodes: Nodes, pool: SlotPool, at: float) -> Advanc
         if pick.error:
             done.finished, done.error = FinishReason.ERROR, pick.error
             break
-        if not request.has_slot:
+        if not request.has_slot:  # hit or miss, the next token counts against the reserved slots
             done.needs_slot = True
             break
         _commit_one(request, nodes, pool, done, at)

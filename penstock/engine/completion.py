@@ -69,6 +69,7 @@ class Completion:
         if self.output.logprobs is not None:
             self.output.logprobs.append(logprobs_of(pick))
         self._undecoded.append(pick.token)
+        # Stages wait for the engine now, so text is decoded later, unless a stop string may end the request here.
         if self._text is None or not self._params.stop:
             return None
         self.detokenize_pending()

@@ -306,7 +306,7 @@ class LLM:
         self.check(one)
         seed, ends = one.seed, ends_of(one, self._setup.checkpoint)
         if seed is None:
-            seed = fresh_seed() if one.temperature > 0 else 0
+            seed = fresh_seed() if one.temperature > 0 else 0  # greedy decoding draws nothing
         job, started = Job(text, ids, one), self._host.now()
         for index in range(one.n):
             completion = Completion(index, one, self._detokenizer(ids, one), started)
@@ -332,11 +332,11 @@ class LLM:
                     self.start(job)
                 while not all(job.ended for job in jobs):
                     self._loop.step()
-                    self._turns.take_signals()
+                    self._turns.take_signals()  # between two steps, where an exception does the engine no harm
                 for job in jobs:
                     job.raise_if_failed(self._loop.ended)
             finally:
-                self._abort_all(jobs)
+                self._abort_all(jobs)  # after an exception nothing of this call runs on
             self._loop.audit()
             return [job.output() for job in jobs]
 
@@ -393,7 +393,7 @@ class LLM:
                     if completion.output.finish_reason is None:  # another thread's steps may have ended it meanwhile
                         self._loop.step()
                 yield from text_of(completion)
-            yield from text_of(completion)  # where another call's steps have ended it
+            yield from text_of(completion)  # the rest, if another call's steps have ended the request
             job.raise_if_failed(self._loop.ended)
         finally:
             if self._turns.is_owner:  # a forked child drops its copy of the iterator
@@ -442,7 +442,7 @@ class LLM:
 
 
 def text_of_prompt(prompt: Prompt) -> str:
-    """The text of a prompt. Raises RequestError for one of token ids: outlines are asked for in words around a text."""
+    """The text of a prompt. Raises RequestError for token ids, around which no question for an outline can be put."""
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     if not isinstance(text, str) or (isinstance(prompt, Mapping) and "prompt_token_ids" in prompt):
         raise RequestError("outline_decoding needs the question as a text, not as token ids")

@@ -159,7 +159,7 @@ class EngineLoop:
         """End a request now, whatever is in flight for it."""
         if request.finished is None:
             self._finish(request, FinishReason.ABORT)
-            self._send_cancels()
+            self._send_cancels()  # now: the next step may be long in coming
 
     def end(self) -> None:
         """Abort what still runs and take no more requests."""
@@ -343,7 +343,7 @@ class EngineLoop:
             touched: dict[int, Request] = {}
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
-                if node.alive and request.finished is None:
+                if node.alive and request.finished is None:  # else its row was computed in vain
                     node.picked = None if pick.error else pick.token
                     request.picks[node.id] = pick
                     touched[request.number] = request
@@ -357,7 +357,7 @@ class EngineLoop:
                 if request.strategy.holds_results(context):
                     continue
                 before = request.produced
-                while request.started and self._advance(request):
+                while request.started and self._advance(request):  # ``_preempt`` may hit this very request
                     if not self.scheduler.grow(request):
                         self._preempt(request)
                 tokens += request.produced - before
@@ -562,7 +562,7 @@ class EngineLoop:
             self._release(request)
         self.scheduler.remove(request)
         del self.requests[request.number]
-        request.output.finish(reason, self.clock.now())  # before an observer can fail
+        request.output.finish(reason, self.clock.now())  # before the observers, one of which may raise
         for observer in self.observers:
             observer.finished(request, reason, self.clock.now())
 
@@ -595,7 +595,7 @@ class EngineLoop:
             tell: list[Callable[[FinishReason, float], None]] = [request.output.finish]
             tell += [partial(observer.finished, request) for observer in self.observers]
             for told in tell:
-                with contextlib.suppress(BaseException):  # it may be the cause; the others are told all the same
+                with contextlib.suppress(BaseException):  # one of them may be the cause: the others are told, too
                     told(FinishReason.ERROR, self.clock.now())
         self._stop_recovery()
 

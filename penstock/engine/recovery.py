@@ -159,7 +159,7 @@ class Recovery:
         self._moving = False
         if self.parts.drop_lost():
             log.warning("%s; restarting, %d requests wait", lost, len(loop.running))
-            self._count(loop, lost)
+            self._count(loop, lost)  # before the requests wait: only those that run may be the cause
             loop.vacate()
             self._lost, self.reason = lost, str(lost)
         else:
@@ -168,6 +168,7 @@ class Recovery:
             loop.draft_with(self.parts.drafter)
         self._began_at = self._clock.now()
         self._attempts = 0
+        # At once after the first loss in a row; later, and ever later, after further ones.
         self.due = self._began_at + delay(self._losses - 1 if self._lost else 0)
 
     def advance(self, loop: Requests) -> bool:

@@ -125,7 +125,7 @@ class Scheduler:
             if block is None:
                 return
             request.blocks.append(block)
-            request.reserved -= BLOCK
+            request.reserved -= BLOCK  # the cache counts the block's slots from now on
 
     def schedule(self, context: Context, batches: int, held: bool = False) -> Schedule:
         """Rows for the next batch, request by request; the requests that were served go to the back of the queue.
@@ -139,7 +139,7 @@ class Scheduler:
         ready = [request for request in self.running if batch.is_ready(request)]
         # The sort is stable: within each half the requests keep their turns.
         ready.sort(key=lambda request: not request.prefilling and request.tree.root.entered)
-        chosen = ready[: -(-len(self.running) // batches)]
+        chosen = ready[: -(-len(self.running) // batches)]  # rounded up
         decoding = [request for request in chosen if not request.prefilling]
         for following, request in zip(reversed(range(len(decoding))), decoding, strict=True):
             # Asked once more: beside the rows that the batch has by now, a strategy may rather wait.
@@ -195,6 +195,7 @@ class Scheduler:
         load, times, rows = context.load, context.estimates.pipeline, self.chunk
         if load.requests:
             limit = self.prefill_stretch * times.step_s(max(load.rows, 1))
+            # It stops at about a block, so that prompts always advance.
             while rows > BLOCK and times.step_s(load.rows + rows) > limit:
                 rows //= 2
         return rows

@@ -81,7 +81,7 @@ class Turns:
 
     def _release(self) -> None:
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._on_signal:  # else one of the handlers has set another
+            if signal.getsignal(number) == self._on_signal:  # else a handler that was called has set another one
                 signal.signal(number, handler)
         self._handlers = {}
 

@@ -184,7 +184,7 @@ class HostAgent:
         self._bid_farewell(lease.head, lease.secret, why)
 
     def _bid_farewell(self, head: Outbox, secret: str, why: str) -> None:
-        """Tell a head that it has no lease, and close its connection once the message has left, or too late."""
+        """Tell a head that it has no lease; its connection closes once that has left, ``FAREWELL_S`` later at most."""
         head.send(control.encode(control.LeaseEnded(cause=cut(why)), secret))
         self._farewells.append((head, time.monotonic() + FAREWELL_S))
 
@@ -194,6 +194,7 @@ class HostAgent:
         lease = None
         try:
             secret, raw = control.lease_of(frames)
+            # Compared in constant time, so that answers do not betray how much of a guessed secret is right.
             lease = next((one for one in self._leases.values() if control.same(one.secret, secret)), None)
             message = control.decode(raw, frames[1:])
             if lease is not None:
@@ -217,7 +218,7 @@ class HostAgent:
 
     def _obey(self, lease: Lease, message: control.Message, contents: Sequence[Frame]) -> None:
         if isinstance(message, control.Beat):
-            now = time.monotonic()
+            now = time.monotonic()  # by this thread, at once: the head estimates the clocks' offset by the answer
             lease.tell(control.BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
         elif isinstance(message, control.Detach):
             self._end(lease, "its head has left")

@@ -117,10 +117,10 @@ class Enrolment:
             ready, _, _ = select.select([self._listener, self._woken], [], [], left)
             if self._listener not in ready:
                 continue
-            with contextlib.suppress(OSError):  # it has left again
+            with contextlib.suppress(OSError):  # the other end has left already
                 connection, _ = self._listener.accept()
                 connection.settimeout(EXCHANGE_S)
-                under_way.append(handle := connection.dup())
+                under_way.append(handle := connection.dup())  # by which this thread can end the exchange at any time
                 threading.Thread(target=self._hear, args=(connection, handle), daemon=True).start()
             while len(under_way) > MOST_CONNECTIONS:
                 end_exchange(under_way.popleft())
@@ -139,7 +139,7 @@ class Enrolment:
         with self._context.wrap_socket(connection, server_side=True) as sealed:
             asked = msgspec.msgpack.decode(read(sealed), type=Application)
             if not hmac.compare_digest(asked.secret, self.token.secret):
-                return
+                return  # without an answer: a stranger learns nothing
             if not is_called(keys.name_in(asked.request), self._name):
                 write(sealed, Refusal(self._name))
                 return
@@ -148,7 +148,7 @@ class Enrolment:
                     return
                 authority, own = keys.sign(self._folder, asked.request)
                 write(sealed, Membership(authority, own))
-                self._joined.set()
+                self._joined.set()  # last: if the answer cannot be sent, the token still works
         self._waker.send(b"!")
 
     def close(self) -> None:

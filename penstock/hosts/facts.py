@@ -120,7 +120,7 @@ def cuda_devices() -> list[DeviceFacts]:
 
 def gpu_of(line: str) -> Gpu:
     number, uuid, model, total, free = (part.strip() for part in line.split(","))
-    return Gpu(number, uuid, model, int(total) << 20, int(free) << 20)
+    return Gpu(number, uuid, model, int(total) << 20, int(free) << 20)  # nvidia-smi states MiB
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:

@@ -254,6 +254,7 @@ class Fleet:
 
     def _step(self, listening: Listening) -> None:
         self._inbox.wait(listening.next_look)
+        # Messages first: a host's last one may say why its connection has ended.
         for frames in self._inbox.take():
             self._receive(frames)
         for lease in self._inbox.broken():
@@ -299,11 +300,12 @@ class Fleet:
         if problem := difference(host.name, own_versions(), facts.versions):
             return problem
         others = [one for one in self.hosts.values() if one is not host and one.facts is not None]
+        # One agent under two names would have its devices counted twice.
         same_agent = [one.name for one in others if one.facts and one.facts.incarnation == facts.incarnation]
         return f"host {host.name} is the same host as {same_agent[0]}; name it once" if same_agent else ""
 
     def _attach(self, host: RemoteHost) -> None:
-        self._inbox.dismiss(host.lease)
+        self._inbox.dismiss(host.lease)  # frames of the host's last lease are refused from now on
         self._inbox.admit(host.attach(self._inbox.address))
 
     def _welcome(self, message: Message) -> None:

@@ -85,6 +85,7 @@ def make_cluster(folder: Path, name: str) -> None:
     subject = named("penstock cluster")
     authority = (
         certificate(subject, subject, key.public_key(), AUTHORITY_DAYS)
+        # A path of length 0: it signs certificates of hosts, but of no further authority.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage(signs=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -139,7 +140,7 @@ def keep(folder: Path, key: PrivateKey, authority: bytes, own: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_secret(folder / HOST_KEY, in_pem(key))
     (folder / AUTHORITY).write_bytes(authority)
-    (folder / HOST).write_bytes(own)
+    (folder / HOST).write_bytes(own)  # last: it marks a folder whose keys are complete
 
 
 def new_key() -> PrivateKey:
@@ -207,5 +208,6 @@ def in_pem(key: PrivateKey) -> bytes:
 
 def write_secret(file: Path, content: bytes) -> None:
     """A new file that only its owner can read."""
+    # The rights are those of its creation, so that there is no moment at which others could open it.
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(content)

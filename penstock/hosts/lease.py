@@ -145,7 +145,7 @@ class Lease:
 
     def end(self) -> None:
         """Have the lease's thread end all its processes. Does not wait."""
-        self._ending = True
+        self._ending = True  # first: the thread looks at it before each piece of work
         with self._lock:
             fetches = list(self._fetches.values())
         for fetch in fetches:
@@ -193,7 +193,7 @@ class Lease:
 
     def _run(self) -> None:
         try:
-            self._facts = self._own.facts()
+            self._facts = self._own.facts()  # on this thread: a GPU driver may take seconds to answer
             self.tell(control.Attached(facts=self._facts))
             while (work := self._work.get()) is not None and not self._ending:
                 do, size = work

@@ -120,7 +120,7 @@ def cells_of(host: ListedHost, facts: HostFacts) -> list[str]:
         "\n".join(device.device for device in facts.devices),
         "\n".join(map(memory_of, facts.devices)),
         str(facts.cores),
-        "" if host.clock is None else f"{2e3 * host.clock.error:.2f} ms",
+        "" if host.clock is None else f"{2e3 * host.clock.error:.2f} ms",  # the error is half the round trip
         "" if host.links is None else f"{rate_of(host.links[0])}, {rate_of(host.links[1])} Gbit/s",
         facts.versions.penstock,
         facts.versions.torch,

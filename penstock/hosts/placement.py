@@ -88,6 +88,7 @@ def hosts_of_stages(hosts: str | None, cluster: Cluster | None, stages: int) -> 
 def spread(names: Sequence[str], stages: int) -> tuple[str, ...]:
     """The host of each stage, as plans name it: neighbours share a host. Hosts beyond the stages' number are spares."""
     used = names[:stages]
+    # Runs of consecutive stages, so that most hidden states stay on their host; lengths differ by one at most.
     return tuple(in_plans(used[stage * len(used) // stages]) for stage in range(stages))
 
 
@@ -104,6 +105,7 @@ def moved(
     placed = [host if host in stages else None for host in hosts]
     for stage, kept in enumerate(placed):
         if kept is None:
+            # The neighbours: the stage before, which has a place by now, and the next one behind that has one.
             before = placed[stage - 1 : stage] if stage else []
             after = [host for host in placed[stage + 1 :] if host is not None][:1]
             beside = sorted((host for host in (*before, *after) if host is not None), key=lambda one: len(stages[one]))

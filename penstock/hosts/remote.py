@@ -105,7 +105,7 @@ class RemoteHost:
 
     def start(self, spec: StageSpec) -> None:
         with self._lock:
-            if not self.attached:
+            if not self.attached:  # lost since the stage was placed here: it counts as ended
                 self._report(spec.process, self.cause)
                 return
             self._tell(control.StartStage(spec=spec))
@@ -279,7 +279,7 @@ class RemoteHost:
             self.attached, self.facts = False, None
             if self._search is not None:
                 self._search.forget()
-            for process in list(self._running):
+            for process in list(self._running):  # a copy: reporting an end removes the process
                 self._report(process, cause)
         self._close_connections()
 

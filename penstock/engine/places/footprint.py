@@ -102,7 +102,7 @@ def attending(config: Any, layers: int) -> list[bool]:
 
 
 def kv_width(config: Any) -> int:
-    """Elements of one row's keys in one layer, and as many of its values; half a latent's (``models/latent.py``)."""
+    """Elements of one row's keys in one layer, and as many of its values. A latent counts half for each."""
     if rank := getattr(config, "kv_lora_rank", None):
         return (int(rank) + int(config.qk_rope_head_dim)) // 2
     heads = int(config.num_attention_heads)

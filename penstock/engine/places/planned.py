@@ -44,7 +44,7 @@ def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
         return options
     try:
         profile = known_profile(options, host)
-    except FieldError:  # of a kind that is not planned for
+    except FieldError:  # there is no plan for such hosts
         if asked:
             raise
         return options
@@ -94,6 +94,7 @@ def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
     if not plans:
         problem = f"layer_split: no plan fits: {shortage(cluster, devices)}"
         raise ConfigError(f"{problem}. Add hosts, lower kv_slots, or quantize the model")
+    # The least expected time per token: a hit comes with the next batch, any other token after a trip.
     best = min(plans, key=lambda parts: hits * drafted.slowest_s(parts) + (1 - hits) * plain.trip_s(parts))
     order = [devices[part.device].name for part in best]
     spares = [name for name in found.names if name not in order]

@@ -86,7 +86,7 @@ class Probe:
     def _devices(self, names: Sequence[str]) -> DevicesMeasured:
         try:
             rates = [measured(name, usable_cores()) for name in names]
-        except Exception as error:  # torch's, of many kinds
+        except Exception as error:  # torch raises many kinds
             return DevicesMeasured(name=self._spec.name, rates=[], problem=f"it could not be measured: {error}")
         return DevicesMeasured(name=self._spec.name, rates=rates)
 

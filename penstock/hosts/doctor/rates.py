@@ -29,6 +29,7 @@ def measured(device: str, threads: int) -> DeviceRates:
     with torch.inference_mode():
         weights = [torch.full(shape, 0.01, device=where) for shape in SHAPES]
         seconds = {rows: seconds_of(weights, rows) for rows in ROWS}
+    # With one row the time goes into reading the weights, with many into the operations.
     return DeviceRates(
         device=device,
         threads=threads,

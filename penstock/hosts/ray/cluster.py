@@ -57,7 +57,7 @@ class RayCluster:
         Raises ConfigError if there is no room, and if Ray on another host takes commands from anybody.
         """
         bundles = bundles_for([node["Resources"] for node in ray.nodes() if node["Alive"]], stages, device)
-        self._group = placement_group(bundles, strategy="STRICT_SPREAD")
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD")  # each bundle on a node of its own
         if not self._group.wait(PLACED_S):
             raise ConfigError(f"hosts: Ray has no room for {bundles}, each on a node of its own; others may hold it")
         agents = []
@@ -68,6 +68,7 @@ class RayCluster:
                 "num_gpus": bundle.get("GPU", 0),
                 "resources": {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")},
             }
+            # Without a limit on restarts Ray starts an agent again whenever it ends.
             agent = ray.remote(NodeAgent).options(scheduling_strategy=placed, max_restarts=-1, **options)
             agents.append(agent.remote(self._authority, door))
         self._actors += agents
@@ -101,6 +102,6 @@ def connect(address: str) -> None:
     where = address if address.startswith("ray://") else "auto"
     try:
         ray.init(where, log_to_driver=False, configure_logging=False)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # Ray raises many kinds
         hint = "start one with `ray start --head`" if where == "auto" else "is `ray start --head` running there?"
         raise ConfigError(f"hosts: no Ray cluster at {address}: {error}; {hint}") from error

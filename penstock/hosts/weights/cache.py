@@ -101,7 +101,7 @@ class PartialCopy:
         start, _ = bounds_of(self._needed[name].size, piece)
         left = memoryview(content)
         while left:
-            written = os.pwrite(self._opened[name], left, start)
+            written = os.pwrite(self._opened[name], left, start)  # perhaps only a part
             left, start = left[written:], start + written
         return True
 

@@ -178,7 +178,7 @@ class Fetch:
                     return f"the checkpoint at {place} is another one: {file.name} differs"
         except ConfigError as error:
             return str(error)
-        except (OSError, ValueError) as error:  # ValueError: a path that no system has
+        except (OSError, ValueError) as error:  # ValueError: a path that no file can have, with a null byte
             return f"there is no checkpoint at {place}: {getattr(error, 'strerror', None) or error}"
         return Proved(place, stamps)
 
@@ -210,7 +210,7 @@ class Fetch:
         if missing and self.asked.hub is not None and not is_offline():
             missing = self._fill_from_hub(copy, self.asked.hub, missing, room)
         problem = self._fill(copy, missing, room)
-        cache.make_room(0, self._in_use())
+        cache.make_room(0, self._in_use())  # the bound holds again, now that all is written
         return problem
 
     def _fill_from_hub(self, copy: PartialCopy, source: HubSource, missing: list[Wanted], room: Room) -> list[Wanted]:
@@ -229,7 +229,7 @@ class Fetch:
                     if copy.write(name, piece, content[at : at + copy.length(name, piece)]):
                         held.add((name, piece))
                         self._progress(copy.length(name, piece))
-        except (httpx.HTTPError, ValueError) as error:  # ValueError: a name that the hub has for nothing
+        except (httpx.HTTPError, ValueError) as error:  # ValueError: a name that no file of the hub's can have
             log.info("%s: not from the hub: %s", source.repo, error)
         finally:
             hub.close()

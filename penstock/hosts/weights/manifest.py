@@ -94,7 +94,7 @@ def count_of(size: int) -> int:
 
 def digest_of(files: Sequence[FilePart]) -> str:
     """The digest of a checkpoint of these files."""
-    named = sorted((file.name, file.size, file.root) for file in files)
+    named = sorted((file.name, file.size, file.root) for file in files)  # in whatever order they were listed
     return hashlib.sha256(msgspec.msgpack.encode(named)).hexdigest()
 
 
@@ -112,7 +112,7 @@ def check_parts(digest: str, files: Sequence[FilePart], is_folder: bool, digests
     if digest_of(files) != digest:
         raise MalformedMessage("a checkpoint's digest is not that of its files")
     for file in files:
-        edges = [edge for pieces in file.pieces for edge in pieces]
+        edges = [edge for pieces in file.pieces for edge in pieces]  # if they ascend, the ranges do not overlap
         if (
             edges != sorted(edges)
             or any(first == last for first, last in file.pieces)
@@ -148,6 +148,7 @@ def open_regular(name: str | Path, flags: int = os.O_RDONLY, folder: int | None 
 
     Links are followed, since files of the hub's cache are links; callers that write add O_NOFOLLOW.
     """
+    # O_NONBLOCK: without it, opening a named pipe would wait for its other end.
     opened = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)

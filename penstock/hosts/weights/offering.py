@@ -155,7 +155,7 @@ class Courier:
     def _run(self) -> None:
         try:
             while (wanted := self._wanted.get()) is not None and not self._stopped:
-                self._outbox.drain(BACKLOG)
+                self._outbox.drain(BACKLOG)  # before the next piece is read, so that few are in memory
                 content = self._offer.read(wanted.file, wanted.piece)
                 piece = Piece(number=wanted.number, file=wanted.file, piece=wanted.piece)
                 self._outbox.send(encode(piece, self._lease), content)
