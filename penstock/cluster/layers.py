@@ -66,8 +66,8 @@ def unstated_layers(names: Sequence[str], cluster: Cluster, model: ModelPrice) -
 def layers_by_speed(devices: Sequence[Device], cluster: Cluster, model: ModelPrice) -> list[int]:
     """Layers of each device such that the slowest one is as fast as it can be.
 
-    Each layer goes to the device that would be done first with it. One whose memory is full gets no more, unless all
-    are full.
+    Each layer goes to the device that would be done first with it. A device whose memory is full gets no more, unless
+    all are full.
     """
 
     def after(i: int) -> tuple[bool, float]:

@@ -59,7 +59,7 @@ class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     slot_s: Seconds = 0.0
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
-        """Time for a batch. One without surviving rows is only passed on."""
+        """Seconds for a batch; 0 without surviving rows, since it is only passed on."""
         if not rows:
             return 0.0
         reading = self.weight_s + self.slot_s * attended.slots
@@ -76,7 +76,7 @@ class MeasuredTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """[rows][contexts]: seconds."""
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
-        """Time for a batch. One without surviving rows is only passed on."""
+        """Seconds for a batch; 0 without surviving rows, since it is only passed on."""
         if not rows:
             return 0.0
         return interpolated(self.rows, self.contexts, self.grid, rows, max(0.0, attended.slots - rows))
@@ -90,7 +90,7 @@ class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
     row_bytes: Annotated[float, msgspec.Meta(ge=0.0)]
 
     def seconds(self, rows: int, header_bytes: int = 0) -> float:
-        """Time from the first byte sent to the last received.
+        """Seconds from the first byte sent to the last received.
 
         To or from the engine the rows stand in the header: give either their number, or 0 and the header's size.
         """
@@ -104,7 +104,7 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     between: Annotated[tuple[LinkTiming, ...], AXIS] = ()
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
-        """Time a batch occupies the stage. Without surviving rows the header alone crosses the inner links."""
+        """Seconds for which a batch occupies the stage. Without surviving rows only its header crosses inner links."""
         seconds = sum([device.seconds(rows, attended) for device in self.devices])
         return seconds + sum([link.seconds(rows) for link in self.between]) if self.between else seconds
 

@@ -345,7 +345,7 @@ class AsyncLLM:
     def observe(self, observer: Observer) -> None:
         """Have ``observer`` watch every step from now on, on the engine's thread.
 
-        One that raises is told nothing more: the log says why, and the engine goes on without it.
+        An observer that raises is told nothing more: the log says why, and the engine goes on without it.
         """
         guarded = Guarded(observer, lambda: self._command(partial(self._llm.loop.observers.remove, guarded)))
         self._command(partial(self._llm.loop.observers.append, guarded))

@@ -57,7 +57,7 @@ class Pace:
         return max(target, self._steps) if drafted and dear and not times.shared else target
 
     def _rate(self, batches: int, requests: int) -> float:
-        """Tokens per second with so many batches in flight."""
+        """Tokens per second of ``requests`` requests with ``batches`` batches in flight."""
         rows = math.ceil(requests / batches)
         longest = max(batches * self._estimates.pipeline.step_s(rows), self._estimates.round_trips.round_trip_s(rows))
         return requests / longest

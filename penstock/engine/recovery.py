@@ -125,7 +125,7 @@ class Recovery:
         """The error that requests ended with, while nothing can run until hosts are back; may be read from any
         thread."""
         self.keeps_trying = False
-        """Whether to go on starting what is lost after the timeout."""
+        """Whether attempts go on after the timeout."""
         self.due = math.inf
         """Time at which ``advance`` has something to do without a message; infinite for none."""
         self.recoveries = 0
@@ -172,7 +172,7 @@ class Recovery:
         self.due = self._began_at + delay(self._losses - 1 if self._lost else 0)
 
     def advance(self, loop: Requests) -> bool:
-        """Go on with what has begun. Returns whether there are stages that requests can run on."""
+        """Go on with the recovery or move under way, if any. Returns whether there are stages to run requests on."""
         if self.due < math.inf:
             self._advance(loop)
         elif self.is_due_to_move(loop):

@@ -132,7 +132,7 @@ class Counters(Observer):
         self._rows.clear()
 
     def _count(self, request: Request) -> None:
-        """Add what has come to a request since the last time."""
+        """Add the increments of a request's metrics since the last call."""
         now = {**vars(request.metrics), "cached": request.cached}
         before = self._seen.get(request.number, {})
         for name, value in now.items():

@@ -73,7 +73,7 @@ def chained(problem: Problem) -> Order:
 
 
 def tries_of(problem: Problem) -> int:
-    """How many changes a search looks at: so many that it takes about as long for any problem."""
+    """How many changes a search looks at: fewer for large problems, so that it takes about as long for any."""
     devices, layers = problem.devices, problem.layers
     return min(MOST_TRIES, int(WORK / (devices * layers * (devices + layers))) + 1)
 

@@ -119,5 +119,5 @@ def solved(grid: Sequence[Sequence[Sequence[float]]], many: int, contexts: Seque
 
 def layer_ms(one: float, many: float, layers: int) -> float:
     """Milliseconds of one layer, from those of a stage of one layer and of a stage of ``layers``."""
-    # By noise many layers may seem no slower than one: then their mean is all there is.
+    # In a noisy measurement many layers may seem no slower than one: then their mean has to do.
     return (many - one) / (layers - 1) if layers > 1 and many > one else many / layers
