@@ -1,4 +1,4 @@
-"""Clusters: which devices there are, what joins them, where each stage runs, and how long an emulated one takes."""
+"""Clusters: their devices and links, the place of each stage, and the times of emulated ones."""
 
 from penstock.cluster.load import load_cluster, load_devices, preset_names, random_cluster
 from penstock.cluster.prices import PRICES, ModelPrice

@@ -1,4 +1,4 @@
-"""Clusters drawn at random from a seed: any number of stages, unlike devices and links, numbers that real ones have.
+"""Draws clusters at random from a seed: any number of stages, unlike devices and links, numbers that real ones have.
 
 A cluster has a level for each number, drawn log-uniformly over the range that real devices span; its own devices and
 links lie within a factor of 4 of one another around it, since people join what they have, but seldom a data centre's
@@ -23,13 +23,13 @@ SPREAD: Final = 4.0
 
 @dataclass(frozen=True)
 class Span:
-    """From the least to the most that real devices or links have."""
+    """A range from the lowest to the highest number that real devices or links have."""
 
     low: float
     high: float
 
     def draw(self, rng: Random) -> float:
-        """Log-uniform."""
+        """A number drawn log-uniformly, rounded to three digits."""
         return three_digits(self.low * (self.high / self.low) ** rng.random())
 
     def part(self, rng: Random) -> Span:
@@ -60,6 +60,7 @@ def drawn_table(seed: int, stages: int | None = None) -> dict[str, Any]:
     if stages is not None:
         check(MIN_STAGES <= stages <= MAX_STAGES, "stages", stages, f"between {MIN_STAGES} and {MAX_STAGES}")
     rng = Random(seed)
+    # Drawn even if it is stated, so that stating the number that would be drawn gives the same cluster.
     drawn = round(Span(MIN_STAGES, MAX_STAGES).draw(rng))
     count = drawn if stages is None else stages
     model = drawn_model(rng, count)
@@ -110,9 +111,9 @@ def drawn_device(rng: Random, name: str, host: str, bandwidths: Span, overheads:
 
 
 def drawn_links(rng: Random, hosts: Sequence[str]) -> dict[str, Any]:
-    """Inside hosts alike; between hosts each its own, in a ring from the drafter's through the stages' and back.
+    """Links: all alike inside hosts; between hosts each drawn, in a ring of the stages' hosts and the drafter's.
 
-    Features take other ways, from each stage to the drafter: as slow as the slowest of the ring.
+    Other ways, such as those of features from each stage to the drafter, are as slow as the slowest in the ring.
     """
     gbit_s, milliseconds = NETWORK_GBIT_S.part(rng), NETWORK_MS.part(rng)
     ring = dict.fromkeys(tuple(sorted(pair)) for pair in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
@@ -133,7 +134,7 @@ def drawn_link(rng: Random, gbit_s: Span, milliseconds: Span) -> dict[str, float
 def split_by_speed(layers: int, speeds: Sequence[float]) -> list[int]:
     """Layers per stage, at least 1 each, such that the slowest stage is as fast as it can be.
 
-    One layer after another goes to the stage that would be done first with it: in proportion to speed but for rounding.
+    Each layer goes to the stage that would be done first with it: counts are proportional to speed, but for rounding.
     """
     counts = [1] * len(speeds)
     for _ in range(layers - len(speeds)):

@@ -1,4 +1,4 @@
-"""How many layers each device of a cluster file is priced with: as its stages say, or by the devices' speed."""
+"""Gives each device of a cluster file the layers that it is priced with: as stages state them, or by devices' speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.config import FieldError, check
 
 @dataclass(frozen=True, kw_only=True)
 class StageEntry:
-    """``layers``: for the whole stage, spread evenly over its devices, or one number per device."""
+    """A stage of a cluster file. ``layers``: of the whole stage, spread evenly over its devices, or one per device."""
 
     devices: tuple[str, ...]
     layers: int | tuple[int, ...] | None = None
@@ -25,7 +25,7 @@ class StageEntry:
 
 
 def stages_with_layers(entries: tuple[StageEntry, ...], cluster: Cluster) -> tuple[Stage, ...]:
-    """Give every device its number of layers: as stated on every stage, else by speed: evenly over equal ones."""
+    """Give every device its number of layers: as every stage states them, else by speed, or evenly over equal ones."""
     model = cluster.as_model
     stated = [i for i, entry in enumerate(entries) if entry.layers is not None]
     if model is None:
@@ -49,13 +49,14 @@ def stages_with_layers(entries: tuple[StageEntry, ...], cluster: Cluster) -> tup
 def unstated_layers(names: Sequence[str], cluster: Cluster, model: ModelPrice) -> Sequence[int]:
     """Layers of each device, in order, where no stage states any.
 
-    Devices that differ get them by speed. Among equal ones the first take what is left over, since the last one holds
-    the head.
+    Devices that differ get them by speed. Equal ones get equal numbers; a remainder goes to the first ones, since the
+    last one holds the head.
     """
     if len(names) > model.layers:
         problem = f"name {len(names)} devices for the {model.layers} layers of as_model; use fewer"
         raise FieldError("stages", problem)
     devices = [cluster.device(name) for name in names]
+    # Names, hosts and kinds say nothing of a device's speed.
     kinds = {dataclasses.replace(device, name="", host="", kind=None) for device in devices}
     if len(kinds) > 1 and all(device.priced for device in devices):
         return layers_by_speed(devices, cluster, model)
@@ -63,9 +64,10 @@ def unstated_layers(names: Sequence[str], cluster: Cluster, model: ModelPrice) -
 
 
 def layers_by_speed(devices: Sequence[Device], cluster: Cluster, model: ModelPrice) -> list[int]:
-    """The slowest device is as fast as it can be: each layer goes to the one that would have done first with it.
+    """Layers of each device such that the slowest one is as fast as it can be.
 
-    A device whose memory is full gets no more, unless all are.
+    Each layer goes to the device that would be done first with it. A device whose memory is full gets no more, unless
+    all are full.
     """
 
     def after(i: int) -> tuple[bool, float]:
@@ -76,7 +78,7 @@ def layers_by_speed(devices: Sequence[Device], cluster: Cluster, model: ModelPri
 
     counts = [1] * len(devices)
     for _ in range(model.layers - len(devices)):
-        counts[min(range(len(devices)), key=after)] += 1
+        counts[min(range(len(devices)), key=after)] += 1  # False sorts first: devices that have room
     return counts
 
 

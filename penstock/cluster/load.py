@@ -1,4 +1,4 @@
-"""From a cluster file, a preset's name, ``local-N`` or ``random-SEED`` to a checked Cluster.
+"""Makes a checked Cluster from a cluster file, a preset's name, ``local-N`` or ``random-SEED``.
 
 The file, with everything optional in brackets::
 
@@ -39,7 +39,7 @@ PRESETS: Final = Path(__file__).parent / "presets"
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterFile:
-    """A cluster file as written. Fields that bear a Cluster field's name mean the same."""
+    """A cluster file as written. Fields with the name of one of Cluster's mean the same."""
 
     name: str
     description: str = ""
@@ -68,8 +68,8 @@ def load_cluster(
     """Load a preset, a path that ends in ``.toml``, ``local-N`` or ``random-SEED``.
 
     ``local-N``: N stages on this host, nothing emulated. ``random-17`` or ``random-17:32``: ``random_cluster``.
-    ``bandwidth_gbit_s``: of every link between different hosts, in place of the file's, in 1e9 bits/s of payload.
-    ``drafter_on``: where the drafter runs in place of the file's device: ``with_drafter_on``.
+    ``bandwidth_gbit_s``: rate of every link between different hosts, in place of the file's, in 1e9 bits/s of payload.
+    ``drafter_on``: place of the drafter instead of the file's device (``with_drafter_on``).
     ``overrides`` replace fields of the file, tables key by key: ``time_scale=2.0`` or
     ``links={"network": {"latency_ms": 1}}``. Raises ConfigError that names the source and the field.
     """
@@ -84,11 +84,11 @@ def load_cluster(
 def load_devices(
     name_or_path: str, *, as_model: str | None = None, bandwidth_gbit_s: float | None = None, **overrides: Any
 ) -> Cluster:
-    """A cluster to plan for: as ``load_cluster``, but its stages hold no layers, and need not be there.
+    """A cluster to plan for: loaded as by ``load_cluster``, but stages hold no layers, and the file need not have any.
 
-    Without stages every device has one that is neither the drafter's nor the engine's. ``as_model``: in place of the
-    file's. A measured pass counts as a rate: that of the layers which the file gives its stage. Raises ConfigError,
-    also where nothing is emulated.
+    Without stages every device gets one that is neither the drafter's nor the engine's. ``as_model`` replaces the
+    file's. A measured pass becomes a rate, by the layers that the file gives its stage. Raises ConfigError, also if
+    nothing is emulated.
     """
     try:
         table = merged(read_cluster(name_or_path), overrides)
@@ -102,6 +102,7 @@ def load_devices(
             raise FieldError("as_model", "is None; it has to be named: the model whose layers are to be placed")
         cluster = cluster_of(file, model, tuple(Stage(devices=entry.devices) for entry in file.stages))
         check_numbers(cluster)
+        # A pass was measured with the file's own model, whatever model is planned for.
         if staged and any(device.pass_ms is not None for device in cluster.devices):
             held = stages_with_layers(file.stages, dataclasses.replace(cluster, as_model=own or model))
             cluster = with_rates(cluster, held, own or model)
@@ -111,14 +112,14 @@ def load_devices(
 
 
 def own_stages(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One for each device of a file that has another task for none of them."""
+    """A stage for each device of a file's table that is neither its drafter nor its engine."""
     busy, devices = {table.get("drafter"), table.get("engine")}, table.get("devices")
     names = [one.get("name") for one in devices if isinstance(one, Mapping)] if isinstance(devices, list) else []
     return [{"devices": [name]} for name in names if name not in busy]
 
 
 def random_cluster(seed: int, stages: int | None = None) -> Cluster:
-    """An emulated cluster drawn from a seed, the same on every platform, with its model and its drafter (``drawn.py``).
+    """An emulated cluster drawn from a seed, the same on every platform, with a model and a drafter (``drawn.py``).
 
     ``stages``: 2 to 128; None draws them too. Raises FieldError for a number of stages or a seed out of range.
     """
@@ -154,7 +155,7 @@ def local_table(stages: int) -> dict[str, Any]:
 
 
 def merged(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """``table`` with ``overrides`` on top, tables inside tables likewise."""
+    """The table with ``overrides`` on top; tables inside tables are merged likewise."""
     result = dict(table)
     for key, value in overrides.items():
         inner = result.get(key)
@@ -165,7 +166,7 @@ def merged(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def with_network_bandwidth(cluster: Cluster, gbit_s: float) -> Cluster:
-    """The cluster with another rate on every link between different hosts. Raises FieldError where there is none."""
+    """The cluster with another rate on every link between different hosts. Raises FieldError if there is none."""
     where, hosts = "bandwidth_gbit_s", {device.host for device in cluster.devices}
     check(math.isfinite(gbit_s) and gbit_s > 0, where, gbit_s, "above 0")
     check(cluster.emulated, where, gbit_s, "left out: no as_model, so there are no modelled links")
@@ -188,9 +189,9 @@ def joins_hosts(link: LinkBetween, devices: tuple[Device, ...]) -> bool:
 
 
 def with_drafter_on(cluster: Cluster, place: str) -> Cluster:
-    """The cluster with the drafter on "engine" (its device), "last-stage", or the device of that name.
+    """The cluster with the drafter on "engine" (the engine's device), "last-stage", or the device of that name.
 
-    The engine stays. Raises FieldError where nothing drafts, the device is unknown or cannot hold the drafter.
+    The engine stays. Raises FieldError if nothing drafts, or the device is unknown or cannot hold the drafter.
     """
     check(cluster.emulated, DRAFTER_ON, place, "left out: no as_model, so where the drafter runs changes nothing")
     check(cluster.drafter is not None, DRAFTER_ON, place, "left out: the cluster names no drafter that could be moved")
@@ -205,10 +206,10 @@ def with_drafter_on(cluster: Cluster, place: str) -> Cluster:
 
 
 def resolve(file: ClusterFile) -> Cluster:
-    """Fill in what a file leaves to defaults and check the whole. Raises FieldError."""
+    """Make a cluster of a file: fill in defaults and check everything. Raises FieldError."""
     check_names(file)
     as_model = price("as_model", file.as_model)
-    cluster = cluster_of(file, as_model, ())
+    cluster = cluster_of(file, as_model, ())  # without stages: their layers depend on the devices and the model
     cluster = dataclasses.replace(cluster, stages=stages_with_layers(file.stages, cluster))
     if cluster.as_model is not None:
         check_emulated(cluster, cluster.as_model)
@@ -218,7 +219,7 @@ def resolve(file: ClusterFile) -> Cluster:
 
 
 def cluster_of(file: ClusterFile, as_model: ModelPrice | None, stages: tuple[Stage, ...]) -> Cluster:
-    """The file with these stages; only its kinds are checked."""
+    """The file's cluster with these stages; only its kinds are checked."""
     return Cluster(
         name=file.name,
         description=file.description,
@@ -294,7 +295,7 @@ def check_ends(links: tuple[LinkBetween, ...], known: list[str]) -> None:
 
 
 def uses(file: ClusterFile) -> Iterator[tuple[str, str]]:
-    """Every (field, device name) that gives a device something to do. Engine and drafter may share a stage's."""
+    """Every (field, device name) that gives a device a task. Engine and drafter may share a stage's device."""
     for i, stage in enumerate(file.stages):
         yield from ((f"stages[{i}].devices[{j}]", name) for j, name in enumerate(stage.devices))
     if file.drafter is not None:
@@ -307,7 +308,7 @@ def uses(file: ClusterFile) -> Iterator[tuple[str, str]]:
 
 
 def check_emulated(cluster: Cluster, model: ModelPrice) -> None:
-    """Raise FieldError unless every number that emulation needs is there, and the devices hold what they are to."""
+    """Raise FieldError unless every number that emulation needs is there, and the devices' memory suffices."""
     check_numbers(cluster)
     check_memory(cluster, model)
 
@@ -323,11 +324,11 @@ def check_numbers(cluster: Cluster) -> None:
         elif device.name == cluster.drafter:
             check_priced(f"devices[{i}]", with_pass(device, cluster.draft_pass_ms))
     for one, other in cluster.hops():
-        cluster.link(one, other)
+        cluster.link(one, other)  # raises if it is missing
 
 
 def check_priced(where: str, device: Device) -> None:
-    """Raise FieldError unless the time of a pass is known, and in one way."""
+    """Raise FieldError unless the time of a pass is known, and stated in only one way."""
     if not device.priced:
         numbers = "weight_bandwidth_gb_s, compute_tflops and overhead_ms"
         remedy = f"needs {numbers}, or a kind that has them; or compute_tflops and pass_ms"
@@ -340,7 +341,7 @@ def check_priced(where: str, device: Device) -> None:
 
 
 def with_pass(device: Device, pass_ms: float | None) -> Device:
-    """The drafter's device with the pass that the file states, in place of what it would be made of."""
+    """The drafter's device with the pass that the file states, in place of rate and overhead."""
     if pass_ms is None:
         return device
     return dataclasses.replace(device, pass_ms=pass_ms, weight_bandwidth_gb_s=None, overhead_ms=None)
@@ -359,7 +360,7 @@ def check_drafter(cluster: Cluster) -> None:
 
 
 def refuse_emulation(cluster: Cluster) -> None:
-    """Raise FieldError for a number that would be ignored where nothing is emulated, and for a stage over devices."""
+    """Raise FieldError for a number that would be ignored since nothing is emulated, and for a stage over devices."""
     for i, device in enumerate(cluster.devices):
         for name in ("weight_bandwidth_gb_s", "compute_tflops", "overhead_ms", "pass_ms"):
             if getattr(device, name) is not None:

@@ -1,4 +1,4 @@
-"""What a model's layers were measured to take on a device, and what lies between the measurements."""
+"""Measured times of a model's layers on a device, and interpolation between the measurements."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Grid = tuple[tuple[float, ...], ...]
 class LayerTimes:
     """Milliseconds of a batch by its ``rows`` and by the tokens before it, its ``contexts``. Raises FieldError.
 
-    A stage takes ``stage_ms`` beside its layers, and ``head_ms`` where it has the head and every row's token is picked.
+    A stage takes ``stage_ms`` beside its layers, and ``head_ms`` if it has the head, with a token picked for every row.
     """
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
     layer_ms: Grid
-    """[rows][contexts], of one layer in the mean."""
+    """[rows][contexts]: milliseconds of one layer, the mean of several."""
     stage_ms: tuple[float, ...]
-    """[rows]"""
+    """[rows]: milliseconds of a stage beside its layers."""
     head_ms: tuple[float, ...]
-    """[rows]"""
+    """[rows]: milliseconds of the head."""
 
     def __post_init__(self) -> None:
         for name in ("rows", "contexts"):
@@ -42,7 +42,7 @@ class LayerTimes:
         check(min(every) >= 0, "layer_ms", min(every), "0 or above, as stage_ms and head_ms")
 
     def of_stage(self, layers: int, *, head: bool) -> Grid:
-        """[rows][contexts]: seconds of a stage with so many layers."""
+        """[rows][contexts]: seconds of a stage with ``layers`` layers."""
         beside = [stage + head * last for stage, last in zip(self.stage_ms, self.head_ms, strict=True)]
         return tuple(
             tuple((ms + layers * one) / 1e3 for one in line) for ms, line in zip(beside, self.layer_ms, strict=True)
@@ -50,7 +50,10 @@ class LayerTimes:
 
 
 def between(places: Sequence[int], at: float) -> tuple[int, int, float]:
-    """The two places beside ``at``, and how far it is from the first to the second; beyond the ends, the outer two."""
+    """Indices of the two places around ``at``, and its position between them, 0 at the first and 1 at the second.
+
+    Beyond the ends they are the outer two, and the position lies outside of 0 to 1.
+    """
     if len(places) == 1:
         return 0, 0, 0.0
     high = min(max(bisect_right(places, at), 1), len(places) - 1)
@@ -62,6 +65,7 @@ def interpolated(rows: Sequence[int], contexts: Sequence[int], grid: Grid, x: fl
     """q(x, y): ``grid`` at x rows behind y tokens, linear between the nearest four; never below 0."""
     one, two, down = between(rows, x)
     left, right, across = between(contexts, y)
+    # Along the contexts in the two rows of the grid, then between these.
     upper = grid[one][left] + across * (grid[one][right] - grid[one][left])
     lower = grid[two][left] + across * (grid[two][right] - grid[two][left])
     return max(0.0, upper + down * (lower - upper))

@@ -1,4 +1,4 @@
-"""What a device has to hold: weights, the KV cache, the activations of a batch, and a drafter beside them."""
+"""Memory that a device needs: weights, the KV cache, the activations of a batch, and a drafter beside them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.config import FieldError
 BATCH_ROWS: Final = 512
 """Rows of the largest batch: a piece of a prompt."""
 ROW_STATES: Final = 16
-"""Hidden states that a row needs in a layer: the residual, its norm, queries to values, the feed-forward's 2 x 3.5."""
+"""Memory of a row in a layer, in hidden states: residual, norm, queries to values, and 2 x 3.5 of the feed-forward."""
 
 
 class Held(NamedTuple):
-    """Bytes on one device."""
+    """Bytes that one device holds."""
 
     weights: float
     cache: float
@@ -26,13 +26,13 @@ class Held(NamedTuple):
         return sum(self)
 
     def __add__(self, other: object) -> Held:
-        """Both on one device: their activations are never there at the same time."""
+        """Both on one device, where the activations of only one are there at a time."""
         assert isinstance(other, Held)
         return Held(self.weights + other.weights, self.cache + other.cache, max(self.activations, other.activations))
 
 
 def held_by(model: ModelPrice, layers: int, kv_slots: int, *, embedding: bool, head: bool) -> Held:
-    """So many layers of a model, with the KV of ``kv_slots`` tokens; the embedding and the head where they are."""
+    """Bytes of ``layers`` layers of a model with the KV of ``kv_slots`` tokens, and of embedding and head if stated."""
     return Held(
         weights=model.weight_bytes(layers, head=head) + (model.embedding_bytes if embedding else 0.0),
         cache=kv_slots * model.slot_bytes(layers),
@@ -41,9 +41,9 @@ def held_by(model: ModelPrice, layers: int, kv_slots: int, *, embedding: bool, h
 
 
 def check_memory(cluster: Cluster, model: ModelPrice) -> None:
-    """Raise FieldError naming the device that cannot hold what it is to, with the numbers.
+    """Raise FieldError, with the numbers, naming the first device whose memory does not suffice.
 
-    A drafter, an embedding of its own included, counts on the device that holds it beside a stage's layers.
+    A drafter, with an embedding of its own, counts on the device that holds it, beside a stage's layers.
     """
     draft = cluster.draft_as_model
     drafting = None

@@ -1,8 +1,8 @@
-"""What a model costs a device: parameters to read, operations per row, attention by context, bytes per row on a link.
+"""Prices of models: parameters to read, operations per row, attention by context, bytes per row on a link.
 
 A pass over a batch reads every weight once and does two operations (multiply, add) per weight and row. Attention takes
 four per element of a row's queries and token that the row sees (scores, then the weighted sum of values). The keys and
-values of every token that any of its rows sees are read once.
+values of every token that any row of the batch sees are read once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ModelPrice:
     layers: int
     hidden_size: int
     layer_parameters: int
-    """Weights of one layer that a pass reads: of a mixture of experts, what a batch touches."""
+    """Weights of one layer that a pass reads; in a mixture of experts, only those that a batch touches."""
     head_parameters: int
     """Final norm and output projection, read by the last stage."""
     embedding_parameters: int = 0
@@ -43,22 +43,22 @@ class ModelPrice:
         check_positive(self, "cache_bytes")
 
     def weight_bytes(self, layers: int, *, head: bool) -> float:
-        """Bytes of weights that a device with so many layers reads per pass."""
+        """Bytes of weights that a device with ``layers`` layers reads per pass."""
         return self.read_parameters(layers, head=head) * self.bytes_per_parameter
 
     def row_operations(self, layers: int, *, head: bool) -> float:
-        """Floating-point operations per row on a device with so many layers."""
+        """Floating-point operations per row on a device with ``layers`` layers."""
         return 2.0 * self.read_parameters(layers, head=head)
 
     def read_parameters(self, layers: int, *, head: bool) -> int:
         return layers * self.layer_parameters + (self.head_parameters if head else 0)
 
     def pair_operations(self, layers: int) -> float:
-        """Floating-point operations of attention per row and token that it sees."""
+        """Floating-point operations of attention per pair of a row and a token that it sees."""
         return 4.0 * layers * self._attention_size
 
     def slot_bytes(self, layers: int) -> float:
-        """Bytes of one token's keys and values on a device with so many layers."""
+        """Bytes of one token's keys and values on a device with ``layers`` layers."""
         elements = self._attention_size if self.key_value_size is None else self.key_value_size
         return 2.0 * layers * elements * (self.activation_bytes if self.cache_bytes is None else self.cache_bytes)
 

@@ -18,10 +18,10 @@ KV_SLOTS: Final = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """Numbers that devices of one kind share. All but the first two describe an emulated device. Raises FieldError."""
+    """Numbers that devices of one kind share. All but the first two are for emulated devices. Raises FieldError."""
 
     memory_gb: float | None = None
-    """Memory for weights and cache, in 1e9 bytes; None is not checked."""
+    """Memory for weights and cache, in 1e9 bytes; None: unknown, and not checked."""
     threads: int | None = None
     """Threads that compute on a real device; None: an equal part of the cores of its host."""
     weight_bandwidth_gb_s: float | None = None
@@ -29,9 +29,9 @@ class DeviceKind:
     compute_tflops: float | None = None
     """Effective rate of a pass over many rows, in 1e12 operations/s."""
     overhead_ms: float | None = None
-    """Fixed time per batch."""
+    """Fixed time per batch, in milliseconds."""
     pass_ms: float | None = None
-    """Measured time of a pass over a batch, where that is known and weight_bandwidth_gb_s and overhead_ms are not."""
+    """Measured milliseconds of a pass over a batch, in place of weight_bandwidth_gb_s and overhead_ms."""
 
     def __post_init__(self) -> None:
         check_positive(self, "memory_gb", "weight_bandwidth_gb_s", "compute_tflops", "pass_ms")
@@ -41,13 +41,13 @@ class DeviceKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Device(DeviceKind):
-    """One device. What it does not state itself, ``kind`` states in the file's table of kinds."""
+    """One device. Numbers that it does not state itself come from its ``kind`` in the file's table of kinds."""
 
     name: str
     host: str = "localhost"
     kind: str | None = None
     measured: LayerTimes | None = None
-    """What ``as_model``'s layers took on it, beside the numbers that price other models there."""
+    """Measured times of ``as_model``'s layers on it; the other numbers price other models there."""
 
     @property
     def priced(self) -> bool:
@@ -58,7 +58,7 @@ class Device(DeviceKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What lies between two devices: rate in 1e9 bits/s of payload, and the time until the first byte arrives."""
+    """A link between two devices: rate in 1e9 bits/s of payload, and milliseconds until the first byte arrives."""
 
     bandwidth_gbit_s: float
     latency_ms: float
@@ -88,12 +88,12 @@ class Links:
     between: tuple[LinkBetween, ...] = ()
     exclusive: bool = False
     """Whether a device sends or receives hidden states of one batch at a time (PipeDec, algorithms 2 and 3): a transfer
-    begins when both its ends are free. In simulations alone."""
+    begins when both its ends are free. For simulations only."""
 
     def find(self, one: Device, other: Device) -> Link:
-        """The link of two different devices; a device's name wins over its host's. Raises FieldError where none is."""
+        """The link of two different devices; a device's name wins over its host's. Raises FieldError for none."""
         named = {frozenset(link.ends): link for link in self.between}
-        for ends in product((one.name, one.host), (other.name, other.host)):
+        for ends in product((one.name, one.host), (other.name, other.host)):  # names before hosts
             if frozenset(ends) in named:
                 return named[frozenset(ends)]
         field, link = ("local", self.local) if one.host == other.host else ("network", self.network)
@@ -128,7 +128,7 @@ class Cluster:
     """Emulation: the model that the stages are priced as. None means that nothing is emulated."""
     draft_as_model: ModelPrice | None = None
     draft_pass_ms: float | None = None
-    """Measured time of one of the drafter's passes, on whatever device it is; None: what ``draft_as_model`` gives."""
+    """Measured milliseconds of one of the drafter's passes, on any device; None: priced by ``draft_as_model``."""
     time_scale: float = 1.0
     """Factor on every modelled time."""
     kv_slots: int = KV_SLOTS

@@ -1,9 +1,9 @@
-"""How long an emulated cluster takes: per stage and batch, per link and message. All in seconds, time_scale applied.
+"""Times of an emulated cluster: per stage and batch, per link and message. All are in seconds, time_scale applied.
 
 A device's pass over a batch lasts ``fixed + max(reading, computing)``, the roofline: its weights, and the keys and
 values that the batch attends to, are read once; every row and its attention are computed. A message on a link lasts
-``latency + bytes / rate``. Stage processes wait by these numbers, and the simulator adds them. Where a device's layers
-have been measured, what was measured counts.
+``latency + bytes / rate``. Stage processes wait for these times, and the simulator adds them. Where a device's layers
+have been measured, the measurements count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BoundedGrid = Annotated[tuple[Annotated[tuple[Seconds, ...], AXIS], ...], AXIS]
 
 
 class Attended(NamedTuple):
-    """What a batch's rows attend to: ``pairs`` of a row and a token that it sees, and the ``slots`` that are read."""
+    """Attention of a batch: ``pairs`` of a row and a token that it sees, and the ``slots`` whose KV is read."""
 
     pairs: float = 0
     slots: float = 0
@@ -41,14 +41,15 @@ NOTHING: Final = Attended()
 
 
 def chunk(rows: int, cached: int = 0) -> Attended:
-    """What so many tokens of one text attend to that follow ``cached`` ones: all before them, and themselves."""
+    """Attention of ``rows`` tokens of one text that follow ``cached`` ones: each sees all before it, and itself."""
+    # Row i of 1 to n sees cached + i tokens, in the mean cached + (n + 1) / 2.
     return Attended(rows * (cached + (rows + 1) / 2), cached + rows)
 
 
 class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One device's part of a stage: fixed time per batch, time to read its weights, time to compute one row.
 
-    ``pair_s`` is a row's attention to one token, ``slot_s`` reads one token's keys and values.
+    ``pair_s`` is the time of a row's attention to one token, ``slot_s`` that to read one token's keys and values.
     """
 
     fixed_s: Seconds
@@ -58,10 +59,11 @@ class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     slot_s: Seconds = 0.0
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
-        """Time for a batch. One without surviving rows is only passed on."""
+        """Seconds for a batch; 0 without surviving rows, since it is only passed on."""
         if not rows:
             return 0.0
         reading = self.weight_s + self.slot_s * attended.slots
+        # Reading and computing overlap, so the longer of them counts.
         return self.fixed_s + max(reading, self.row_s * rows + self.pair_s * attended.pairs)
 
 
@@ -71,24 +73,24 @@ class MeasuredTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     rows: GridAxis
     contexts: GridAxis
     grid: BoundedGrid
-    """[rows][contexts]"""
+    """[rows][contexts]: seconds."""
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
-        """Time for a batch. One without surviving rows is only passed on."""
+        """Seconds for a batch; 0 without surviving rows, since it is only passed on."""
         if not rows:
             return 0.0
         return interpolated(self.rows, self.contexts, self.grid, rows, max(0.0, attended.slots - rows))
 
 
 class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
-    """A link and what a row weighs on it. Within one device: no latency, infinite rate."""
+    """A link, and the bytes of a row on it. Within one device it has no latency and an infinite rate."""
 
     latency_s: Seconds
     bytes_per_s: Annotated[float, msgspec.Meta(gt=0.0)]
     row_bytes: Annotated[float, msgspec.Meta(ge=0.0)]
 
     def seconds(self, rows: int, header_bytes: int = 0) -> float:
-        """Time from the first byte sent to the last received.
+        """Seconds from the first byte sent to the last received.
 
         To or from the engine the rows stand in the header: give either their number, or 0 and the header's size.
         """
@@ -102,13 +104,13 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     between: Annotated[tuple[LinkTiming, ...], AXIS] = ()
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
-        """Time a batch occupies the stage. Without surviving rows the header alone crosses the inner links."""
+        """Seconds for which a batch occupies the stage. Without surviving rows only its header crosses inner links."""
         seconds = sum([device.seconds(rows, attended) for device in self.devices])
         return seconds + sum([link.seconds(rows) for link in self.between]) if self.between else seconds
 
 
 def stage_timings(cluster: Cluster) -> tuple[StageTiming, ...]:
-    """One entry per stage; the last device carries the head. Raises ConfigError where nothing is emulated."""
+    """Times of each stage; the last device carries the head. Raises ConfigError if nothing is emulated."""
     model = emulated_model(cluster)
     last = cluster.stages[-1].devices[-1]
     return tuple(
@@ -124,7 +126,7 @@ def stage_timings(cluster: Cluster) -> tuple[StageTiming, ...]:
 
 
 def link_timings(cluster: Cluster) -> tuple[LinkTiming, ...]:
-    """Engine to first stage, stage to stage, last stage to engine. Raises ConfigError where nothing is emulated."""
+    """Links engine to first stage, stage to stage, last stage to engine. Raises ConfigError if nothing is emulated."""
     model = emulated_model(cluster)
     row_bytes = [MESSAGE_ROW_BYTES, *[model.row_bytes] * (len(cluster.stages) - 1), MESSAGE_ROW_BYTES]
     return tuple(link_timing(cluster, *hop, row) for hop, row in zip(cluster.route(), row_bytes, strict=True))
@@ -140,7 +142,7 @@ def draft_timing(cluster: Cluster) -> StageTiming | None:
 def speculator_timing(cluster: Cluster, depth: int) -> StageTiming | None:
     """One pass of a learned drafter: ``depth`` layers of the target's model and its head; None without a drafter.
 
-    Where the cluster file states a measured pass, that.
+    If the cluster file states a measured pass, that counts.
     """
     if cluster.drafter is None or cluster.as_model is None:
         return None
@@ -148,7 +150,7 @@ def speculator_timing(cluster: Cluster, depth: int) -> StageTiming | None:
 
 
 def drafter_timing(cluster: Cluster, model: ModelPrice, layers: int) -> StageTiming:
-    """So many layers of a model and its head on the drafter's device."""
+    """One pass over ``layers`` layers of a model and its head on the drafter's device."""
     assert cluster.drafter is not None
     device = cluster.device(cluster.drafter)
     if cluster.draft_pass_ms is not None:
@@ -157,13 +159,13 @@ def drafter_timing(cluster: Cluster, model: ModelPrice, layers: int) -> StageTim
 
 
 def feature_links(cluster: Cluster) -> tuple[LinkTiming, ...]:
-    """From each stage to the drafter (or the engine, beside which it then runs), for one layer's state of a row."""
+    """Links from each stage to the drafter, for one layer's state of a row; to the engine if no drafter is named."""
     model, drafter = emulated_model(cluster), cluster.drafter or cluster.engine
     return tuple(link_timing(cluster, stage.devices[-1], drafter, model.row_bytes) for stage in cluster.stages)
 
 
 def draft_link(cluster: Cluster) -> LinkTiming | None:
-    """Between engine and drafter, either way; None where the cluster names no drafter."""
+    """The link between engine and drafter, in either direction; None if the cluster names no drafter."""
     if cluster.drafter is None:
         return None
     return link_timing(cluster, cluster.engine, cluster.drafter, MESSAGE_ROW_BYTES)
@@ -186,7 +188,7 @@ def emulated_model(cluster: Cluster) -> ModelPrice:
 def stage_part(
     device: Device, model: ModelPrice, layers: int, time_scale: float, *, head: bool
 ) -> DeviceTiming | MeasuredTiming:
-    """So many of ``as_model``'s layers on a device: as measured there, else as priced."""
+    """Times of ``layers`` layers of ``as_model`` on a device: measured if they were, else priced."""
     times = device.measured
     if times is None:
         return device_timing(device, model, layers, time_scale, head=head)
@@ -195,7 +197,7 @@ def stage_part(
 
 
 def device_timing(device: Device, model: ModelPrice, layers: int, time_scale: float, *, head: bool) -> DeviceTiming:
-    """Price so many layers of a model on a device, or take its measured pass for the time that does not grow by row."""
+    """Price ``layers`` layers of a model on a device; its measured pass, if stated, is the time that all rows share."""
     assert device.compute_tflops is not None
     operation_s = time_scale / (device.compute_tflops * 1e12)
     row_s = operation_s * model.row_operations(layers, head=head)
@@ -216,7 +218,7 @@ def device_timing(device: Device, model: ModelPrice, layers: int, time_scale: fl
 
 def link_timing(cluster: Cluster, one: str, other: str, row_bytes: float) -> LinkTiming:
     link = cluster.link(one, other)
-    if link is None:
+    if link is None:  # both ends are one device: nothing travels
         return LinkTiming(0.0, math.inf, row_bytes)
     return LinkTiming(
         latency_s=cluster.time_scale * link.latency_ms / 1e3,

@@ -1,4 +1,4 @@
-"""Clusters of any number of stages that are all like another cluster's first."""
+"""Makes clusters of any number of stages that are all like the first stage of another cluster."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock.config import check
 
 
 def uniform_cluster(cluster: Cluster, stages: int) -> Cluster:
-    """``stages`` stages, each with copies of the first stage's devices and as many of the model's layers as it has.
+    """A cluster of ``stages`` stages, each with copies of the first stage's devices and as many layers as that has.
 
     The model grows with them (the last stage has its head, too), so that a stage takes the same time however many there
     are. Between stages lies the link from the first to the second, or in a cluster of one stage that to the engine;
     engine and drafter keep their devices, and their links to the first stage. The engine runs on the first copy where
     it ran on the first stage; a drafter that shares the last stage's device shares the last copy's, one that shares
-    another's the first copy's. Memory is not checked. The cluster has to be emulated. Raises FieldError unless there is
-    a stage.
+    another's the first copy's. Memory is not checked. The cluster has to be emulated. Raises FieldError for less than
+    one stage.
     """
     check(stages >= 1, "stages", stages, "at least 1")
     assert cluster.as_model is not None
@@ -47,14 +47,14 @@ def copy_of(name: str, index: int) -> str:
 
 
 def drafter_among(cluster: Cluster, copies: list[Stage]) -> str | None:
-    """The drafter's device: its own, or that of the stage whose place in the pipeline comes nearest."""
+    """The drafter's device: its own or, if it shares a stage's, that of the last or the first copy."""
     if cluster.drafting_stage is None:
         return cluster.drafter
     return copies[-1 if cluster.drafting_stage == len(cluster.stages) - 1 else 0].devices[-1]
 
 
 def devices_of(cluster: Cluster, copies: list[Stage], others: set[str | None]) -> Iterator[Device]:
-    """The copies, and the engine's and the drafter's own devices; each on a host of its own, since links are given."""
+    """Copies of devices, and the engine's and the drafter's own; each on its own host, since all links are stated."""
     first = cluster.stages[0].devices
     for stage in copies:
         for original, name in zip(first, stage.devices, strict=True):
@@ -65,7 +65,7 @@ def devices_of(cluster: Cluster, copies: list[Stage], others: set[str | None]) -
 
 
 def links_of(cluster: Cluster, copies: list[Stage], engine: str, drafter: str | None) -> Iterator[LinkBetween]:
-    """Every link that messages take, by the names of its devices."""
+    """Every link that messages take, with the names of its devices as ends."""
     first, second = cluster.stages[0].devices, cluster.stages[min(1, len(cluster.stages) - 1)].devices
     outside = cluster.link(cluster.engine, first[0])
     hop = cluster.link(first[-1], second[0]) if len(cluster.stages) > 1 else outside
@@ -80,7 +80,7 @@ def links_of(cluster: Cluster, copies: list[Stage], engine: str, drafter: str | 
     if cluster.drafter is not None and drafter is not None:
         found[frozenset((engine, drafter))] = cluster.link(cluster.engine, cluster.drafter)
     for between, link in found.items():
-        if link is not None and len(between) == 2:
+        if link is not None and len(between) == 2:  # a set of one is a device and itself
             yield LinkBetween(
                 ends=tuple(sorted(between)), bandwidth_gbit_s=link.bandwidth_gbit_s, latency_ms=link.latency_ms
             )

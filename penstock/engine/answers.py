@@ -1,4 +1,4 @@
-"""What plain decoding gives, which the synthetic drafter has to know: decoded before a request that it drafts for."""
+"""Answers of plain decoding for the synthetic drafter, which has to know an answer before it drafts for the request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig
 
 PLAIN: Final = SpeculativeConfig(strategy="autoregressive")
-"""Decodes plainly beside whatever drafter there is."""
+"""Settings of a request that is decoded without drafts, whatever drafter the engine has."""
 
 
 class PlainAnswers:
-    """The output token ids of plain decoding, by what was asked. Called by the synthetic drafter."""
+    """The output token ids of plain decoding, by request. The synthetic drafter calls this object to look them up."""
 
     def __init__(self) -> None:
         self.known: dict[Any, Sequence[int]] = {}
@@ -31,14 +31,14 @@ class PlainAnswers:
         return all(key_of(request) in self.known for request in job.requests)
 
     def remember(self, job: Job) -> None:
-        """Keep what plain decoding has given. An answer that a stop string cut short is none."""
+        """Keep a job's outputs as answers, except those that a stop string cut short: they are incomplete."""
         for request, completion in zip(job.requests, job.completions, strict=True):
             if not isinstance(completion.output.stop_reason, str):
                 self.known[key_of(request)] = completion.output.token_ids
 
 
 class Engine(Protocol):
-    """What is needed of an ``LLM``."""
+    """The part of ``LLM`` that decodes the answers."""
 
     @property
     def drafter(self) -> Drafter | None: ...
@@ -49,23 +49,23 @@ class Engine(Protocol):
 
 
 def answers_of(engine: Engine) -> PlainAnswers | None:
-    """What the engine's drafter knows of plain decoding; None where it is not the synthetic one."""
+    """The answers that the engine's drafter looks up; None where it is not the synthetic one."""
     drafter = off_its_device(engine.drafter)
     known = drafter.answer if isinstance(drafter, SyntheticDrafter) else None
     return known if isinstance(known, PlainAnswers) else None
 
 
 def learn_answers(engine: Engine, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> None:
-    """Decode plainly what the synthetic drafter will be asked about and does not know yet.
+    """Decode plainly the prompts that the synthetic drafter will draft for and has no answer to yet.
 
-    Raises RequestError for a sampled request without a seed: its tokens would be others when it is decoded again.
+    Raises RequestError for a sampled request without a seed: its tokens would differ when it is decoded again.
     """
     answers = answers_of(engine)
     if answers is None:
         return
     if any(one.seed is None and one.temperature > 0 for one in params):
         raise RequestError("seed is None: with the synthetic drafter sampled requests need a fixed seed")
-    # Without stop strings: the answer is the same up to them, and known to requests with others.
+    # Without stop strings: the answer is the same up to them, and serves requests with other ones, too.
     jobs = [
         engine.job(prompt, replace(one, stop=()), speculation=PLAIN)
         for prompt, one in zip(prompts, params, strict=True)

@@ -41,11 +41,11 @@ from penstock.text.workers import aside
 log = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT: Final = 10.0
-"""Seconds in which a token has to come, and within which one that came is proof enough."""
+"""Seconds that the health check waits for a token; a result that came within them is proof enough."""
 MOST_FINISHED: Final = 256
-"""Finished requests whose numbers are still known."""
+"""How many finished requests ``AsyncLLM.numbers`` still knows."""
 PROBE_PRIORITY: Final = -(2**31)
-"""Of a request that asks for one token to see whether one can be had: before all others."""
+"""Priority of the health check's request for one token: it goes ahead of all others."""
 
 
 class AsyncLLM:
@@ -91,21 +91,23 @@ class AsyncLLM:
         self._llm = LLM(model, host=host, **options)
         self._max_queue = max_queue
         if self._llm.loop.recovery is not None:
+            # The engine's thread steps the loop without requests, too, so stages can be started after all have ended.
             self._llm.loop.recovery.keeps_trying = True
         self._counters = Counters(self._llm.loop)
         self._llm.loop.observers.append(self._counters)
         self._ids = itertools.count()
         self._streams: dict[str, RequestStream] = {}
-        """By request id, those that have not finished here."""
+        """Requests that have not finished on the event loop's thread, by request id."""
         self._in_points: WeakValueDictionary[str, OutlineStream] = WeakValueDictionary()
-        """By request id, answers in points that somebody reads; their requests are among the streams."""
+        """Answers in points that somebody still reads, by request id; their requests are among ``_streams``."""
         self._finished: dict[str, list[int]] = {}
-        """By request id, the numbers of those that have: the last few."""
+        """Numbers of the last ``MOST_FINISHED`` requests that have finished, by request id."""
         self._published: dict[str, RequestStream] = {}
-        """The engine's thread's: those that have not finished there."""
+        """Requests that have not finished on the engine's thread, which alone uses this."""
+        # No lock for the next two: appending to a deque and popping from its left are atomic.
         self._commands: deque[Callable[[], None]] = deque()
         self._updates: deque[tuple[RequestStream, StreamUpdate]] = deque()
-        """From the engine's thread; no event loop need be there to take it."""
+        """Updates from the engine's thread; they wait here while no event loop runs."""
         self._probing: RequestStream | None = None
         self._closing = False
         self._idle = asyncio.Event()
@@ -285,20 +287,20 @@ class AsyncLLM:
     def numbers(self, request_id: str) -> list[int]:
         """The numbers by which observers know a request, one per completion.
 
-        Of those under way and the last few that have finished; none for any other.
+        They are known while a request is under way, and of the last few that have finished; empty for any other.
         """
         stream = self._streams.get(request_id) or self._in_points.get(request_id)
         return self._finished.get(request_id, []) if stream is None else stream.numbers
 
     def stats(self) -> EngineStats:
-        """What the engine does and has done, as of now. It is cheap, and may be called from any thread."""
+        """The engine's state now, and its counters since the start. Cheap; may be called from any thread."""
         return self._counters.stats()
 
     async def check_health(self, timeout: float = HEALTH_TIMEOUT) -> None:
         """Return if a token can be generated: one has come within ``timeout`` seconds, or comes now.
 
-        Also while the engine replaces what was lost (``stats().recovering``): requests are taken, and wait. Raises
-        PipelineError naming the stage that is silent, or saying why the engine has ended.
+        It also returns while the engine replaces a lost stage (``stats().recovering``): requests are taken, and wait.
+        Raises PipelineError naming the stage that is silent, or saying why the engine has ended.
         """
         self._llm.loop.check_taking()
         self._enter()
@@ -320,8 +322,8 @@ class AsyncLLM:
     async def rebalance(self) -> bool:
         """Have stages that were moved from a lost host move back to it now, if it is back: requests pause meanwhile.
 
-        Without this they do once nothing runs. Returns whether any stage moves. Raises PipelineError if the engine has
-        ended.
+        Without this call they move once no request runs. Returns whether any stage moves. Raises PipelineError if the
+        engine has ended.
         """
         self._llm.loop.check_taking()
         moves: Future[bool] = Future()
@@ -343,7 +345,7 @@ class AsyncLLM:
     def observe(self, observer: Observer) -> None:
         """Have ``observer`` watch every step from now on, on the engine's thread.
 
-        One that raises is told nothing more: the log says why, and the engine goes on without it.
+        An observer that raises is told nothing more: the log says why, and the engine goes on without it.
         """
         guarded = Guarded(observer, lambda: self._command(partial(self._llm.loop.observers.remove, guarded)))
         self._command(partial(self._llm.loop.observers.append, guarded))
@@ -356,14 +358,14 @@ class AsyncLLM:
     def close(self) -> None:
         """Abort what runs, stop every process and wait for it. Safe to call twice.
 
-        Whoever reads a request that is aborted by it is told so. Raises PipelineError in a forked child.
+        Readers of the requests that it aborts are told so. Raises PipelineError in a forked child.
         """
         self._llm.turns.check_owner()
         self._closing = True
-        self._command(lambda: None)
+        self._command(lambda: None)  # wakes the thread, which may be waiting for a message
         if self._thread.is_alive():
             self._thread.join()
-        self._llm.close()
+        self._llm.close()  # after the thread, which steps the engine until it ends
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -372,21 +374,21 @@ class AsyncLLM:
         self.close()
 
     def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
-        """An answer with ``outline_decoding``, step by step, for ``submit_in_points``; from any thread.
+        """The steps of an answer with ``outline_decoding``, for ``submit_in_points``; may be called from any thread.
 
-        Raises RequestError for what does not go with it.
+        Raises RequestError for parameters that do not go with it.
         """
         return self._llm.steps(dialogue, params, mode)
 
     # --------------------------------------------------------------------------------------------------- inside
 
     def _check_taking(self) -> None:
-        """Raise PipelineError where no request is taken."""
+        """Raise PipelineError if the engine takes no requests now."""
         self._llm.loop.check_taking()
         self._enter()
 
     def _check_queue(self) -> None:
-        """Raise QueueFull where too many wait."""
+        """Raise QueueFull if ``max_queue`` requests wait already."""
         waiting = sum(not stream.started for stream in self._streams.values())
         if self._max_queue is not None and waiting >= self._max_queue:
             lost = self.stats().recovering
@@ -395,7 +397,7 @@ class AsyncLLM:
             raise QueueFull(f"{waiting} requests wait already, as many as may: try again later")
 
     def _name(self, request_id: str | None) -> str:
-        """The id, or one of our own. Raises RequestError for that of a request under way."""
+        """The given id, or a fresh one. Raises RequestError if a request under way has it."""
         name = self._fresh_id() if request_id is None else request_id
         if name in self._streams:
             raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
@@ -414,9 +416,9 @@ class AsyncLLM:
             stream.abort()
 
     def _enter(self) -> None:
-        """StreamUpdate go to the running event loop from now on, first of all what one before it has left.
+        """Send updates to the running event loop from now on, beginning with those that the loop before it has left.
 
-        Raises PipelineError while the one before it runs, on another thread: its requests would never hear again.
+        Raises PipelineError while that loop still runs, on another thread: its requests would get no more updates.
         """
         self._llm.turns.check_owner()
         events = asyncio.get_running_loop()
@@ -427,7 +429,7 @@ class AsyncLLM:
                     "asyncio.run_coroutine_threadsafe, or make another engine"
                 )
             self._events = events
-            self._idle, self._probing = asyncio.Event(), None  # who waited there waits no more
+            self._idle, self._probing = asyncio.Event(), None  # those before belong to the loop that has ended
             self._take()
 
     def _queue(self, name: str, job: Job) -> RequestStream:
@@ -438,11 +440,11 @@ class AsyncLLM:
         return stream
 
     def _fresh_id(self) -> str:
-        """One that no request under way has, whatever users call theirs."""
+        """An id that no request under way has, whatever ids users choose."""
         return next(name for number in self._ids if (name := f"request-{number}") not in self._streams)
 
     async def _probe(self) -> None:
-        """Have one token generated, before all others; whoever asks meanwhile waits for the same one."""
+        """Have one token generated ahead of all requests; calls that come meanwhile wait for the same token."""
         if self._probing is None or self._probing.finished:
             params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
             job = self._llm.job({"prompt_token_ids": [0]}, params, PROBE_PRIORITY)
@@ -460,7 +462,7 @@ class AsyncLLM:
         self._llm.host.wake()
 
     def _take(self) -> None:
-        """Pass on what the engine's thread has published. On the event loop's thread."""
+        """Pass the updates of the engine's thread on to their streams. Runs on the event loop's thread."""
         while self._updates:
             stream, new = self._updates.popleft()
             stream.take(new)
@@ -470,9 +472,10 @@ class AsyncLLM:
             self._idle.set()
 
     def _forget(self, stream: RequestStream) -> None:
-        """All but its numbers: who follows a short request may ask for them when it has finished already."""
+        """Forget a stream except for its numbers, which may be asked for after a short request has finished."""
         self._streams.pop(stream.request_id, None)
-        self._finished.pop(stream.request_id, None)  # an earlier one of the same name
+        # An earlier request of the same name goes first, so that the new entry is the last one in the dict's order.
+        self._finished.pop(stream.request_id, None)
         self._finished[stream.request_id] = stream.numbers
         while len(self._finished) > MOST_FINISHED:
             del self._finished[next(iter(self._finished))]
@@ -483,13 +486,13 @@ class AsyncLLM:
         while not self._closing:
             self._guarded(self._step)
         self._guarded(self._llm.loop.end)
-        self._guarded(self._run_commands)
+        self._guarded(self._run_commands)  # once more: it publishes the ends of the requests that were aborted
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Whatever goes wrong on this thread ends every request with a reply: without the thread all would hang."""
+        """Do some work of this thread. An error ends every request with a reply: without the thread all would hang."""
         try:
             work()
-        except BaseException as error:  # a panic of a library in Rust is no Exception
+        except BaseException as error:  # not just Exception: a panic in a Rust library is none
             log.exception("the engine has ended")
             self._llm.loop.fail_all(error)
 
@@ -501,7 +504,7 @@ class AsyncLLM:
             self._llm.host.wait(None)
 
     def _run_commands(self) -> None:
-        """Carry out what was asked for meanwhile, and publish what that and the last step have brought."""
+        """Run the commands that came meanwhile, then publish what they and the last step have brought."""
         while self._commands:
             self._commands.popleft()()
         self._publish()
@@ -514,8 +517,8 @@ class AsyncLLM:
             self._llm.give_up(stream.job)
 
     def _publish(self) -> None:
-        """Hand what is new to the event loop's thread, all of a step at once."""
-        for stream in list(self._published.values()):
+        """Hand the new output of all streams to the event loop's thread, which wakes once per step."""
+        for stream in list(self._published.values()):  # a copy: streams that have ended are removed on the way
             deltas = [delta for completion in stream.job.completions if (delta := completion.take()) is not None]
             started = stream.started or any(request.started for request in stream.job.requests)
             if deltas or started != stream.started:
@@ -529,11 +532,11 @@ class AsyncLLM:
 
 
 MOMENTS: Final = [name for name in vars(Observer) if not name.startswith("_")]
-"""What observers are told of, by the names of ``Observer``'s methods."""
+"""The names of ``Observer``'s methods, one for each event that observers are told of."""
 
 
 class Guarded(Observer):
-    """Somebody else's observer. Once it has raised it is told nothing more, and ``drop`` is called."""
+    """Wraps an observer of the user's. Once it has raised, it is told nothing more, and ``drop`` is called."""
 
     def __init__(self, observer: Observer, drop: Callable[[], None]) -> None:
         self._observer = observer
@@ -547,7 +550,7 @@ class Guarded(Observer):
             return
         try:
             getattr(self._observer, moment)(*told)
-        except BaseException:  # as on all of the engine's thread: a panic of a library in Rust is no Exception
+        except BaseException:  # not just Exception: a panic in a Rust library is none
             self._failed = True
             log.exception(f"an observer, {type(self._observer).__name__}, has failed and is dropped")
             self._drop()

@@ -1,4 +1,4 @@
-"""From resolved options to what runs: plans of stages and of a drafter's weights, the drafter, the loop."""
+"""Builds from resolved options what runs: plans of stages and of a drafter's weights, the drafter, the loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.requests.slots import SlotPool
 from penstock.speculation import SpeculativeConfig
 
 CHUNK: Final = 128
-"""Prompt tokens of a batch where nothing says what they cost."""
+"""Most prompt tokens of a batch where no measurement or model says what they cost."""
 
 
 def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePlan]:
@@ -61,7 +61,7 @@ def share_device(setup: Resolved, drafter: Drafter | None, pipeline: SideChannel
 
 
 def taps(setup: Resolved, drafter: LearnedDrafter | None) -> list[TapSpec | None]:
-    """What each stage sends a learned drafter."""
+    """The hidden states that each stage sends to a learned drafter; None for a stage that sends none."""
     if drafter is None:
         return [None] * setup.stages
     assert setup.speculator is not None
@@ -70,12 +70,13 @@ def taps(setup: Resolved, drafter: LearnedDrafter | None) -> list[TapSpec | None
 
 
 def tapped_layers(layers: Sequence[tuple[int, int]], reads: Sequence[int]) -> list[tuple[int, ...]]:
-    """Which of the hidden states that a drafter reads each stage is to send, as Hugging Face numbers them.
+    """The hidden states that each stage is to send, of those that a drafter ``reads``, as Hugging Face numbers them.
 
-    State k is what layer k - 1 gives, 0 the embedding; the last one is normed, which the last stage does, and one more
-    is the same before its norm.
+    State k is the output of layer k - 1, state 0 the embedding's. With L layers, state L has gone through the final
+    norm, which the last stage applies; L + 1 is the same state before that norm.
     """
     total = layers[-1][1]
+    # States from L on come from the last stage, whatever its layers: it alone has the final norm.
     owners = {state: len(layers) - 1 for state in reads if state >= total}
     for state in set(reads) - owners.keys():
         owners[state] = next(i for i, (first, last) in enumerate(layers) if state == 0 or first < state <= last)
@@ -83,9 +84,9 @@ def tapped_layers(layers: Sequence[tuple[int, int]], reads: Sequence[int]) -> li
 
 
 def feature_bytes(setup: Resolved) -> list[float]:
-    """Bytes that each stage sends the drafter for a row, without headers; those of the emulated model where one is.
+    """Bytes per row that each stage sends to the drafter, without headers; of the emulated model where there is one.
 
-    0 throughout where nobody reads features.
+    All are 0 where no drafter reads features.
     """
     if setup.speculator is None:
         return [0.0] * setup.stages
@@ -98,9 +99,9 @@ def feature_bytes(setup: Resolved) -> list[float]:
 def make_drafter(
     setup: Resolved, config: SpeculativeConfig, clock: Clock, weights: Pipeline | None, answers: PlainAnswers
 ) -> Drafter:
-    """The drafter of ``config.method``, on the cluster's device for it, over its own weights if it has any.
+    """The drafter of ``config.method``, on the cluster's device for it, with its own weights if it has any.
 
-    Prompt lookup is beside it where ``config`` has it.
+    Prompt lookup drafts beside it where ``config.lookup`` is set.
     """
     drafter = config.drafter_options.start(drafter_parts(setup, config, answers, weights))
     if config.drafter_options.priced_as is not Weights.NONE:
@@ -132,7 +133,7 @@ def started(weights: Pipeline | None) -> Pipeline:
 
 
 def weights_plan(setup: Resolved) -> tuple[list[StagePlan], str]:
-    """The drafter's own weights, as a pipeline of one stage, and what it is called."""
+    """The plan that loads the drafter's own weights, as a pipeline of one stage, and that pipeline's name."""
     if setup.speculator is not None:
         return [drafting_plan(setup, str(setup.speculator.path), 1, target=str(setup.checkpoint.source))], "drafter"
     assert setup.draft is not None
@@ -159,7 +160,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
 
 
 def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None) -> EngineLoop:
-    """``pieces``: in which prompts enter; None for chunks of equal length."""
+    """The engine's loop over started ``parts``. ``pieces`` says how prompts are cut; None: into equal chunks."""
     options = setup.options
     pool = SlotPool(setup.kv_slots, setup.speculative_slots, options.enable_prefix_caching)
     scheduler = Scheduler(
@@ -184,10 +185,11 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None
 
 
 def slowed(setup: Resolved) -> float | None:
-    """How many times as long stages are taken to be while others of the same host compute, until that has been seen.
+    """Assumed factor on a stage's time while others of its host compute, until it has been measured; 0 for none.
 
-    On CPUs they read their weights from one memory, so that a first trial of speculation gains by taking turns. None
-    for a drafter that says nothing of a node before it has entered.
+    Stages on the CPUs of a host read weights from the same memory and slow each other, so the first trial of
+    speculation has them take turns. None, for a drafter that answers only for nodes that have entered: it needs
+    batches that overlap.
     """
     if setup.emulated:
         return 0.0
@@ -197,6 +199,6 @@ def slowed(setup: Resolved) -> float | None:
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:
-    """The stages behind which batches leave for another host; -1 stands for the engine, whose host is ""."""
-    stops = ["", *hosts, ""]
+    """The stages after which batches leave for another host; -1 stands for the engine, whose host is ""."""
+    stops = ["", *hosts, ""]  # a batch goes from the engine through the stages and back
     return frozenset(i - 1 for i, (one, other) in enumerate(pairwise(stops)) if one != other)

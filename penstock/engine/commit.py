@@ -1,4 +1,4 @@
-"""Walking the tree along the target's picks: commit, prune, or miss."""
+"""Walks the tree along the target's picks: commit, prune, or miss."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.tree import Node
 
 @dataclass
 class Advance:
-    """What one walk did. ``committed`` nodes in order, ``hits`` of which had been drafted; ``dead`` nodes to cancel.
+    """The outcome of one walk: ``committed`` nodes in order, ``hits`` of them drafted, and ``dead`` nodes to cancel.
 
-    ``verdicts`` are the roots that the drafter had answered for: what came after them, ``picked``, judges its answers.
+    ``verdicts`` are the roots for which the drafter had proposed children: their ``picked`` tokens judge its proposals.
     """
 
     committed: list[Node] = field(default_factory=list)
@@ -39,7 +39,7 @@ def advance(request: Request, nodes: Nodes, pool: SlotPool, at: float) -> Advanc
         if pick.error:
             done.finished, done.error = FinishReason.ERROR, pick.error
             break
-        if not request.has_slot:
+        if not request.has_slot:  # hit or miss, the next token counts against the reserved slots
             done.needs_slot = True
             break
         _commit_one(request, nodes, pool, done, at)
@@ -50,16 +50,16 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, a
     root = request.tree.root
     assert root.picked is not None
     pick = request.picks.pop(root.id)
-    _count(request, root)
+    _count(request, root)  # before the tree moves on: it looks at the root's children
     if root.candidates:
         done.verdicts.append(root)
     hit, dead = request.tree.commit(root.picked)
     pool.free_speculative(node.slot for node in dead)
     done.dead.extend(dead)
-    if hit is None:
+    if hit is None:  # nobody drafted the token: it takes a reserved slot and has yet to enter
         hit = nodes.committed(root.picked, root.position + 1)
         request.tree.restart(hit)
-    else:
+    else:  # in place: the node keeps its slot, which counts as committed from now on
         pool.commit()
         done.hits += 1
     request.committed.append(hit)

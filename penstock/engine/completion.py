@@ -11,25 +11,25 @@ from penstock.text.detokenizer import IncrementalDetokenizer
 
 @dataclass
 class CompletionDelta:
-    """What is new of one completion; the fields are those of ``CompletionOutput``."""
+    """New output of one completion since its last delta; the fields are named as in ``CompletionOutput``."""
 
     index: int
-    """Which of the request's completions."""
+    """The completion's index within the request, from 0 on."""
     token_ids: list[int]
     """New tokens."""
     text: str
     """New text, in whole characters. It may lag behind ``token_ids``."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """Of the new tokens, where they were asked for."""
+    """Log probabilities of the new tokens, one entry each; None where they were not asked for."""
     finish_reason: FinishReason | None = None
     """Set once the completion has ended."""
     stop_reason: int | str | None = None
     """The stop token or string that ended it."""
     points: tuple[tuple[int, str], ...] = ()
-    """Of an answer in points: the number of any of them and its new text, also of those whose turn has not come."""
+    """In an answer in points: pairs of a point's number and its new text, also of points whose turn has not come."""
 
     def add_to(self, output: CompletionOutput) -> None:
-        """Append it to what came before."""
+        """Append this delta to ``output``, which holds everything before it."""
         output.token_ids += self.token_ids
         output.text += self.text
         if self.logprobs is not None:
@@ -37,7 +37,7 @@ class CompletionDelta:
         output.finish_reason, output.stop_reason = self.finish_reason, self.stop_reason
 
     def followed_by(self, later: CompletionDelta) -> CompletionDelta:
-        """Both as one."""
+        """This delta and the ``later`` one merged into one."""
         return CompletionDelta(
             self.index,
             self.token_ids + later.token_ids,
@@ -69,6 +69,7 @@ class Completion:
         if self.output.logprobs is not None:
             self.output.logprobs.append(logprobs_of(pick))
         self._undecoded.append(pick.token)
+        # Stages wait for the engine now, so text is decoded later, unless a stop string may end the request here.
         if self._text is None or not self._params.stop:
             return None
         self.detokenize_pending()
@@ -78,7 +79,7 @@ class Completion:
         return FinishReason.STOP
 
     def detokenize_pending(self) -> None:
-        """Decode the tokens so far: for a reader, or because their text may hold a stop string."""
+        """Decode the tokens that have come, for a reader or because their text may hold a stop string."""
         tokens, self._undecoded = self._undecoded, []
         if self._text is not None:
             self.output.text += "".join([self._text.append(token) for token in tokens])
@@ -95,13 +96,16 @@ class Completion:
             self._note_late_stop()
 
     def _note_late_stop(self) -> None:
-        """Say so where ``max_tokens`` has made a stop string certain: its last bytes might have become another sign."""
+        """Report a stop string that only the end at ``max_tokens`` made certain.
+
+        Until then its last bytes could have become another character.
+        """
         output, stopped = self.output, None if self._text is None else self._text.stopped
         if output.finish_reason is FinishReason.LENGTH and stopped is not None:
             output.finish_reason, output.stop_reason = FinishReason.STOP, stopped
 
     def take(self) -> CompletionDelta | None:
-        """What has come since the last call; None if nothing has."""
+        """The output that has come since the last call; None if there is none."""
         output, first = self.output, self._taken_tokens
         ended = output.finish_reason is not None and not self._taken_end
         if len(output.token_ids) == first and len(output.text) == self._taken_text and not ended:

@@ -1,4 +1,4 @@
-"""Why an answer is empty: what is said where a model ends before it has begun."""
+"""Explains empty answers: the model's first token was an end token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ WANTS_WORDS: Final = "ask in other words or with another seed, or forbid the end
 def warn_of_empty_answers(
     outputs: Sequence[RequestOutput], prompts: Sequence[Prompt], tokenizer: Tokenizer | None
 ) -> None:
-    """Log one line if completions ended with their first token: how many, and what to do. Texts alone are plain."""
+    """Log one line if completions ended with their first token: how many, and what to do.
+
+    Only prompts that were given as text count as plain text, that is, as written without a chat template.
+    """
     if tokenizer is None:
         return
     plain = any(
@@ -38,7 +41,7 @@ def warn_of_empty_answers(
 def words_of_empty(
     completions: Sequence[CompletionOutput | CompletionDelta], tokenizer: Tokenizer, *, plain_text: bool
 ) -> str | None:
-    """What to say of completions that ended with their first token: how many, and what to do. None if none did."""
+    """A message about completions that ended with their first token: how many, and what to do. None if none did."""
     empty = [completion for completion in completions if ended_at_once(completion)]
     if not empty:
         return None
@@ -47,12 +50,12 @@ def words_of_empty(
 
 
 def ended_at_once(completion: CompletionOutput | CompletionDelta) -> bool:
-    """Whether the first token ended it, so that there is no text. Of a delta: if nothing came before it."""
+    """Whether the first token ended the completion, so that it has no text. A delta has to be the first one."""
     return completion.finish_reason is FinishReason.STOP and len(completion.token_ids) == 1 and not completion.text
 
 
 def why_empty(token: int, tokenizer: Tokenizer, *, plain_text: bool) -> str:
-    """``plain_text``: the prompt was continued as it stands, without a chat template."""
+    """The reason and a remedy. ``plain_text``: the prompt was continued as it stands, without a chat template."""
     name = tokenizer.decode([token], skip_special_tokens=False)
     remedy = WANTS_TEMPLATE if plain_text and tokenizer.is_of_chat else WANTS_WORDS
     return f"the model's first token was an end token ({name!r}); {remedy}"

@@ -1,4 +1,4 @@
-"""Which nodes are on their way through the stages."""
+"""Keeps track of the nodes that are on their way through the stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from penstock.tree import Node
 
 
 class InFlight:
-    """Entered and not yet out, by stream number. A cancelled node stays in flight until its batch comes out."""
+    """Nodes that have entered and are not out yet, by the stream number of their batch.
+
+    A cancelled node stays in flight until its batch comes out.
+    """
 
     def __init__(self) -> None:
         self._batches: dict[int, list[Node]] = {}
@@ -39,4 +42,5 @@ class InFlight:
         streams = {node.id: self._stream_of[node.id] for node in dead if node.id in self._stream_of}
         if not streams:
             return None
+        # Stages forget the cancel once they have passed the last batch that holds one of these nodes.
         return Cancel(before=max(streams.values()) + 1, nodes=list(streams))

@@ -26,7 +26,7 @@ class Job:
         self.requests: list[Request] = []
         self.completions: list[Completion] = []
         self.pinned = 0
-        """First tokens of the prompt that are to stay in the prefix cache when it has ended."""
+        """How many of the prompt's first tokens stay in the prefix cache after the job has ended."""
 
     @property
     def ended(self) -> bool:
@@ -44,7 +44,7 @@ class Job:
                 raise PipelineError(f"the request was lost ({ended})")
 
     def _named(self, error: str) -> str:
-        """The error with the field's whole name: a stage does not know what a grammar was made of."""
+        """The error with the field's whole name: a stage does not know which field its grammar was made of."""
         structure = self.params.structured_outputs
         if structure is None:
             return error
@@ -57,14 +57,14 @@ class Job:
 
 
 def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many as a list. Raises RequestError for what is neither."""
+    """One prompt or many as a list. Raises RequestError for anything else."""
     if not isinstance(given, Iterable):
         raise RequestError(f"prompts is {given!r}; it has to be a prompt or a list of prompts")
     return [given] if isinstance(given, str | Mapping) else list(given)
 
 
 def check_known(tokenizer: Tokenizer, ids: Sequence[int], vocabulary: int) -> None:
-    """Raise RequestError for a text with a token that the model has no row for: one that was added to its tokenizer."""
+    """Raise RequestError for a text with a token that was added to the tokenizer and has no row in the embedding."""
     for token in ids:
         if token >= vocabulary:
             raise RequestError(
@@ -74,7 +74,7 @@ def check_known(tokenizer: Tokenizer, ids: Sequence[int], vocabulary: int) -> No
 
 
 def token_ids_of(given: Any, vocabulary: int) -> list[int]:
-    """Token ids of a prompt, as Python's own integers. Raises RequestError naming what is none."""
+    """Token ids of a prompt, as Python's own integers. Raises RequestError naming the first that is none."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise RequestError(f"prompt_token_ids is {given!r}; it has to be a list of token ids")
     ids = [whole("a prompt's token id", token) for token in given]

@@ -227,12 +227,13 @@ class LLM:
     def close(self) -> None:
         """Abort what still runs, stop every stage process and wait for it. Safe to call twice.
 
-        Raises PipelineError in a forked child, whose parent's the processes are.
+        Raises PipelineError in a forked child: the processes are its parent's.
         """
         with self._turns.turn():
             self._close()
 
     def _close(self) -> None:
+        # The constructor calls this when it fails, so any of these attributes may be missing.
         for kept in (getattr(self, "_planned", None), getattr(self, "_memory", None)):
             if kept is not None:
                 kept.keep()
@@ -293,7 +294,7 @@ class LLM:
         *,
         speculation: SpeculativeConfig | None = None,
     ) -> Job:
-        """A checked request, not yet queued; from any thread. Raises RequestError if it can never run.
+        """A checked request, not yet queued; may be called from any thread. Raises RequestError if it can never run.
 
         ``speculation`` decodes it with another strategy over the engine's drafter and stages; None: with the engine's.
         """
@@ -305,7 +306,7 @@ class LLM:
         self.check(one)
         seed, ends = one.seed, ends_of(one, self._setup.checkpoint)
         if seed is None:
-            seed = fresh_seed() if one.temperature > 0 else 0
+            seed = fresh_seed() if one.temperature > 0 else 0  # greedy decoding draws nothing
         job, started = Job(text, ids, one), self._host.now()
         for index in range(one.n):
             completion = Completion(index, one, self._detokenizer(ids, one), started)
@@ -331,16 +332,19 @@ class LLM:
                     self.start(job)
                 while not all(job.ended for job in jobs):
                     self._loop.step()
-                    self._turns.take_signals()
+                    self._turns.take_signals()  # between two steps, where an exception does the engine no harm
                 for job in jobs:
                     job.raise_if_failed(self._loop.ended)
             finally:
-                self._abort_all(jobs)
+                self._abort_all(jobs)  # after an exception nothing of this call runs on
             self._loop.audit()
             return [job.output() for job in jobs]
 
     def check(self, params: SamplingParams) -> None:
-        """Raise RequestError for what this model cannot be asked; from any thread. A new grammar may take seconds."""
+        """Raise RequestError for parameters that this model cannot serve. A new grammar may take seconds.
+
+        May be called from any thread.
+        """
         check_sampling(params, self._setup.checkpoint, self._tokenizer)
 
     def start(self, job: Job) -> None:
@@ -364,7 +368,7 @@ class LLM:
                 request.output.finish(FinishReason.ERROR, self._host.now())
 
     def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
-        """An answer with ``outline_decoding``, step by step. Raises RequestError for what does not go with it."""
+        """The steps of an answer with ``outline_decoding``. Raises RequestError for parameters that do not fit it."""
         check_outline(mode, params)
         self.check(params)
         longest = min(self._setup.max_model_len, self._setup.kv_slots)
@@ -389,7 +393,7 @@ class LLM:
                     if completion.output.finish_reason is None:  # another thread's steps may have ended it meanwhile
                         self._loop.step()
                 yield from text_of(completion)
-            yield from text_of(completion)  # where another call's steps have ended it
+            yield from text_of(completion)  # the rest, if another call's steps have ended the request
             job.raise_if_failed(self._loop.ended)
         finally:
             if self._turns.is_owner:  # a forked child drops its copy of the iterator
@@ -438,7 +442,7 @@ class LLM:
 
 
 def text_of_prompt(prompt: Prompt) -> str:
-    """Raises RequestError for a prompt of token ids, which no guide can stand before."""
+    """The text of a prompt. Raises RequestError for token ids, around which no question for an outline can be put."""
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     if not isinstance(text, str) or (isinstance(prompt, Mapping) and "prompt_token_ids" in prompt):
         raise RequestError("outline_decoding needs the question as a text, not as token ids")

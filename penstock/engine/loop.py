@@ -30,35 +30,35 @@ from penstock.tree import Node
 class Observer:
     """Watches a run: traces, the live view and the bench are observers. Times are the clock's seconds.
 
-    A step of the loop is one ``waits`` and then what came of it. Each method does nothing here.
+    Each step of the loop calls ``waits`` once, then the methods for what happened in the step. Here they do nothing.
     """
 
     def waits(self) -> None:
-        """All that could be done has been: what happens next has waited for something."""
+        """The loop is about to wait: it has done all that it could."""
 
     def submitted(self, batch: Batch, at: float) -> None:
         """A batch has been sent to the first stage."""
 
     def arrived(self, result: Result, at: float) -> None:
-        """A batch has come out; ``advanced`` follows for every request that it told something."""
+        """A batch has come out; ``advanced`` follows for the requests that got a pick from it."""
 
     def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
-        """The drafter has answered what it was asked then, or a part of it."""
+        """The drafter has answered all or part of what it was asked at ``asked_at``."""
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
-        """A request's tree has been walked with what a result said."""
+        """A request's tree has been walked along the picks of a result."""
 
     def queued(self, request: Request, at: float) -> None:
         """A request has been taken; it waits."""
 
     def admitted(self, request: Request, at: float) -> None:
-        """A request runs from now on; again, if it has been preempted."""
+        """A request runs from now on; called once more after each preemption."""
 
     def preempted(self, request: Request, at: float) -> None:
         """A request has given its slots to others and waits again, to be recomputed."""
 
     def vacated(self, at: float) -> None:
-        """A stage is lost and nothing is in flight any more; all requests have been preempted and wait for others."""
+        """A stage is lost and nothing is in flight any more; all requests are preempted and wait for new stages."""
 
     def finished(self, request: Request, reason: FinishReason, at: float) -> None:
         """A request has ended."""
@@ -68,8 +68,9 @@ class EngineLoop:
     """Requests over one pipeline and at most one drafter. ``step`` is called until ``busy`` is False.
 
     ``contended``: stages that compute at the same time may slow each other, as real ones of one host do. ``slowed``:
-    how many times as long they are taken to be then at first; None where batches overlap even so, as a drafter needs
-    that says nothing of a node before it has entered. Without a ``recovery`` a lost stage or drafter ends all requests.
+    the factor that is assumed for this at first; None has batches overlap all the same, which a drafter needs that
+    answers only for nodes that have entered. ``apart``: stages after which batches leave for another host. Without a
+    ``recovery`` a lost stage or drafter ends all requests.
     """
 
     def __init__(
@@ -97,32 +98,33 @@ class EngineLoop:
         self.estimates = Estimates(contended, apart, pipeline.stages, slowed)
         self._share_quality()
         self.draft_due = math.inf
-        """When the drafter is expected to answer; infinite while it has not been asked."""
+        """Time at which the drafter is expected to answer; infinite while it has not been asked."""
         self.requests: dict[int, Request] = {}
         self.ended: str | None = None
         self.recovery = recovery
         self.tokens = 0
-        """That have come, of all requests."""
+        """Tokens committed so far, over all requests."""
         self._awaiting_grammars: dict[int, Request] = {}
         self._owner: dict[int, Request] = {}
         self._asked: dict[int, tuple[Request, bool]] = {}
-        """Whose the nodes are that the drafter has been asked about, and whether they had entered by then; it may come
-        back to any that is in a tree."""
+        """Nodes that the drafter was asked about: their request, and whether they had entered by then. They stay here
+        while they are in a tree, since the drafter may correct an answer."""
         self._asked_at = 0.0
         self._asked_rows = 0
         self._cancels: list[Cancel] = []
-        """That have yet to be sent."""
+        """Cancels that have yet to be sent."""
         self._deferred: list[Callable[[], object]] = []
-        """What neither stages nor drafter wait for: learning from what has come, and its text."""
+        """Work that neither stages nor drafter wait for, done last in a step: learning from results, decoding text."""
         self.pace = Pace(self.estimates, pipeline.stages)
         self._changed = False
-        """Whether any request or tree is other than when rows and asks were last composed: else none are due."""
+        """Whether a request or tree has changed since rows and questions were last composed; else there is nothing to
+        compose."""
         self._now = 0.0
-        """The moment of the present step: as of it, strategies decide and results have come."""
+        """Time of the current step: strategies decide as of it, and results count as having come then."""
         self._wake_at = math.inf
-        """When strategies that wait are to be asked again, whatever happens until then."""
+        """Time at which strategies that wait are asked again if nothing else happens before."""
         self._free_at_last: tuple[bool, ...] | None = None
-        """What was ``_free`` when rows and asks were last composed, and still was afterwards."""
+        """The parts of ``_free`` that were free both before and after rows and questions were last composed."""
 
     @property
     def busy(self) -> bool:
@@ -130,15 +132,15 @@ class EngineLoop:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing runs any more, for good or until hosts are back; may be read from any thread."""
+        """Why nothing runs, for good or until hosts are back; None otherwise. May be read from any thread."""
         return self.ended if self.ended is not None or self.recovery is None else self.recovery.given_up
 
     def rebalance(self) -> bool:
-        """Have stages move to hosts that are back: requests that run pause. Returns whether any stage does."""
+        """Have stages move to hosts that are back, while requests pause. Returns whether any stage moves."""
         return self.recovery is not None and self.recovery.ask_to_move()
 
     def check_taking(self) -> None:
-        """Raise PipelineError where no request is taken; may be called from any thread."""
+        """Raise PipelineError if no request is taken now; may be called from any thread."""
         if self.ended is not None:
             raise PipelineError(f"this engine takes no more requests ({self.ended}); start a new one")
         if self.trouble is not None:
@@ -157,7 +159,7 @@ class EngineLoop:
         """End a request now, whatever is in flight for it."""
         if request.finished is None:
             self._finish(request, FinishReason.ABORT)
-            self._send_cancels()
+            self._send_cancels()  # now: the next step may be long in coming
 
     def end(self) -> None:
         """Abort what still runs and take no more requests."""
@@ -168,10 +170,10 @@ class EngineLoop:
             self._stop_recovery()
 
     def step(self) -> None:
-        """Wait for what is next, take it in, and keep stages and drafter fed.
+        """Wait for the next event, take it in, and keep stages and drafter busy.
 
-        Where a stage is lost, requests wait until it has been replaced. Whatever else interrupts the work, Ctrl-C for
-        one, ends all requests; an interrupted wait ends none.
+        If a stage is lost, requests wait until it has been replaced. Any other exception in the work, Ctrl-C for one,
+        ends all requests, since the state is half changed; one that interrupts the wait ends none.
         """
         for observer in self.observers:
             observer.waits()
@@ -187,6 +189,7 @@ class EngineLoop:
             raise
 
     def _work(self) -> None:
+        """Do the step's work, first of all what stages wait for."""
         self._take_results()
         self._take_drafts()
         self._take_grammars()
@@ -196,22 +199,22 @@ class EngineLoop:
             self._wake_at = math.inf
             if not self._awaits_results:
                 self._compose()
-            # What became free meanwhile has not been made use of: for that there is another step.
+            # What became free meanwhile has not been used yet: ``_free`` then differs, and the next step composes.
             self._free_at_last = tuple(then and now for then, now in zip(free, self._free, strict=True))
-        self._send_cancels()  # every stage gets one, and none is in such haste as what enters
+        self._send_cancels()  # after the rows: a cancel goes to every stage and only saves work
         self._do_deferred()
 
     def _compose(self) -> None:
-        """Let in what may enter, and ask the drafter."""
+        """Start requests, ask the drafter, and send the rows that may enter."""
         self._start_requests()
         self.estimates.pipeline.decode(len(self.scheduler.running))
         if not self._sends_root_first:
-            self._ask()  # first: what enters may better wait for the answer
+            self._ask()  # before rows enter: a strategy may rather wait for the answer
             if self._foretold and self.draft_due < math.inf:
-                self._take_drafts()  # they are there at once
-                self._ask()  # what enters may better wait for what follows them, too
+                self._take_drafts()  # a drafter that takes no device's time has answered already
+                self._ask()  # about these drafts, for the same reason
         self._submit()
-        self._ask()  # again: of what has just entered
+        self._ask()  # about the rows that have just entered
 
     def _recover(self, lost: PipelineLost) -> None:
         """Begin to replace what is lost, or end all requests."""
@@ -231,7 +234,7 @@ class EngineLoop:
 
     @property
     def _sends_root_first(self) -> bool:
-        """Whether all that can enter are new roots, which do so at once: to miss is dear enough without any delay."""
+        """Whether only new roots can enter. They enter before the drafter is asked: after a miss stages are idle."""
         return all(
             (request.strategy.sends_root_first or self._is_plain(request))
             and not request.prefilling
@@ -241,16 +244,16 @@ class EngineLoop:
 
     @property
     def _awaits_results(self) -> bool:
-        """Whether nothing can enter before a result comes: all decode plainly, their roots are under way, none waits.
+        """Whether nothing can enter before a result comes: no request waits, and all decode plainly, roots in flight.
 
-        The drafter was asked about them as they entered. A host's cores are better left to its stages meanwhile."""
+        The drafter was asked about these roots as they entered, so the engine leaves the cores to the stages."""
         running = self.scheduler.running
         return not self.scheduler.waiting and all(
             self._is_plain(one) and not one.prefilling and one.tree.root.entered for one in running
         )
 
     def _is_plain(self, request: Request) -> bool:
-        """Whether nothing but roots is sent for a request, by its strategy or by what trials decided last."""
+        """Whether only roots are sent for a request: its strategy never drafts, or trials last decided against it."""
         strategy = request.strategy
         return not strategy.candidates or (strategy.on_trial and self.estimates.trials.plainly)
 
@@ -260,7 +263,9 @@ class EngineLoop:
 
     @property
     def _full(self) -> bool:
-        """Whether batches had better wait outside, and grow: not where one request runs, whose every row is urgent."""
+        """Whether enough batches are in flight, so that rows wait outside and the next batch grows.
+
+        It is False while one request runs: each of its rows is urgent."""
         return len(self.scheduler.running) > 1 and len(self.inflight) >= self._batches
 
     @property
@@ -281,9 +286,9 @@ class EngineLoop:
         return len(self.inflight) > 0 or (self.drafter is not None and self.drafter.busy)
 
     def use_estimates(self, estimates: Estimates) -> None:
-        """Record into these from now on, and let the strategies of requests that come read them.
+        """Record into ``estimates`` from now on, and have strategies read them.
 
-        Raises PenstockError unless the loop is idle: what is under way was begun with others.
+        Raises PenstockError unless the loop is idle: batches in flight are recorded in the estimates before.
         """
         if self.busy or self._under_way:
             raise PenstockError("an engine changes its estimates only while idle: run its requests and drain it first")
@@ -296,7 +301,7 @@ class EngineLoop:
             self.drafter.calibrate_by(self.estimates.drafts)
 
     def _context(self) -> Context:
-        """What strategies are told in a new round of questions."""
+        """The context that strategies see in a new round of questions."""
         running = self.scheduler.running
         decoding = sum(not request.prefilling for request in running)
         redrafts = self.drafter is not None and self.drafter.reads_target
@@ -308,6 +313,7 @@ class EngineLoop:
         return self.drafter is not None and self.drafter.free
 
     def _due(self) -> float | None:
+        """Time at which the next wait ends even without a message; None for no limit."""
         if self.recovery is not None and self.recovery.reason is not None:
             return self.recovery.due
         moments = [self._wake_at]
@@ -319,7 +325,8 @@ class EngineLoop:
             moments.append(due)
         if self.pace.until > self.clock.now() and not self._awaits_results:
             moments.append(self.pace.until)
-        # A request may have come or been aborted between two steps; a moment that has just passed is none of the above.
+        # A request may have come or been aborted between two steps, or ``pace.until`` may have passed just now, which
+        # the moments above leave out.
         if self._changed or self._free != self._free_at_last:
             return self.clock.now()
         if self.recovery is not None and self.recovery.is_due_to_move(self):
@@ -336,7 +343,7 @@ class EngineLoop:
             touched: dict[int, Request] = {}
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
-                if node.alive and request.finished is None:
+                if node.alive and request.finished is None:  # else its row was computed in vain
                     node.picked = None if pick.error else pick.token
                     request.picks[node.id] = pick
                     touched[request.number] = request
@@ -350,7 +357,7 @@ class EngineLoop:
                 if request.strategy.holds_results(context):
                     continue
                 before = request.produced
-                while request.started and self._advance(request):
+                while request.started and self._advance(request):  # ``_preempt`` may hit this very request
                     if not self.scheduler.grow(request):
                         self._preempt(request)
                 tokens += request.produced - before
@@ -359,7 +366,7 @@ class EngineLoop:
             self._record_tokens(tokens)
 
     def _record_tokens(self, tokens: int) -> None:
-        """Have the estimates know when tokens come, and what is under way by then."""
+        """Tell the estimates how many tokens came at this step, and which batches are in flight by then."""
         running, following = self.scheduler.running, self.builder.next_stream
         decoding = all(one.strategy.on_trial and one.produced and not one.prefilling for one in running)
         oldest = self.inflight.oldest
@@ -373,7 +380,7 @@ class EngineLoop:
         )
 
     def _advance(self, request: Request) -> bool:
-        """Walk a request's tree as far as it goes. Returns whether it goes on once there are slots for it."""
+        """Walk a request's tree along its picks. Returns whether the walk goes on once the request has more slots."""
         now, root = self.clock.now(), request.tree.root
         done = advance(request, self.nodes, self.pool, now)
         self._cancel(request, done.dead)
@@ -396,7 +403,10 @@ class EngineLoop:
         return done.needs_slot
 
     def _preempt(self, request: Request) -> None:
-        """Preempt the least of the running requests, be it this one: it begins anew with what is committed by then."""
+        """Preempt running requests, the last in the queue's order first, until this one has slots or is preempted.
+
+        A preempted request begins anew later, with its committed tokens as part of its prompt.
+        """
         victim = self.scheduler.victim()
         self._begin_anew(victim)
         if victim is not request and not self.scheduler.grow(request):
@@ -449,14 +459,14 @@ class EngineLoop:
                 observer.drafted(drafts, self._asked_at, self.clock.now())
 
     def _take_draft(self, draft: Draft, context: Context) -> None:
-        """A node's first answer or, where there is one, a correction."""
+        """Take in the drafter's first answer for a node, or a correction of an earlier one."""
         node = draft.node
         request, entered = self._asked.get(node.id, (None, False))
         if node.candidates:
             if draft.candidates and request is not None and request.strategy.corrects(context):
                 request.tree.correct(node, draft.candidates)
             return
-        if draft.candidates is None and request is not None:
+        if draft.candidates is None and request is not None:  # it cannot say yet: the node is asked about again later
             request.postpone(node, entered)
         node.candidates = draft.candidates or ()
 
@@ -472,7 +482,7 @@ class EngineLoop:
         self._take_grammars()
 
     def _prepare_grammar(self, request: Request) -> None:
-        """Have the request's grammar compiled. Until then none of its rows enters: whole stages would wait."""
+        """Have the request's grammar compiled. Until then none of its rows enters: other requests would wait, too."""
         self.pipeline.prepare_grammar(request.number, request.sampling.grammar)
         if self.drafter is not None:
             self.drafter.prepare_grammar(request)
@@ -480,7 +490,7 @@ class EngineLoop:
         self._awaiting_grammars[request.number] = request
 
     def _take_grammars(self) -> None:
-        """Let those go on whose grammars have been compiled."""
+        """Let requests go on whose grammars have been compiled."""
         for request in list(self._awaiting_grammars.values()):
             drafter_ready = self.drafter is None or self.drafter.has_grammar(request)
             if drafter_ready and self.pipeline.has_grammar(request.number):
@@ -502,6 +512,7 @@ class EngineLoop:
                 for node in nodes:
                     node.entered = True
                     self._owner[node.id] = request
+                    # A pick is needed after the root and its drafts; the successors of a prompt's rows are known.
                     if not request.prefilling and node.position >= request.tree.root.position:
                         wanted.add(node.id)
                         drafted |= node.position > request.tree.root.position
@@ -509,6 +520,7 @@ class EngineLoop:
             batch = self.builder.batch(entries, wanted)
             if drafted:
                 self.estimates.trials.record_drafted(batch.stream)
+            # Shared only now: a later batch that uses these blocks reaches every stage after this one.
             for request, _ in entries:
                 self.scheduler.cache_blocks(request, self.builder.prefix(request))
             beside, rows = len(self.inflight), len(entering)
@@ -528,9 +540,9 @@ class EngineLoop:
         context = self._context()
         for request in self.scheduler.running:
             if request.prefilling:
-                continue  # what the target has yet to compute may still turn out to be another's block
+                continue  # the rest of the prompt may still be found in the prefix cache
             nodes = list(dict.fromkeys([*request.take_postponed(), *request.strategy.ask(request.tree, context)]))
-            context = replace(context, load=context.load.with_asked(len(nodes)))
+            context = replace(context, load=context.load.with_asked(len(nodes)))  # the next strategy sees this load
             if nodes:
                 strategy, stream = request.strategy, self.builder.next_stream - 1
                 asks.append(DraftRequest(request, nodes, strategy.candidates, stream, strategy.corrects(context)))
@@ -544,18 +556,18 @@ class EngineLoop:
             self.draft_due = self._asked_at + self.estimates.drafter.seconds(self._asked_rows)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request: everything of it in flight is cancelled, every slot freed, one final reply given."""
+        """End a request: cancel its rows in flight, free its slots, and give it its one final reply."""
         request.finished = reason
         if request in self.scheduler.running:
             self._release(request)
         self.scheduler.remove(request)
         del self.requests[request.number]
-        request.output.finish(reason, self.clock.now())  # before an observer can fail
+        request.output.finish(reason, self.clock.now())  # before the observers, one of which may raise
         for observer in self.observers:
             observer.finished(request, reason, self.clock.now())
 
     def _release(self, request: Request) -> None:
-        """Cancel everything of a request that is in flight, and free its every slot. What it shares goes on."""
+        """Cancel a request's rows in flight and free all its slots. Blocks of the prefix cache that it holds stay."""
         self._changed = True
         dead = [] if request.prefilling else request.tree.discard()
         self.pool.free_speculative(node.slot for node in dead)
@@ -573,7 +585,7 @@ class EngineLoop:
             self.drafter.forget(request)
 
     def fail_all(self, cause: BaseException) -> None:
-        """Nothing can go on: every request gets its final reply, and no further one is taken."""
+        """End every request with an error as its final reply, and take no more: nothing can go on."""
         if self.ended is None:
             self.ended = f"{type(cause).__name__}: {cause}"
         for request in list(self.requests.values()):
@@ -583,7 +595,7 @@ class EngineLoop:
             tell: list[Callable[[FinishReason, float], None]] = [request.output.finish]
             tell += [partial(observer.finished, request) for observer in self.observers]
             for told in tell:
-                with contextlib.suppress(BaseException):  # it may be the cause; the others are told all the same
+                with contextlib.suppress(BaseException):  # one of them may be the cause: the others are told, too
                     told(FinishReason.ERROR, self.clock.now())
         self._stop_recovery()
 
@@ -594,7 +606,7 @@ class EngineLoop:
         return list(self.scheduler.running)
 
     def vacate(self) -> None:
-        """Have all running requests wait, to begin anew: the stages know nothing any more."""
+        """Have all running requests wait, to begin anew: the new stages hold none of their rows."""
         for request in self.running:
             self._begin_anew(request)
         self.pool.forget_cached()
@@ -610,21 +622,21 @@ class EngineLoop:
         self._finish(request, FinishReason.ERROR)
 
     def lose_all(self) -> None:
-        """End all requests, those that wait too: nothing can go on."""
+        """End all requests with an error, also those that wait."""
         for request in list(self.requests.values()):
             self._finish(request, FinishReason.ERROR)
 
     def resume(self, pipeline: Pipeline, drafter: Drafter | None, apart: frozenset[int]) -> None:
-        """Go on with these stages, which know nothing yet."""
+        """Go on with new stages, which hold no rows yet."""
         self.pipeline, self.drafter = pipeline, drafter
         self._share_quality()
         self.estimates.forget_pipeline(apart)
-        self.builder = BatchBuilder(self.builder.next_stream)
+        self.builder = BatchBuilder(self.builder.next_stream)  # stream numbers go on where they were
         self.pace = Pace(self.estimates, pipeline.stages)
         self._changed = True
 
     def draft_with(self, drafter: Drafter | None) -> None:
-        """Go on with another drafter, which knows nothing yet. What was asked of the one before is left undrafted."""
+        """Go on with another drafter, which has seen nothing yet. Nodes that await the old one's answer get none."""
         self.drafter = drafter
         self._share_quality()
         self.draft_due, self._asked_rows, self._asked = math.inf, 0, {}

@@ -17,7 +17,7 @@ from penstock.speculation import SpeculativeConfig, parse_speculative
 
 DEVICES: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 SHORTEST_STAGE_TIMEOUT: Final = 5.0
-"""Seconds: some heartbeats, of which a busy host delays one or two."""
+"""Seconds, which is several heartbeats: a busy host may delay one or two."""
 AUTO: Final = "auto"
 DEMO: Final = Path(__file__).parent.parent / "demo"
 
@@ -91,7 +91,7 @@ SpeculativeSlots = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """The target, and how its layers are held."""
+    """The target model, and the format and device in which its layers are held."""
 
     model: ModelName = "demo"
     dtype: Dtype = "float32"
@@ -139,7 +139,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SharingOptions:
-    """How many requests run at a time, and what each has of the engine."""
+    """How many requests run at a time, and how they share slots and batches."""
 
     max_num_seqs: Annotated[int, Option("Most requests that run at a time; others wait.", LIMITS)] = 16
     kv_slots: Annotated[
@@ -153,7 +153,7 @@ class SharingOptions:
     enable_prefix_caching: Annotated[
         bool, Option("Keep what requests with the same beginning can share.", SHARING, default="on")
     ] = True
-    """Without it, layers with a window or a state keep nothing that is out of their reach, which takes less memory."""
+    """Without it, layers with a window or a state keep only what is within their reach, which takes less memory."""
     prefill_chunk: Annotated[
         int | None,
         Option(
@@ -172,7 +172,7 @@ class SharingOptions:
 class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
     """Everything that can be set about an engine: the keyword arguments of ``LLM`` and ``AsyncLLM``.
 
-    Names are vLLM's where it has them. Raises FieldError naming the field, ConfigError for a cluster that cannot be.
+    Names are vLLM's where it has them. Raises FieldError naming the field, and ConfigError for an invalid cluster.
     """
 
     speculative_config: Mapping[str, Any] | SpeculativeConfig | None = field(default_factory=dict)
@@ -184,7 +184,7 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
     """
     speculative_slots: SpeculativeSlots = None
     transport: str = "ipc"
-    """What the stages talk over: ipc (Unix sockets) or tcp (the loopback interface)."""
+    """The transport between stages: ipc (Unix sockets) or tcp (the loopback interface)."""
     skip_tokenizer_init: bool = False
     """Start without a tokenizer: prompts are token ids, and outputs have no text."""
 
@@ -230,5 +230,5 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
 
 
 def model_folder(name: str, part: str) -> str:
-    """The shipped pair goes by the name "demo"; everything else is a folder, a GGUF file or a hub id."""
+    """The folder of ``part`` ("target" or "draft") for "demo", the shipped pair; any other name stays as it is."""
     return str(DEMO / part) if name == "demo" else name

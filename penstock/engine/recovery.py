@@ -1,4 +1,4 @@
-"""What the engine does when a stage or the drafter is lost: all requests begin anew on new stages, with their tokens.
+"""Recovers from the loss of a stage or the drafter: all requests begin anew on new stages, and keep their tokens.
 
                    a stage is lost                      all have started
       running ----------------------> stages restart ----------------------> running
@@ -9,11 +9,11 @@
          '--------------------------^
            the drafter alone is lost
 
-Where hosts are back that stages were moved from, and nothing runs or somebody asks for it, stages restart there as if
-they were lost.
+When hosts are back from which stages were moved, and nothing runs or somebody asks for it, these stages restart there
+as if they were lost.
 
-A request that begins anew is one that was preempted: its text so far becomes its prompt, and the tokens that follow are
-the same, since each is a function of the text before it. Nothing here knows how stages are started: ``Parts`` does.
+A request begins anew as after a preemption: its text so far becomes its prompt, and the tokens that follow are the
+same, since each is a function of the text before it. Nothing here knows how stages are started: ``Parts`` does.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from penstock.requests.request import Request
 log = logging.getLogger(__name__)
 
 MOST_LOSSES: Final = 3
-"""Losses of stages in a row without a token between them: a request that lived through so many ends, since it may be
-their cause; where none has, the engine does."""
+"""Losses of stages in a row, without a token between them, after which a request ends, since it may be their cause. If
+no request has lived through so many, the engine ends."""
 IN_A_ROW_S: Final = 600.0
-"""Seconds after which a loss is no more in a row with the one before."""
+"""Seconds after which a loss no longer counts as in a row with the one before."""
 FIRST_DELAY: Final = 1.0
 """Seconds before the second attempt in a row; each further one waits twice as long."""
 LONGEST_DELAY: Final = 15.0
 
 
 class Parts(Protocol):
-    """The pipeline and the drafter of an engine, and how they are started."""
+    """The pipeline and the drafter of an engine, and the way to start them."""
 
     @property
     def pipeline(self) -> Pipeline: ...
 
     @property
     def drafter(self) -> Drafter | None:
-        """While the drafter restarts, one that stands in for it."""
+        """The drafter or, while it restarts, one that stands in for it."""
         ...
 
     @property
     def apart(self) -> frozenset[int]:
-        """The stages behind which batches leave for another host; -1 stands for the engine."""
+        """The stages after which batches leave for another host; -1 stands for the engine."""
         ...
 
     def drop_lost(self) -> bool:
-        """End what is lost, and what cannot go on without it. Returns whether the target's stages are among that."""
+        """End what is lost and what cannot go on without it. Returns whether that includes stages of the target."""
         ...
 
     def drop_stages(self) -> None:
@@ -66,7 +66,7 @@ class Parts(Protocol):
 
     @property
     def out_of_place(self) -> bool:
-        """Whether stages would be started elsewhere now: hosts are back that they were moved from."""
+        """Whether stages would be started elsewhere now, since hosts are back from which they were moved."""
         ...
 
     @property
@@ -75,91 +75,91 @@ class Parts(Protocol):
         ...
 
     def start(self) -> Generator[float | None]:
-        """Start what there is not. Yields the moment at which it is to be asked again, unless a message comes before.
+        """Start what is missing. Yields the time at which to resume this, unless a message comes before.
 
-        Raises PipelineError where a stage of the target cannot start; a drafter that cannot be had is done without.
+        Raises PipelineError if a stage of the target cannot start; without the drafter it goes on.
         """
         ...
 
 
 class Requests(Protocol):
-    """What recovery asks of the engine's loop."""
+    """The part of the engine's loop that recovery uses."""
 
     tokens: int
-    """How many have come."""
+    """Tokens committed so far, over all requests."""
 
     @property
     def running(self) -> list[Request]: ...
 
     def vacate(self) -> None:
-        """Have all running requests wait, to begin anew: the stages know nothing any more."""
+        """Have all running requests wait, to begin anew: the new stages hold none of their rows."""
         ...
 
     def fail(self, request: Request, error: str) -> None: ...
 
     def lose_all(self) -> None:
-        """End all requests, those that wait too: nothing can go on."""
+        """End all requests with an error, also those that wait."""
         ...
 
     def resume(self, pipeline: Pipeline, drafter: Drafter | None, apart: frozenset[int]) -> None:
-        """Go on with these stages, which know nothing yet."""
+        """Go on with new stages, which hold no rows yet."""
         ...
 
     def draft_with(self, drafter: Drafter | None) -> None:
-        """Go on with another drafter, which knows nothing yet."""
+        """Go on with another drafter, which has seen nothing yet."""
         ...
 
 
 class Recovery:
     """Recovers from losses. A recovery that takes longer than ``timeout`` seconds ends with the loss as an error.
 
-    With a timeout of 0 every loss is one. Where hosts may come back and somebody steps the loop also while there is no
-    request (``keeps_trying``), all requests end with the error, but the engine does not.
+    With a timeout of 0 every loss is an error at once. If hosts may come back and the loop is stepped even without
+    requests (``keeps_trying``), all requests end with the error, but the engine goes on trying.
     """
 
     def __init__(self, parts: Parts, clock: Clock, timeout: float) -> None:
         self.parts = parts
         self.reason: str | None = None
-        """What was lost, while requests wait for stages; may be read from any thread."""
+        """The loss in words, while requests wait for stages; None otherwise. May be read from any thread."""
         self.given_up: str | None = None
         """The error that requests ended with, while nothing can run until hosts are back; may be read from any
         thread."""
         self.keeps_trying = False
-        """Whether to go on starting what is lost after the timeout."""
+        """Whether attempts go on after the timeout."""
         self.due = math.inf
-        """When ``advance`` has something to do without a message."""
+        """Time at which ``advance`` has something to do without a message; infinite for none."""
         self.recoveries = 0
         """How often requests have waited for stages and then gone on."""
         self.recovery_seconds = 0.0
-        """For how long they have waited."""
+        """Seconds for which they have waited, all together."""
         self.drafter_losses = 0
         """How often the drafter alone was lost."""
         self._clock = clock
         self._timeout = timeout
         self._attempt: Generator[float | None] | None = None
         self._attempts = 0
-        """Without success since the loss."""
+        """Failed attempts since the loss."""
         self._lost: PipelineLost | None = None
-        """For which requests wait."""
+        """The loss because of which requests wait; None if they need not."""
         self._began_at = 0.0
         self._moving = False
         """Whether nothing is lost, and stages move to hosts that are back."""
         self._asked_to_move = False
         """Whether stages are to move as soon as nothing is lost, though requests run."""
         self._losses = 0
-        """In a row."""
+        """Losses of stages in a row without a token between them."""
         self._tokens = -1
-        """That had come by the latest loss."""
+        """Tokens that had come by the latest loss; -1 before the first."""
 
     def begin(self, loop: Requests, lost: PipelineLost) -> None:
-        """Something is lost. Raises it where there is to be no recovery."""
+        """Begin to recover from a loss. Raises it if there is to be no recovery."""
         if not self._timeout:
             raise lost
         self._stop_attempt()
         self._moving = False
         if self.parts.drop_lost():
             log.warning("%s; restarting, %d requests wait", lost, len(loop.running))
-            self._count(loop, lost)
+            self._count(loop, lost)  # before the requests wait: only those that run may be the cause
             loop.vacate()
             self._lost, self.reason = lost, str(lost)
         else:
@@ -168,10 +168,11 @@ class Recovery:
             loop.draft_with(self.parts.drafter)
         self._began_at = self._clock.now()
         self._attempts = 0
+        # At once after the first loss in a row; later, and ever later, after further ones.
         self.due = self._began_at + delay(self._losses - 1 if self._lost else 0)
 
     def advance(self, loop: Requests) -> bool:
-        """Go on with what has begun. Returns whether there are stages that requests can run on."""
+        """Go on with the recovery or move under way, if any. Returns whether there are stages to run requests on."""
         if self.due < math.inf:
             self._advance(loop)
         elif self.is_due_to_move(loop):
@@ -189,7 +190,7 @@ class Recovery:
         return may_move and self.parts.out_of_place
 
     def _move(self, loop: Requests) -> None:
-        """Have stages start where they would have been started, had their hosts been there."""
+        """Have stages move to the hosts where they would have been, had these not been lost."""
         log.warning("hosts are back: stages move to them")
         self.parts.drop_stages()
         loop.vacate()
@@ -199,19 +200,19 @@ class Recovery:
         self.due = self._began_at
 
     def stop(self) -> None:
-        """Nothing is to be started any more."""
+        """End the attempt under way and begin no other."""
         self._stop_attempt()
         self.due = math.inf
 
     @property
     def _latest(self) -> float:
-        """When to give up."""
+        """Time at which to give up; infinite where there is no limit."""
         bounded = self._lost is not None and self.given_up is None and not self._moving
         return self._began_at + self._timeout if bounded else math.inf
 
     @property
     def seconds(self) -> float:
-        """Since the loss for which requests wait."""
+        """Seconds since recovery, or a move, began."""
         return self._clock.now() - self._began_at
 
     def _advance(self, loop: Requests) -> None:
@@ -234,14 +235,14 @@ class Recovery:
             self.due = self._latest if due is None else min(due, self._latest)
 
     def _fail(self, loop: Requests, error: PipelineError) -> None:
-        """The attempt has failed: begin another one later, if there is to be one."""
+        """Note that the attempt has failed, and have another one begin later, if there is to be one."""
         self._attempt = None
         self._attempts += 1
         self._retry(loop, error)
 
     def _retry(self, loop: Requests, error: PipelineError) -> None:
         assert self._lost is not None, "a drafter that cannot be had is done without"
-        if self._moving:  # now it is a loss
+        if self._moving:  # the stages have left their old places: from now on this counts as a loss
             self._moving, self._began_at = False, self._clock.now()
         again = self._clock.now() + delay(self._attempts)
         if isinstance(error, CheckpointChanged):
@@ -266,7 +267,7 @@ class Recovery:
         self.reason = self.given_up = None
 
     def _give_up(self, loop: Requests, lost: PipelineLost, problem: str) -> None:
-        """End all requests with the error. Raises it where nothing is waited for any more."""
+        """End all requests with the error. Raises it unless the engine goes on waiting for hosts."""
         error = f"{lost}; {problem}"
         if not (self.keeps_trying and self.parts.may_return):
             self.stop()
@@ -279,7 +280,7 @@ class Recovery:
         return f"no recovery within {self._timeout:.0f} s: {problem}"
 
     def _count(self, loop: Requests, lost: PipelineLost) -> None:
-        """Count the loss against the requests that ran, and against the stages. Raises it where it is one too many."""
+        """Count the loss against the requests that ran, and the stages. Raises PipelineError if it is one too many."""
         in_a_row = loop.tokens == self._tokens and self.seconds <= IN_A_ROW_S
         self._losses = self._losses + 1 if in_a_row else 1
         self._tokens = loop.tokens
@@ -298,5 +299,5 @@ class Recovery:
 
 
 def delay(failures: int) -> float:
-    """Seconds before the next attempt after so many in a row that came to nothing."""
+    """Seconds before the next attempt, after ``failures`` failed ones in a row."""
     return 0.0 if failures <= 0 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (failures - 1))

@@ -1,4 +1,4 @@
-"""What an engine's options come to on this host: checkpoints and files looked at, every default filled in."""
+"""Resolves an engine's options on this host: checks checkpoints and other files, and fills in every default."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEFAULT_MODEL_LEN: Final = 4096
 
 
 class PrefillTimes(NamedTuple):
-    """What a prompt's pieces take in each stage, and on each link from the engine through the stages and back."""
+    """Times of a prompt's pieces in each stage, and on each link from the engine through the stages and back."""
 
     stages: Sequence[StageTiming]
     links: Sequence[LinkTiming]
@@ -54,25 +54,25 @@ class Resolved:
     options: EngineOptions
     checkpoint: Checkpoint
     quantization: str
-    """Of its weights: none, int8 or int4."""
+    """Format of the target's weights: none, int8 or int4."""
     draft: Checkpoint | None
     draft_quantization: str
-    """Of the drafter's weights."""
+    """Format of the drafter's weights: none, int8 or int4."""
     speculator: SpeculatorCheckpoint | None
     cluster: Cluster | None
     speculation: SpeculativeConfig | None
     layers: tuple[tuple[int, int], ...]
     hosts: tuple[str, ...]
-    """By stage, as plans name them: empty for this one."""
+    """Host of each stage, as plans name it: this one is the empty string."""
     devices: tuple[str, ...]
-    """Of torch's, by stage; the drafter's behind them."""
+    """Torch device of each stage; the drafter's comes last."""
     threads: tuple[int, ...]
-    """Of each stage; the drafter's behind them."""
+    """Threads of each stage; the drafter's come last."""
     max_model_len: int
     kv_slots: int
     speculative_slots: int
     prefill_times: PrefillTimes | None = None
-    """Where all stages are real and have been measured."""
+    """Times of the stages, where all are real and have been measured; None otherwise."""
 
     @property
     def stages(self) -> int:
@@ -90,9 +90,9 @@ class Resolved:
 
 
 def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | None = None) -> Resolved:
-    """Look at device, checkpoints and cluster. Raises ConfigError for whatever cannot work here or together.
+    """Check device, checkpoints and cluster, and fill in defaults. Raises ConfigError for anything that cannot work.
 
-    ``living``: what the other hosts have that the options name, by their names.
+    ``living``: facts of the other hosts that the options name, by host name.
     """
     check_options(options)
     from penstock.models.checkpoint import open_checkpoint
@@ -153,7 +153,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
 def drafter_quantization(
     options: EngineOptions, speculation: SpeculativeConfig | None, draft: Checkpoint | None
 ) -> str:
-    """Of the drafter's weights: none, int8 or int4. ``draft`` is the draft model's checkpoint, where it is one."""
+    """Format of the drafter's weights: none, int8 or int4. ``draft``: the draft model's checkpoint, if there is one."""
     from penstock.models.quantization.choice import drafter_format, weights_format
 
     drafter = speculation.drafter_options if speculation is not None else None
@@ -168,9 +168,9 @@ def drafter_quantization(
 
 
 def devices_of(options: EngineOptions, hosts: Sequence[str], living: Mapping[str, HostFacts]) -> tuple[str, ...]:
-    """The device of each stage and, behind them, the drafter's, which is on this host.
+    """The device of each stage, then the drafter's, which is on this host.
 
-    Raises ConfigError for one that is not there.
+    Raises ConfigError for a device that is not there.
     """
     from penstock.models.devices import check_device, drafting_device, placed
 
@@ -193,10 +193,9 @@ def threads_of(
     *,
     drafts: bool,
 ) -> tuple[int, ...]:
-    """Threads of each stage and, behind them, of a drafter with weights, which is on this host.
+    """Threads of each stage, then of a drafter with weights, which is on this host.
 
-    One where nothing computes on the processor's cores in its own time: on GPUs, and in an emulated cluster, whose
-    devices come by turns.
+    One thread does where the processor's cores do not set the pace: on GPUs, and in an emulated cluster.
     """
     stages = len(hosts)
     if options.threads is not None:
@@ -225,9 +224,9 @@ def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
 
 
 def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluster | None) -> list[tuple[int, int]]:
-    """The layers [first, last) of each stage: by hand, or even, the head counting for the last stage.
+    """The layers [first, last) of each stage: as stated, or split evenly, the head counting for the last stage.
 
-    "auto" is even on one host, and has been replaced where there are others (``places/planned.py``).
+    "auto" is an even split on one host; with others, ``places/planned.py`` has replaced it by a stated one.
     """
     stages = len(cluster.stages) if cluster else options.pipeline_parallel_size
     if options.layer_split not in (None, AUTO):
@@ -246,7 +245,7 @@ def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluste
 
 
 def check_options(options: EngineOptions) -> None:
-    """Raise ConfigError for what names, JSON and headers show to be wrong. It takes no torch, and little time.
+    """Raise ConfigError for errors that names, JSON and file headers reveal. Imports no torch and takes little time.
 
     A draft model on this machine is looked at before a target that may have to be downloaded.
     """
@@ -286,7 +285,7 @@ def glance_at_draft(name: str) -> Glance:
 
 @contextmanager
 def of_drafter() -> Iterator[None]:
-    """Errors about a checkpoint are about the drafter's."""
+    """Have errors about a checkpoint, raised in the block, name the drafter's field."""
     try:
         yield
     except FieldError:
@@ -309,9 +308,9 @@ def check_same_rows(target: int, draft: int) -> None:
 
 
 def check_same_tokens(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise FieldError unless both know the same tokens. Rows that pad one vocabulary further than the other are none.
+    """Raise FieldError unless both have the same tokens. Rows that only pad a vocabulary do not count.
 
-    Where a checkpoint has no tokenizer, or one that does not load, the rows are compared.
+    Where a checkpoint has no tokenizer, or one that does not load, the vocabulary sizes are compared.
     """
     one, other = (tokens_of(checkpoint) for checkpoint in (target, draft))
     if one is None or other is None:
@@ -341,7 +340,7 @@ def shown_token(token: str | None) -> str:
 
 
 def other_tokens(problem: str) -> FieldError:
-    """The error that refuses a draft model of another tokenizer."""
+    """The error that refuses a draft model with another tokenizer."""
     return FieldError("speculative_config.model", f"{problem}: a draft model needs the target's tokenizer")
 
 

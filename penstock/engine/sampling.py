@@ -1,4 +1,4 @@
-"""From a user's sampling parameters to what the stages need of them, and what this model cannot be asked."""
+"""Turns a user's sampling parameters into what the stages need, and refuses those that the model cannot serve."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def grammar_text(params: SamplingParams) -> str:
 
 
 def check_sampling(params: SamplingParams, checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> None:
-    """Raise RequestError, naming the field, for what cannot be asked of this model.
+    """Raise RequestError, naming the field, for parameters that this model cannot serve.
 
     A new grammar is compiled by a worker, within limits on time and memory.
     """

@@ -1,4 +1,4 @@
-"""Which requests run, and which of them fill the next batch."""
+"""Decides which requests run, and whose rows fill the next batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.strategies.context import Context
 from penstock.tree import Node
 
 GROWTH: Final = 64
-"""Committed slots that a request has reserved at a time, beyond its text."""
+"""Committed slots that a request reserves at a time, beyond those for its text."""
 
 Entries = list[tuple[Request, list[Node]]]
 
@@ -27,12 +27,12 @@ class Pieces(Protocol):
     """A plan for prompts: ``planner.pieces.PieceTable``."""
 
     def ends(self, tokens: int, cached: int = 0) -> Sequence[int]:
-        """After which tokens of a text the pieces end that follow its ``cached`` first ones; the last after all."""
+        """Ends (in tokens) of the pieces that follow a text's ``cached`` first tokens; the last one is ``tokens``."""
         ...
 
 
 class Schedule(NamedTuple):
-    """What enters next, request by request, and the moment at which a strategy that waits is to be asked again."""
+    """Rows that enter next, request by request, and the time at which to ask strategies again that wait."""
 
     entries: Entries
     wake_at: float
@@ -96,7 +96,7 @@ class Scheduler:
         return admitted
 
     def grow(self, request: Request) -> bool:
-        """Reserve further slots for a running request, or say that they are not there now."""
+        """Reserve further slots for a running request. Returns False if they are not there now."""
         count = min(self.growth, request.slots_needed - len(request.committed))
         if not self.pool.reserve(count):
             return False
@@ -104,7 +104,7 @@ class Scheduler:
         return True
 
     def victim(self) -> Request:
-        """Which of the running requests is the first to give way."""
+        """The running request that gives way first: the last in the queue's order."""
         return max(self.running, key=self.waiting.order)
 
     def preempt(self, request: Request) -> None:
@@ -119,29 +119,30 @@ class Scheduler:
             self.running.remove(request)
 
     def cache_blocks(self, request: Request, entered: int) -> None:
-        """Let others have what of a request's committed rows has entered: so many, from the first on."""
+        """Share with others the full blocks among a request's first ``entered`` committed rows."""
         while (first := len(request.blocks) * BLOCK) + BLOCK <= entered:
             block = self.pool.share(request.blocks[-1] if first else None, request.committed[first : first + BLOCK])
             if block is None:
                 return
             request.blocks.append(block)
-            request.reserved -= BLOCK
+            request.reserved -= BLOCK  # the cache counts the block's slots from now on
 
     def schedule(self, context: Context, batches: int, held: bool = False) -> Schedule:
         """Rows for the next batch, request by request; the requests that were served go to the back of the queue.
 
-        A batch takes ceil(running / batches) requests, so that they spread over so many batches in flight instead of
-        marching in one clump and leaving the other stages idle; those whose committed tokens have yet to enter come
-        first. A prompt waits for no result: where none is among them, the next one goes along. Drafted rows of further
-        requests ride along where they are worth it. While ``held``, strategies that are rate-limited wait, unless their
-        root has yet to enter.
+        A batch takes ceil(running / batches) requests, so that they spread over ``batches`` batches in flight and no
+        stage stands idle; those whose root has yet to enter come first. A prompt waits for no result: if none is among
+        them, the next one goes along. Drafted rows of further requests ride along where they are worth it. While
+        ``held``, strategies that are rate-limited wait, unless their root has yet to enter.
         """
         batch = Composition(context, held)
         ready = [request for request in self.running if batch.is_ready(request)]
+        # The sort is stable: within each half the requests keep their turns.
         ready.sort(key=lambda request: not request.prefilling and request.tree.root.entered)
-        chosen = ready[: -(-len(self.running) // batches)]
+        chosen = ready[: -(-len(self.running) // batches)]  # rounded up
         decoding = [request for request in chosen if not request.prefilling]
         for following, request in zip(reversed(range(len(decoding))), decoding, strict=True):
+            # Asked once more: beside the rows that the batch has by now, a strategy may rather wait.
             if not batch.entries or batch.is_ready(request):
                 batch.enter(request, following)
         prefilling = [request for request in chosen if request.prefilling]
@@ -156,8 +157,9 @@ class Scheduler:
         return Schedule(batch.entries, batch.wake_at)
 
     def _reserve(self, request: Request) -> bool:
-        """Set aside what a request needs to begin, sharing what others have computed of its text."""
+        """Reserve the slots that a request needs to begin, beside cached blocks of its text, if they are there."""
         blocks = list(self.pool.cache.chain(request.token_ids))
+        # Held before slots are reserved, which evicts blocks that nobody holds.
         for block in blocks:
             self.pool.cache.hold(block)
         count = min(len(request.token_ids) + self.growth, request.slots_needed) - len(blocks) * BLOCK
@@ -170,7 +172,7 @@ class Scheduler:
         return True
 
     def _schedule_prefill(self, requests: Iterable[Request], context: Context) -> Entries:
-        """Chunks of these requests' texts, as many rows as the batch may have of them."""
+        """Chunks of these requests' texts, with as many rows together as the batch may take."""
         entries: Entries = []
         left = self._most_rows(context)
         for request in requests:
@@ -182,23 +184,24 @@ class Scheduler:
         return entries
 
     def _piece(self, request: Request) -> int:
-        """How many tokens are left of the request's piece; without a plan all."""
+        """How many tokens are left of the request's current piece; without a plan, of its whole text."""
         done, tokens = len(request.committed), len(request.token_ids)
         if self._pieces is None:
             return tokens - done
         return next(end for end in self._pieces.ends(tokens, request.cached) if end > done) - done
 
     def _most_rows(self, context: Context) -> int:
-        """How many prompt rows may go with those that the batch has: all of ``chunk`` while nobody decodes."""
+        """How many prompt rows may join those in the batch: all of ``chunk`` while no request decodes."""
         load, times, rows = context.load, context.estimates.pipeline, self.chunk
         if load.requests:
             limit = self.prefill_stretch * times.step_s(max(load.rows, 1))
+            # It stops at about a block, so that prompts always advance.
             while rows > BLOCK and times.step_s(load.rows + rows) > limit:
                 rows //= 2
         return rows
 
     def _attach_blocks(self, request: Request) -> None:
-        """Skip what others have computed of the text since the request was admitted."""
+        """Skip the next tokens of the text if others have computed them since the request was admitted."""
         while (first := len(request.committed)) == len(request.blocks) * BLOCK and first + BLOCK < len(
             request.token_ids
         ):
@@ -213,7 +216,7 @@ class Scheduler:
 
 
 class Composition:
-    """One batch while it is composed: what is in it, and what strategies are told meanwhile."""
+    """One batch while it is composed: its rows so far, and the context that strategies see, which counts them."""
 
     def __init__(self, context: Context, held: bool) -> None:
         self.context = context
@@ -222,7 +225,7 @@ class Composition:
         self.wake_at = math.inf
 
     def is_ready(self, request: Request) -> bool:
-        """Whether a request has rows to enter. Where its strategy waits for a moment, that is noted."""
+        """Whether a request has rows to enter. If its strategy waits, ``wake_at`` notes until when."""
         if request.awaits_grammar:
             return False
         if request.prefilling:
@@ -235,7 +238,7 @@ class Composition:
         return at == NOW
 
     def enter(self, request: Request, following: int = 0) -> None:
-        """Let rows of a request in, with those of so many others to follow."""
+        """Add a request's rows. ``following``: how many other requests' rows may still join this batch."""
         context = self.context
         if following:
             context = replace(context, load=context.load._replace(following=following))
@@ -244,7 +247,7 @@ class Composition:
         self.context = replace(self.context, load=self.context.load.with_rows(request.tree, nodes))
 
     def piggyback(self, others: Iterable[Request]) -> None:
-        """Let drafted rows of further requests go along where they are worth it."""
+        """Add drafted rows of further requests where they are worth it."""
         for request in others:
             if request.prefilling or not request.tree.root.entered:
                 continue

@@ -1,4 +1,4 @@
-"""What an engine does and has done, in numbers: for metrics, health and the live page."""
+"""Numbers about an engine, now and since its start: for metrics, health and the live page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penstock.requests.request import Request
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
-    """What an engine does, and what it has done since it was made.
+    """An engine's state now, and its counters since it was made.
 
-    The counts of drafts, tokens and rows are those of ``SpeculationMetrics``, of all requests together.
+    The counts of drafts, tokens and rows are those of ``SpeculationMetrics``, summed over all requests.
     """
 
     running: int
@@ -26,25 +26,25 @@ class EngineStats:
     kv_slots: int
     """Tokens for which every stage has room."""
     kv_used: int
-    """Of these, tokens of requests that run."""
+    """Tokens of running requests, among ``kv_slots``."""
     kv_cached: int
-    """Of these, tokens that only the prefix cache keeps."""
+    """Tokens that only the prefix cache keeps, among ``kv_slots``."""
     speculative_slots: int
-    """Drafted tokens for which every stage has room beside them."""
+    """Drafted tokens for which every stage has room, beside ``kv_slots``."""
     speculative_used: int
-    """Of these, the ones that are taken."""
+    """Drafted tokens that take such room now."""
     batches_in_flight: int
     """Batches that have entered the first stage and whose results have not come."""
     rows_in_flight: int
-    """Tokens in them."""
+    """Tokens in these batches."""
     prompt_tokens: int
     """Tokens of the prompts of admitted requests."""
     generation_tokens: int
-    """Tokens of their outputs."""
+    """Tokens of the outputs of admitted requests."""
     prefix_cache_queries: int
     """Tokens of prompts that were looked up in the prefix cache."""
     prefix_cache_hits: int
-    """Of these, the ones that it had."""
+    """Prompt tokens that the prefix cache had."""
     preemptions: int
     """Times that a running request had to make room for another."""
     finished: dict[str, int] = field(default_factory=dict)
@@ -60,23 +60,23 @@ class EngineStats:
     rows_entered: int
     """Tokens that entered the pipeline."""
     rows_dead: int
-    """Of these, the ones that were found wrong while they were in flight."""
+    """Entered tokens that were found wrong while they were in flight."""
     emulated_passes: int
     """Batches that emulated stages have computed."""
     emulated_overruns: int
-    """Of these, the ones that really took longer than they would on the modelled device."""
+    """Batches of emulated stages that really took longer than they would on the modelled device."""
     stage_busy_seconds: list[float]
-    """How long each stage has computed."""
+    """Seconds for which each stage has computed."""
     stage_heard_seconds_ago: list[float]
-    """When each stage was last heard of."""
+    """Seconds since each stage was last heard of."""
     last_step_seconds_ago: float | None
-    """When the last result came; None before the first."""
+    """Seconds since the last result came; None before the first."""
     recovering: str | None
-    """What was lost, while requests wait for its replacement; None while they need not."""
+    """The loss in words, while requests wait for a replacement; None while they need not."""
     recoveries: int
     """Times that requests have waited for the replacement of a lost stage, and gone on."""
     recovery_seconds: float
-    """How long they have waited."""
+    """Seconds for which requests have waited for replacements."""
     drafter_losses: int
     """Times that the drafter was lost while requests went on."""
     ended: str | None
@@ -84,9 +84,9 @@ class EngineStats:
 
 
 class Counters(Observer):
-    """Counts on the engine's thread; ``stats`` reads from any. A count may be a step ahead of another.
+    """Counts on the engine's thread; ``stats`` reads on any thread, where one count may be a step ahead of another.
 
-    No counter ever goes down, as Prometheus wants it: what requests have come to is added bit by bit.
+    No counter ever goes down, as Prometheus wants it: of a request's metrics only the increments are added.
     """
 
     def __init__(self, loop: EngineLoop) -> None:
@@ -94,11 +94,11 @@ class Counters(Observer):
         self._finished: Counter[str] = Counter()
         self._busy = [0.0] * loop.pipeline.stages
         self._rows: dict[int, int] = {}
-        """In flight, by batch."""
+        """Rows of each batch in flight, by stream number."""
         self._last_result: float | None = None
         self._counted: Counter[str] = Counter()
         self._seen: dict[int, dict[str, int]] = {}
-        """By request under way, what of it is in ``_counted``."""
+        """Metrics of each request under way that ``_counted`` includes already, by the request's number."""
 
     def submitted(self, batch: Batch, at: float) -> None:
         self._rows[batch.stream] = len(batch.rows)
@@ -132,7 +132,7 @@ class Counters(Observer):
         self._rows.clear()
 
     def _count(self, request: Request) -> None:
-        """Add what has come to a request since the last time."""
+        """Add the increments of a request's metrics since the last call."""
         now = {**vars(request.metrics), "cached": request.cached}
         before = self._seen.get(request.number, {})
         for name, value in now.items():
@@ -142,6 +142,7 @@ class Counters(Observer):
     def stats(self) -> EngineStats:
         loop, pool, now = self._loop, self._loop.pool, self._loop.clock.now()
         counted, recovery = self._counted, loop.recovery
+        # Collections are copied before they are summed or returned: the engine's thread may change them meanwhile.
         return EngineStats(
             running=len(loop.scheduler.running),
             waiting=len(loop.scheduler.waiting),

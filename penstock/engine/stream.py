@@ -13,7 +13,7 @@ from penstock.engine.job import Job
 
 @dataclass
 class RequestDelta:
-    """What is new of a request since the last one."""
+    """New output of a request since its last delta."""
 
     deltas: list[CompletionDelta]
     """One for each completion that has something new."""
@@ -23,7 +23,7 @@ class RequestDelta:
 
 @dataclass
 class StreamUpdate:
-    """What the engine's thread has to say of one stream after a step."""
+    """A report of the engine's thread on one stream after a step."""
 
     deltas: list[CompletionDelta]
     started: bool
@@ -34,7 +34,7 @@ class StreamUpdate:
 class RequestStream:
     """A request under way: an async iterator over ``RequestDelta``, for the event loop's thread.
 
-    A slow reader loses nothing: what has come since it last looked is one delta. Once it has all of them, the iteration
+    A slow reader loses nothing: all output since its last read is one delta. Once it has read everything, the iteration
     raises RequestError if the request could not go on, and PipelineError if the engine is lost.
     """
 
@@ -44,7 +44,7 @@ class RequestStream:
         self.prompt_token_ids = job.ids
         self.job = job
         self.started = False
-        """Whether the engine has admitted it; else it waits in the queue."""
+        """Whether the engine has admitted the request; else it waits in the queue."""
         self._abort = abort
         self._outputs = [
             replace(one.output, token_ids=[], logprobs=None if one.output.logprobs is None else [])
@@ -58,23 +58,23 @@ class RequestStream:
         self._end = asyncio.Event()
 
     def abort(self) -> None:
-        """End it within one step of the engine. It has its last delta then, and holds no memory. Harmless twice."""
+        """End the request within one step of the engine, with a last delta, and free its slots. Safe to call twice."""
         if not self.finished:
             self._abort(self)
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended, read to the end or not."""
+        """Whether the request has ended, read to the end or not."""
         return all(output.finish_reason is not None for output in self._outputs)
 
     async def ended(self) -> None:
-        """Return when it has ended, whether or not anybody reads it. Raises as reading does."""
+        """Return when the request has ended, whether or not anybody reads it. Raises as reading does."""
         await self._end.wait()
         self.job.raise_if_failed(self._ended)
 
     @property
     def numbers(self) -> list[int]:
-        """Those by which observers know it, one per completion."""
+        """The numbers by which observers know the request, one per completion."""
         return [request.number for request in self.job.requests]
 
     def output(self) -> RequestOutput:
@@ -87,7 +87,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestDelta:
-        """Wait for what is new. The last one has ``finished``, unless an error follows."""
+        """Wait for new output. The last delta has ``finished`` set, unless an error follows."""
         if self._told and not self._deltas:
             raise StopAsyncIteration
         if not self.finished:
@@ -104,7 +104,7 @@ class RequestStream:
         return any(output.finish_reason is FinishReason.ERROR for output in self._outputs)
 
     def take(self, update: StreamUpdate) -> None:
-        """On the event loop's thread: what the engine's thread has published."""
+        """Take in an update of the engine's thread. Runs on the event loop's thread."""
         self.started = self.started or update.started
         self._ended, self._cached = update.ended, update.cached
         for delta in update.deltas:

@@ -1,4 +1,4 @@
-"""Who may have an engine work: the process that made it, one thread at a time, and no signal amid a step."""
+"""Turns at an engine: only the process that made it steps it, one thread at a time, and no signal cuts into a step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Turns:
-    """The turns of threads at one engine. ``wake`` ends the engine's wait for its stages; it is called from handlers.
+    """The turns of threads at one engine. ``wake`` ends the engine's wait for its stages; signal handlers call it.
 
-    A signal that Python code handles (Ctrl-C, a timer) raises its exception anywhere, and an engine that is left amid
-    a step is of no use. During a turn on the main thread handlers are therefore called only by ``take_signals``, and at
-    the turn's end.
+    A signal that Python code handles (Ctrl-C, a timer) raises its exception anywhere, and an engine that is interrupted
+    within a step cannot go on. During a turn on the main thread handlers are therefore called only by ``take_signals``,
+    and at the turn's end.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class Turns:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._handlers: dict[int, Handler] = {}
-        """Those that are held, by signal; empty between turns."""
+        """The handlers that a turn has replaced, by signal number; empty between turns."""
         self._came: deque[tuple[int, FrameType | None]] = deque()
 
     @property
@@ -47,10 +47,11 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait until no other thread works, and hold signals until the block ends. Raises PipelineError as above."""
+        """Wait until no other thread works, and hold signals until the block ends. Raises as ``check_owner`` does."""
         self.check_owner()
         try:
             with self._lock:
+                # A turn within a turn has its signals held already, and only the main thread can set handlers.
                 if self._handlers or threading.current_thread() is not threading.main_thread():
                     yield
                     return
@@ -80,10 +81,11 @@ class Turns:
 
     def _release(self) -> None:
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._on_signal:  # else one of the handlers has set another
+            if signal.getsignal(number) == self._on_signal:  # else a handler that was called has set another one
                 signal.signal(number, handler)
         self._handlers = {}
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # It may run between any two instructions of a step, so it changes nothing but this queue.
         self._came.append((number, frame))
         self._wake()

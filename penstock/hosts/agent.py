@@ -1,8 +1,8 @@
-"""The agent of a host: serves heads on other hosts, and ends what they have started when they are gone.
+"""The agent of a host: serves heads (engines on other hosts), and ends the processes of those that are gone.
 
-It decides nothing. Each head that attaches has a lease, which lasts for as long as its beats come. Its thread keeps
-leases and does nothing else: whatever may take time, or fail, is done by the threads of the leases. What a lease's
-stages send and receive never passes the agent.
+It decides nothing. Each head that attaches has a lease, which lasts for as long as its beats come. The agent's thread
+only keeps leases: work that may take time, or fail, is done by the threads of the leases. Messages of stages never pass
+the agent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.transport.sockets import Sockets
 log = logging.getLogger(__name__)
 
 MOST_LEASES: Final = 16
-"""Heads at a time: who lists hosts is one, too."""
+"""Most heads at a time; `penstock hosts`, which lists hosts, is one while it runs."""
 FAREWELL_S: Final = 2.0
 """Seconds for the last message of a lease to leave."""
 MOST_FAREWELLS: Final = 64
@@ -43,9 +43,9 @@ MOST_FAREWELLS: Final = 64
 class HostAgent:
     """Listens at an address, and serves heads until ``stop``.
 
-    With ``security`` whoever talks to it or its stages shows a certificate of the cluster's. Without, the address has
-    to be this host's own, or the network private. Raises ConfigError for an address that cannot be, and OSError for
-    one that is taken. Checkpoints that are not here are fetched into ``cache``.
+    With ``security`` everybody who talks to it or its stages has to show a certificate of the cluster's. Without, the
+    address has to be a loopback one, or the network private. Raises ConfigError for an invalid address, and OSError for
+    one that is taken. Checkpoints that are not on this host are fetched into ``cache``.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class HostAgent:
         self._ends, self._end_pipe = os.pipe()
         self._inbox.watch(self._ends, self._report_ends)
         self._failed: queue.SimpleQueue[tuple[Lease, str]] = queue.SimpleQueue()
-        """Leases that have to end, and why."""
+        """Leases that have to end, each with the reason; any thread may put one here."""
         self._woken, self._waker = os.pipe()
         self._inbox.watch(self._woken, self._end_failed)
         self._leases: dict[str, Lease] = {}
         self._ended: list[Lease] = []
-        """Those whose threads may still be ending what they have started."""
+        """Leases whose threads may still be ending their processes."""
         self._farewells: list[tuple[Outbox, float]] = []
         """Connections to heads whose leases have ended, and until when their last message may leave."""
         self._listening = Listening(time.monotonic(), control.BEAT)
@@ -82,11 +82,11 @@ class HostAgent:
             self._fork_server,
             self._end_pipe,
         )
-        self._fork_server()  # it imports torch before anybody waits for that
+        self._fork_server()  # it imports torch now, before anybody waits for that
 
     @property
     def address(self) -> str:
-        """Where heads attach."""
+        """The address at which heads attach, tcp://HOST:PORT."""
         return self._inbox.address
 
     def serve(self) -> None:
@@ -102,7 +102,7 @@ class HostAgent:
         self._stopped = True
 
     def close(self) -> None:
-        """End what was started for anybody."""
+        """End all leases with all processes that were started under them."""
         for lease in list(self._leases.values()):
             self._end(lease, "the agent leaves")
         for lease in self._ended:
@@ -151,7 +151,7 @@ class HostAgent:
         log.info("head %s has attached", attach.head)
 
     def _problem_of(self, attach: control.Attach) -> str:
-        """Why a head is not served; empty if it is."""
+        """The reason why a head is not served; empty if it is."""
         own = self.address.removeprefix("tcp://").rpartition(":")[0]
         if is_unspecified(attach.host) or (not is_unspecified(own) and attach.host != own):
             return f"it takes {attach.host} for this host's address, which listens at {own}"
@@ -164,19 +164,19 @@ class HostAgent:
         return set[str]().union(*(lease.digests for lease in list(self._leases.values())))
 
     def _fail(self, lease: Lease, why: str) -> None:
-        """A lease has to end. May be called from any thread."""
+        """Have a lease end. May be called from any thread."""
         self._failed.put((lease, why))
-        os.write(self._waker, b"!")
+        os.write(self._waker, b"!")  # after the put: the agent's thread looks into the queue as it wakes
 
     def _end_failed(self) -> None:
         os.read(self._woken, 4096)
         while not self._failed.empty():
             lease, why = self._failed.get()
-            if self._leases.get(lease.secret) is lease:
+            if self._leases.get(lease.secret) is lease:  # it may have ended meanwhile, for another reason
                 self._end(lease, why)
 
     def _end(self, lease: Lease, why: str) -> None:
-        """End a lease with all that was started under it, and tell its head why."""
+        """End a lease with all processes that were started under it, and tell its head why."""
         del self._leases[lease.secret]
         log.info("a lease has ended: %s", why)
         lease.end()
@@ -184,7 +184,7 @@ class HostAgent:
         self._bid_farewell(lease.head, lease.secret, why)
 
     def _bid_farewell(self, head: Outbox, secret: str, why: str) -> None:
-        """Tell a head that it has no lease, and close its connection once that has left, or could not."""
+        """Tell a head that it has no lease; its connection closes once that has left, ``FAREWELL_S`` later at most."""
         head.send(control.encode(control.LeaseEnded(cause=cut(why)), secret))
         self._farewells.append((head, time.monotonic() + FAREWELL_S))
 
@@ -194,6 +194,7 @@ class HostAgent:
         lease = None
         try:
             secret, raw = control.lease_of(frames)
+            # Compared in constant time, so that answers do not betray how much of a guessed secret is right.
             lease = next((one for one in self._leases.values() if control.same(one.secret, secret)), None)
             message = control.decode(raw, frames[1:])
             if lease is not None:
@@ -210,14 +211,14 @@ class HostAgent:
             self._refuse(lease, f"{type(error).__name__}: {error}")
 
     def _refuse(self, lease: Lease | None, why: str) -> None:
-        """A message makes no sense: the lease under which it was sent ends."""
+        """Log why a message is refused, and end the lease under which it was sent."""
         self._refusals.note(why)
         if lease is not None and lease.secret in self._leases:
             self._end(lease, f"refused a message: {why}")
 
     def _obey(self, lease: Lease, message: control.Message, contents: Sequence[Frame]) -> None:
         if isinstance(message, control.Beat):
-            now = time.monotonic()
+            now = time.monotonic()  # by this thread, at once: the head estimates the clocks' offset by the answer
             lease.tell(control.BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
         elif isinstance(message, control.Detach):
             self._end(lease, "its head has left")
@@ -225,7 +226,7 @@ class HostAgent:
             lease.put(message, contents)
 
     def _report_ends(self) -> None:
-        """Tell heads which stages have ended. Lines are short, so the pipe never holds half of one."""
+        """Tell heads which stages have ended. Lines are short enough for writes to be atomic, so each is whole."""
         for line in os.read(self._ends, 65536).splitlines():
             told = json.loads(line)
             for lease in list(self._leases.values()):

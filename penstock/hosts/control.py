@@ -1,11 +1,11 @@
-"""What a head (the engine's process) and the agents of other hosts say to each other, and the one codec of it.
+"""The messages between a head (the engine's process) and the agents of other hosts, and their codec.
 
-A header carries the secret of a lease, like a stage's its session's. A head comes to an agent's door with a lease of
-its own making. The agent dials back, and from then on both name that lease in all they say. A lease is never used
-again: whoever speaks of one that has ended is refused.
+A header carries the secret of a lease, as a stage's header carries its session's. A head comes to an agent's door with
+a lease of its own making. The agent dials back, and from then on both name that lease in every message. A lease is
+never used again: messages under one that has ended are refused.
 
-Every field has bounds, which are checked when a message is decoded. A message under a lease that does not keep to them
-ends that lease with a reason, and nobody else's.
+Every field has bounds, which are checked when a message is decoded. A message outside of them ends its own lease, with
+a reason, and no other.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from penstock.pipeline.plan import StageSpec
 
 DEFAULT_PORT: Final = 7700
 DOOR: Final = "penstock agent"
-"""The session in whose name a head connects. It is no secret: certificates keep strangers out, or the network does."""
+"""The session under which a head connects. It is no secret: certificates, or a private network, keep strangers out."""
 HEAD_DOOR: Final = "penstock head"
-"""The session in whose name a worker comes to a head. It is as little of a secret."""
+"""The session under which a worker connects to a head. It is no secret either."""
 BEAT: Final = 0.75
 """Seconds between two beats of a head."""
 LEASE: Final = 3 * BEAT
-"""Seconds of listening without a word after which a head is gone for an agent, and a host for a head."""
+"""Seconds of listening without a message after which an agent gives up a head, and a head gives up a host."""
 MOST_HEADER: Final = 4 << 20
 MOST_FRAME: Final = 64 << 20
-"""Bytes of a message's frames: digests of half a terabyte of weights fit."""
+"""Most bytes of a message's frames: the digests of half a terabyte of weights fit."""
 
 
 class Attach(msgspec.Struct, tag="attach", kw_only=True, frozen=True):
     """From a head at the door: answer to ``head``, its inbox. ``host`` is the agent's own address, as the head has it.
 
-    What comes under this lease is obeyed for as long as beats come.
+    Messages under this lease are obeyed for as long as beats come.
     """
 
     head: Address
@@ -71,13 +71,13 @@ class Attached(msgspec.Struct, tag="attached", kw_only=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag="beat", kw_only=True, frozen=True):
-    """``sent``: by the head's monotonic clock, in seconds."""
+    """A head's sign of life. ``sent``: by the head's monotonic clock, in seconds."""
 
     sent: Moment
 
 
 class BeatAnswer(msgspec.Struct, tag="beat_answer", kw_only=True, frozen=True):
-    """``sent`` is the beat's own; the others are by the agent's monotonic clock, in seconds."""
+    """The answer to a beat, with its ``sent``; the other moments are by the agent's monotonic clock, in seconds."""
 
     sent: Moment
     received: Moment
@@ -87,9 +87,9 @@ class BeatAnswer(msgspec.Struct, tag="beat_answer", kw_only=True, frozen=True):
 class FindCheckpoint(msgspec.Struct, tag="find_checkpoint", kw_only=True, frozen=True):
     """Does the host hold what stages of these ``layers`` read of the checkpoint that the head has at ``path``?
 
-    ``files`` are all of the checkpoint's, ``digest`` is theirs together. The second frame has the digests of the pieces
-    of each file of which something is needed, one after the other. What the host lacks comes from the ``hub``, or from
-    the head. ``number`` tells this question from every other one under the lease: answers and pieces bear it.
+    ``files`` are all files of the checkpoint, ``digest`` is its digest. The second frame has the digests of the pieces
+    of each file that is needed in part or whole, one after the other. The host fetches what it lacks from the ``hub``,
+    or from the head. ``number`` tells this question from every other one under the lease: answers and pieces bear it.
     """
 
     number: Index
@@ -102,14 +102,14 @@ class FindCheckpoint(msgspec.Struct, tag="find_checkpoint", kw_only=True, frozen
 
 
 class CheckpointFound(msgspec.Struct, tag="checkpoint_found", kw_only=True, frozen=True):
-    """Whether a question's checkpoint is there and every byte of it was checked: ``problem`` says why not."""
+    """The checkpoint of a question is there, and every byte was checked; else ``problem`` says why not."""
 
     number: Index
     problem: Words = ""
 
 
 class Progress(msgspec.Struct, tag="progress", kw_only=True, frozen=True):
-    """How many bytes are held and checked of those that are needed; ``fetched``: others have to be sent."""
+    """How many of the needed bytes are held and checked. ``fetched``: whether the host has to be sent the others."""
 
     number: Index
     held: Word
@@ -117,7 +117,7 @@ class Progress(msgspec.Struct, tag="progress", kw_only=True, frozen=True):
 
 
 class WantPiece(msgspec.Struct, tag="want_piece", kw_only=True, frozen=True):
-    """Piece number ``piece`` of a file."""
+    """A host's request for piece number ``piece`` of a file."""
 
     number: Index
     file: FileName
@@ -125,7 +125,7 @@ class WantPiece(msgspec.Struct, tag="want_piece", kw_only=True, frozen=True):
 
 
 class Piece(msgspec.Struct, tag="piece", kw_only=True, frozen=True):
-    """What was wanted: the bytes are the message's second frame."""
+    """The answer to ``WantPiece``: the bytes are the message's second frame."""
 
     number: Index
     file: FileName
@@ -148,7 +148,7 @@ class StageEnded(msgspec.Struct, tag="stage_ended", kw_only=True, frozen=True):
 class StartProbe(msgspec.Struct, tag="start_probe", kw_only=True, frozen=True):
     """Start a process that measures this host and its links (``doctor/probe.py``), for as long as the lease lasts.
 
-    ``name`` is what the head calls it; it answers to ``head``, an inbox, in the name of ``session``.
+    ``name`` is the head's name for it. It answers to ``head``, an inbox, under ``session``.
     """
 
     name: Label
@@ -157,11 +157,11 @@ class StartProbe(msgspec.Struct, tag="start_probe", kw_only=True, frozen=True):
 
 
 class Detach(msgspec.Struct, tag="detach", kw_only=True, frozen=True):
-    """The head leaves: end all that was started under its lease."""
+    """The head leaves: end all processes that were started under its lease."""
 
 
 class LeaseEnded(msgspec.Struct, tag="lease_ended", kw_only=True, frozen=True):
-    """From an agent: it has ended the lease, with all that was started under it."""
+    """From an agent: it has ended the lease, with all processes that were started under it."""
 
     cause: Words
 
@@ -197,7 +197,7 @@ def encode(message: msgspec.Struct, lease: str) -> bytes:
 
 
 def lease_of(frames: Sequence[Frame]) -> tuple[str, msgspec.Raw]:
-    """The lease that a message names, and the message undecoded. Raises ForeignFrame for what is none."""
+    """The lease that a message names, and the message undecoded. Raises ForeignFrame for frames that are no message."""
     if not frames or len(frames[0]) > MOST_HEADER:
         raise ForeignFrame("header missing or too large")
     try:
@@ -207,9 +207,9 @@ def lease_of(frames: Sequence[Frame]) -> tuple[str, msgspec.Raw]:
 
 
 def decode(raw: msgspec.Raw, contents: Sequence[Frame] = ()) -> Message:
-    """A message whose fields keep to their bounds. ``contents`` are the frames behind its header.
+    """Decode a message. ``contents`` are the frames behind its header.
 
-    Raises MalformedMessage.
+    Raises MalformedMessage, also for a field outside of its bounds.
     """
     try:
         message: Message = _decoder.decode(raw)
@@ -223,5 +223,5 @@ def decode(raw: msgspec.Raw, contents: Sequence[Frame] = ()) -> Message:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two secrets are the same, found out in the same time wherever they differ."""
+    """Whether two secrets are equal; the comparison takes the same time wherever they differ, and so leaks nothing."""
     return hmac.compare_digest(one.encode(), other.encode())

@@ -1,4 +1,4 @@
-"""How many threads each process of an engine computes with: this host's cores, shared among them."""
+"""Shares this host's cores among an engine's processes: how many threads each of them computes with."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 
 CPUS: Final = Path("/sys/devices/system/cpu")
 QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
-"""Of a container (cgroup v2): microseconds of processor time in each period of so many, or "max"."""
+"""A container's limit (cgroup v2): microseconds of processor time, or "max", and the microseconds of its period."""
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, at least 1: of its affinity, within its container's share.
+    """The number of cores that this process may use, at least 1: those of its affinity, within its container's share.
 
-    Two hardware threads of one core count once: they share the arithmetic and the way to the memory, which are what a
-    step waits for.
+    Two hardware threads of one core count once: they share its arithmetic units and its way to the memory, for which a
+    step waits.
     """
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = len({core_of(cpu) for cpu in cpus})
@@ -26,14 +26,14 @@ def usable_cores() -> int:
 
 
 def core_of(cpu: int) -> str:
-    """The hardware threads of this one's core; its own number where the system does not tell."""
+    """A name of this CPU's core: the list of its hardware threads, or the CPU's number if the system does not tell."""
     with contextlib.suppress(OSError):
         return (CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     return str(cpu)
 
 
 def container_cores() -> float | None:
-    """The container's share in cores; None without a limit."""
+    """The container's limit in cores; None without one."""
     with contextlib.suppress(OSError, ValueError):
         share, period = QUOTA.read_text().split()
         return None if share == "max" else int(share) / int(period)
@@ -43,8 +43,8 @@ def container_cores() -> float | None:
 def shared_threads(stated: Iterable[int | None], cores: int) -> tuple[int, ...]:
     """Threads of each process: those ``stated``, and for the others equal parts of the cores that are left.
 
-    Every process gets one at least. Cores that do not divide evenly stay with the engine and the system: where stages
-    differ in speed, the fastest wait.
+    Every process gets at least one. A remainder of cores is left to the engine and the system: if some stages had one
+    core more, they would only wait for the others.
     """
     threads = list(stated)
     others = threads.count(None)

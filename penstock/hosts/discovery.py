@@ -1,6 +1,6 @@
-"""Workers on a LAN, found by multicast DNS: addresses to try, and nothing that anybody relies on.
+"""Finds workers on a LAN by multicast DNS: addresses to try, on which nothing relies.
 
-Whoever is on the network can announce anything. What is found is shown to a person, who names the hosts.
+Anybody on the network can announce anything. The addresses are shown to a person, who names the hosts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
 SERVICE: Final = "_penstock._tcp.local."
 LOOK_S: Final = 3.0
-"""Seconds in which workers on a LAN have answered."""
+"""Seconds to wait for announcements, long enough for workers on a LAN to answer."""
 
 
 class Announcement:
-    """Tells whoever asks on its network that a worker listens at ``address``, HOST:PORT in numbers, until ``close``."""
+    """Announces on the network that a worker listens at ``address``, HOST:PORT in numbers, until ``close``."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -38,7 +38,7 @@ class Announcement:
 
 
 def announced(seconds: float = LOOK_S, **interfaces: Any) -> list[str]:
-    """The addresses (HOST:PORT) that are announced within so many seconds, in order."""
+    """The addresses (HOST:PORT) that are announced within ``seconds``, sorted."""
     found: set[str] = set()
 
     def heard(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
@@ -56,6 +56,6 @@ def announced(seconds: float = LOOK_S, **interfaces: Any) -> list[str]:
 
 
 def addresses_of(info: ServiceInfo) -> list[str]:
-    """Made anew of numbers: a stranger's words are never shown."""
+    """The addresses HOST:PORT of a service, rebuilt from its numbers: a stranger's text is never shown."""
     addresses = (ipaddress.ip_address(one) for one in info.parsed_addresses())
     return [f"[{one}]:{info.port}" if one.version == 6 else f"{one}:{info.port}" for one in addresses]

@@ -1,4 +1,4 @@
-"""How a host gets its keys: with a token that works once, from the host that has the cluster's authority.
+"""Gives a new host its keys: with a token that works once, from the host that has the cluster's authority.
 
     authority's host                                          the new host
     listens, shows a certificate made for the occasion
@@ -9,7 +9,7 @@
             ---------------- the authority's certificate, the host's own ------>
     listens no more
 
-The new host's key never leaves it, and whoever lacks the token learns nothing and gets nothing.
+The new host's private key never leaves it, and nobody without the token learns or gets anything.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from penstock.transport.addresses import place_of
 from penstock.transport.security import reason_of
 
 EXCHANGE_S: Final = 10.0
-"""Seconds in which either end has to have heard the other one out, however it spreads what it says."""
+"""Seconds that a whole exchange may take, however slowly the other end sends."""
 MOST_CONNECTIONS: Final = 16
-"""That are heard at a time."""
+"""Most connections that are served at a time."""
 MOST_BYTES: Final = 1 << 14
-"""Of what either end says."""
+"""Most bytes of a message of either end."""
 DIGEST_BYTES: Final = 16
 SECRET_BYTES: Final = 16
 
 
 @dataclass(frozen=True)
 class Token:
-    """What a new host has to know."""
+    """All that a new host has to know; its text is what a person copies from one host to the other."""
 
     address: str
-    """HOST:PORT."""
+    """HOST:PORT at which the authority's host listens."""
     digest: bytes
-    """Of the certificate that is shown there."""
+    """The digest of the certificate that is shown there."""
     secret: bytes
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Token:
 
 
 def token_of(text: str) -> Token:
-    """Raises ConfigError for what is no token."""
+    """The token of a text. Raises ConfigError if it is none."""
     address, _, hidden = text.strip().rpartition("/")
     with contextlib.suppress(ValueError):
         found = base64.urlsafe_b64decode(hidden + "=" * (-len(hidden) % 4))
@@ -85,18 +85,18 @@ class Membership(msgspec.Struct, tag="membership", frozen=True):
 
 
 class Refusal(msgspec.Struct, tag="refusal", frozen=True):
-    """The token was made for the host called ``name``, and stays to be used by it."""
+    """The token was made for the host called ``name``, which can still use it."""
 
     name: str
 
 
 class Enrolment:
-    """Listens for one new host, which calls itself ``name``. Raises ConfigError where the folder has no authority."""
+    """Listens for one new host, which calls itself ``name``. Raises ConfigError if the folder has no authority."""
 
     def __init__(self, folder: Path, name: str, address: str) -> None:
         self._folder = folder
         self._name = name
-        keys.sign(folder, pem(keys.request_of(keys.new_key(), name)))  # that it could
+        keys.sign(folder, pem(keys.request_of(keys.new_key(), name)))  # on trial: raises now if it cannot sign
         self._context, digest = throwaway_certificate()
         place = place_of(f"tcp://{address}", look_up=True)
         self._listener = socket.create_server(place.where[:2], family=place.family)
@@ -106,10 +106,10 @@ class Enrolment:
         self.token = Token(f"{host}:{self._listener.getsockname()[1]}", digest, secrets.token_bytes(SECRET_BYTES))
 
     def serve(self, seconds: float) -> bool:
-        """Give one host its keys, within so many seconds. Returns whether one came.
+        """Give one host its keys, within ``seconds``. Returns whether one came.
 
-        Whoever connects has ``EXCHANGE_S`` for all that it says. Strangers hold nobody up: several are heard at a time,
-        and beyond ``MOST_CONNECTIONS`` the one that came first gives way.
+        A connection has ``EXCHANGE_S`` seconds for its whole exchange. Strangers hold nobody up: several connections
+        are served at a time, and beyond ``MOST_CONNECTIONS`` the oldest one is closed.
         """
         deadline = time.monotonic() + seconds
         under_way: deque[socket.socket] = deque()
@@ -117,10 +117,10 @@ class Enrolment:
             ready, _, _ = select.select([self._listener, self._woken], [], [], left)
             if self._listener not in ready:
                 continue
-            with contextlib.suppress(OSError):  # it has left again
+            with contextlib.suppress(OSError):  # the other end has left already
                 connection, _ = self._listener.accept()
                 connection.settimeout(EXCHANGE_S)
-                under_way.append(handle := connection.dup())
+                under_way.append(handle := connection.dup())  # by which this thread can end the exchange at any time
                 threading.Thread(target=self._hear, args=(connection, handle), daemon=True).start()
             while len(under_way) > MOST_CONNECTIONS:
                 end_exchange(under_way.popleft())
@@ -129,7 +129,7 @@ class Enrolment:
         return self._joined.is_set()
 
     def _hear(self, connection: socket.socket, handle: socket.socket) -> None:
-        """On a thread of its own. ``handle`` is the connection, too: by it others end what is said there."""
+        """Serve a connection, on a thread of its own. ``handle`` is its duplicate, by which other threads end it."""
         with handle, connection, within(connection):
             with contextlib.suppress(OSError, msgspec.MsgspecError, ConfigError):
                 self._answer(connection)
@@ -139,16 +139,16 @@ class Enrolment:
         with self._context.wrap_socket(connection, server_side=True) as sealed:
             asked = msgspec.msgpack.decode(read(sealed), type=Application)
             if not hmac.compare_digest(asked.secret, self.token.secret):
-                return
+                return  # without an answer: a stranger learns nothing
             if not is_called(keys.name_in(asked.request), self._name):
                 write(sealed, Refusal(self._name))
                 return
-            with self._once:  # of two who have the token, one gets keys
+            with self._once:  # if two connections have the token, one of them gets keys
                 if self._joined.is_set():
                     return
                 authority, own = keys.sign(self._folder, asked.request)
                 write(sealed, Membership(authority, own))
-                self._joined.set()
+                self._joined.set()  # last: if the answer cannot be sent, the token still works
         self._waker.send(b"!")
 
     def close(self) -> None:
@@ -163,10 +163,10 @@ class Enrolment:
 
 
 def join(folder: Path, text: str, name: str) -> None:
-    """Get keys with a token's text, and keep them in ``folder``.
+    """Get keys with a token's text, and store them in ``folder``.
 
-    ``name`` is what this host calls itself. Raises ConfigError where the folder has keys, where nobody who made the
-    token listens, if it has been used, and if it was made for another host.
+    ``name`` is this host's name for itself. Raises ConfigError if the folder has keys, if the host that made the token
+    does not listen, if the token has been used, and if it was made for another host.
     """
     token = token_of(text)
     if (folder / keys.HOST).exists():
@@ -196,7 +196,7 @@ def asked_for_membership(token: Token, request: bytes) -> Membership | Refusal:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # what it shows is compared with the token
+    context.verify_mode = ssl.CERT_NONE  # the certificate is compared with the token's digest instead
     place = place_of(f"tcp://{token.address}", look_up=True)
     with (
         socket.create_connection(place.where[:2], timeout=EXCHANGE_S) as connection,
@@ -212,7 +212,7 @@ def asked_for_membership(token: Token, request: bytes) -> Membership | Refusal:
 
 
 def throwaway_certificate() -> tuple[ssl.SSLContext, bytes]:
-    """One that only the token vouches for, and its digest."""
+    """A TLS context with a new certificate, for which only the token vouches, and the certificate's digest."""
     key, name = keys.new_key(), keys.named("penstock enrolment")
     made = keys.certificate(name, name, key.public_key(), 1).sign(key, hashes.SHA256())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -234,7 +234,7 @@ def pem(request: object) -> bytes:
 
 @contextlib.contextmanager
 def within(connection: socket.socket) -> Iterator[None]:
-    """Have the connection end after ``EXCHANGE_S``, whatever is under way on it: a time-out of its own is per read."""
+    """End the connection after ``EXCHANGE_S`` seconds in the block: a socket's own timeout is only per read."""
     with connection.dup() as handle:
         watch = threading.Timer(EXCHANGE_S, end_exchange, (handle,))
         watch.daemon = True
@@ -246,7 +246,7 @@ def within(connection: socket.socket) -> Iterator[None]:
 
 
 def end_exchange(connection: socket.socket) -> None:
-    """Whoever reads or writes there is told that it has ended."""
+    """Shut a connection down; a thread that reads or writes there gets an error or the end."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -257,7 +257,7 @@ def write(sealed: ssl.SSLSocket, message: msgspec.Struct) -> None:
 
 
 def read(sealed: ssl.SSLSocket) -> bytes:
-    """What the other end says. Raises ConnectionError if it ends before, or would say too much."""
+    """A message of the other end. Raises ConnectionError if it ends early or is longer than ``MOST_BYTES``."""
     length = int.from_bytes(exactly(sealed, 4), "little")
     if length > MOST_BYTES:
         raise ConnectionError("it says too much")

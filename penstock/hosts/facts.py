@@ -1,4 +1,4 @@
-"""What a host is and what it has: told to every head, and compared before anything is started."""
+"""Facts about a host: versions, cores, devices. Every head is told, and compares versions before it starts anything."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from penstock.messages import PROTOCOL, Index, Label, Word
 
 MEMORY: Final = Path("/proc/meminfo")
 LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
-"""Of a container (cgroup v2): bytes that it may use, or "max", and bytes that it uses."""
+"""A container's memory (cgroup v2): bytes that it may use, or "max", and bytes that it uses."""
 CUDA_QUERY: Final = (
     "nvidia-smi",
     "--query-gpu=index,uuid,name,memory.total,memory.free",
     "--format=csv,noheader,nounits",
 )
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-"""What CUDA may see, which it numbers anew: indices of the driver's, or the beginnings of GPUs' UUIDs."""
+"""The variable that names the GPUs CUDA may see: driver indices or beginnings of UUIDs. CUDA numbers them from 0."""
 QUERY_S: Final = 5.0
 """Seconds that the driver may take to answer."""
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """What has to be the same on every host, so that stages understand each other and compute alike."""
+    """Versions that have to be the same on every host, so that stages understand each other and compute alike."""
 
     protocol: Index
     penstock: Label
     torch: Label
-    """Without what it was built for ("+cu126")."""
+    """The version without the build's suffix ("+cu126")."""
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """``incarnation`` is another one each time the agent starts. ``devices`` begin with the processor."""
+    """A host's facts. ``incarnation`` changes each time the agent starts; ``devices`` begin with the processor."""
 
     name: Label
     incarnation: Label
@@ -66,7 +66,7 @@ def own_versions() -> Versions:
 
 
 def own_facts(incarnation: str) -> HostFacts:
-    """This host's, as they are now."""
+    """This host's facts, as they are now."""
     return HostFacts(
         name=platform.node(),
         incarnation=incarnation,
@@ -82,7 +82,7 @@ def processor() -> DeviceFacts:
 
 
 def memory() -> tuple[int, int]:
-    """The host's memory in bytes, and what of it can be used now: within the container's limit. 0 if it cannot say."""
+    """Bytes of the host's memory, and of it those that are free, within the container's limit; 0 if it cannot say."""
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for line in MEMORY.read_text().splitlines():
@@ -96,7 +96,7 @@ def memory() -> tuple[int, int]:
 
 
 class Gpu(NamedTuple):
-    """As the driver lists it; memory in bytes."""
+    """A GPU as the driver lists it; memory in bytes."""
 
     number: str
     uuid: str
@@ -106,7 +106,7 @@ class Gpu(NamedTuple):
 
 
 def cuda_devices() -> list[DeviceFacts]:
-    """As the driver's own program tells: a process that asks torch would keep a context on each of them."""
+    """The GPUs that nvidia-smi lists. It is asked rather than torch, which would keep a context on each GPU."""
     try:
         answer = subprocess.run(CUDA_QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -120,14 +120,15 @@ def cuda_devices() -> list[DeviceFacts]:
 
 def gpu_of(line: str) -> Gpu:
     number, uuid, model, total, free = (part.strip() for part in line.split(","))
-    return Gpu(number, uuid, model, int(total) << 20, int(free) << 20)
+    return Gpu(number, uuid, model, int(total) << 20, int(free) << 20)  # nvidia-smi states MiB
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES, if it is set, leaves, in its order: up to the first that is none or named twice.
+    """The GPUs that CUDA sees under ``setting`` (CUDA_VISIBLE_DEVICES), in its order; all if it is None.
 
-    https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars. A part of a GPU (MIG) has a memory that
-    nobody tells here: 0.
+    The list ends before the first entry that is no GPU, or is named twice
+    (https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars). The memory of a part of a GPU (MIG)
+    is not known here: 0.
     """
     if setting is None:
         return list(gpus)

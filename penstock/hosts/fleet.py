@@ -1,4 +1,4 @@
-"""The hosts of an engine: attached, kept by beats, noticed when they are gone, and asked again until they are back."""
+"""The hosts of an engine: attaches to them, keeps their leases by beats, notices losses, and asks lost ones again."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ NO_ANSWER: Final = (
 )
 MOST_HOSTS: Final = 256
 LOOK_S: Final = BEAT / 3
-"""Seconds between two looks at what hosts have said, while somebody waits for it."""
+"""Seconds between two looks at the hosts' answers while a caller waits for them."""
 LEAVE_S: Final = 1.0
-"""Seconds for a head's last words to leave."""
+"""Seconds for a head's last messages to leave."""
 
 
 TELLS_NOTHING: Final = (BeatAnswer, WantPiece)
-"""Messages that change nothing for who waits."""
+"""Messages for which nobody who waits for news need be woken."""
 
 
 class Fleet:
     """Attaches to hosts by their names (HOST or HOST:PORT), and keeps them until ``close``.
 
-    A thread beside the engine's does that, so that hosts stay attached while nobody steps the engine. Raises
-    ConfigError for a host that does not answer, or runs other versions. Others may come to ``door``, HOST:PORT of this
-    host, until there are MOST_HOSTS.
+    A thread of its own does that, so that hosts stay attached while nobody steps the engine. Raises ConfigError for a
+    host that does not answer, or runs other versions. Other hosts may come to ``door``, HOST:PORT of this host, until
+    there are MOST_HOSTS.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class Fleet:
         self.private_network = private_network
         self._sockets = Sockets(security, private_network)
         self.hosts: dict[str, RemoteHost] = {name: RemoteHost(name, self._sockets) for name in names}
-        """By name. Those that come are added, by the fleet's thread; none is taken away that has ever answered."""
+        """Hosts by name. The fleet's thread adds those that come, and removes only those that have never answered."""
         self._inbox = opened(self._sockets, address)
         if door:
             self._inbox.admit(HEAD_DOOR)
         self._named = frozenset(names)
         self.on_news: Callable[[], None] | None = None
-        """Called by the fleet's thread when hosts may have come, gone, or got hold of their layers."""
+        """Called by the fleet's thread when hosts may have come, gone, or got their layers."""
         self.on_fetched: Callable[[str, int, int], None] | None = None
-        """Called by whoever waits, with a host's name and the bytes of the checkpoint that it has, and needs."""
+        """Called by a thread that waits, with a host's name and the bytes of its layers that it holds, and needs."""
         self._news = threading.Condition()
-        """Told whenever a host has said something."""
+        """Notified on news of a host; its lock guards ``hosts`` against changes."""
         self._refusals = Refusals()
         self._closing = False
         self._woken, self._waker = os.pipe()
@@ -105,46 +105,46 @@ class Fleet:
 
     @property
     def door(self) -> str:
-        """Where others may come to, if they may: HOST:PORT."""
+        """HOST:PORT at which other hosts may come, if they may."""
         return self._inbox.address.removeprefix("tcp://")
 
     @property
     def living(self) -> dict[str, HostFacts]:
-        """By name, those that are attached now, but for those that cannot have the checkpoint: at one moment."""
+        """Facts by name of the hosts that are attached now, except those that cannot get the checkpoint: a snapshot."""
         with self._news:
             known = [(name, host, host.facts) for name, host in self.hosts.items()]
             return {name: facts for name, host, facts in known if facts is not None and host.alive and not host.problem}
 
     @property
     def searching(self) -> frozenset[str]:
-        """Those that have yet to say whether they hold the layers that they were asked for."""
+        """Names of the hosts that have yet to say whether they hold the layers that they were asked for."""
         return frozenset(name for name, host in list(self.hosts.items()) if host.alive and host.searching)
 
     @property
     def clock_errors(self) -> dict[str, float]:
-        """By name, the seconds by which a moment of that host's clock may be wrong by this one's."""
+        """Seconds by which each host's clock offset may be wrong, by the host's name."""
         known = [(name, host.offsets.best) for name, host in list(self.hosts.items())]
         return {name: best.error for name, best in known if best is not None}
 
     def ask(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> None:
-        """Have every host that is named get hold of these layers, and wait for none.
+        """Ask every host that ``layers`` names to get hold of its layers. Does not wait.
 
-        One that comes back is asked again. Raises OSError, and ConfigError for a damaged file.
+        A host that comes back is asked again. Raises OSError, and ConfigError for a damaged file.
         """
         for name, some in layers.items():
             self.hosts[name].ask(offer, some)
 
     def hold(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> bool:
-        """Whether every host that is named holds these layers."""
+        """Whether every host that ``layers`` names holds its layers."""
         return all(self.hosts[name].alive and self.hosts[name].holds(offer, some) for name, some in layers.items())
 
     def settled(self, names: Iterable[str]) -> bool:
-        """Whether each of these hosts has said whether it holds what it was asked for, or is gone."""
+        """Whether each of these hosts has said whether it holds its layers, or is gone."""
         hosts = [self.hosts[name] for name in names]
         return all(not host.attached or (host.alive and not host.searching) for host in hosts)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise ConfigError, naming each of these hosts that does not hold what it was asked for."""
+        """Raise ConfigError, naming each of these hosts that does not hold its layers."""
         hosts = [self.hosts[name] for name in names]
         problems = [f"host {one.name}: {one.problem}" if one.attached else one.cause for one in hosts]
         wrong = [problem for one, problem in zip(hosts, problems, strict=True) if one.problem or not one.attached]
@@ -152,7 +152,7 @@ class Fleet:
             raise ConfigError("; ".join(wrong))
 
     def provide(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> None:
-        """Have every host that is named hold these layers, and wait until all do.
+        """Ask every host that ``layers`` names to get hold of its layers, and wait until all hold them.
 
         Raises ConfigError, naming every host that cannot, and OSError.
         """
@@ -165,16 +165,16 @@ class Fleet:
         self.check(layers)
 
     def tell_progress(self) -> None:
-        """Tell ``on_fetched`` how far each host is that is sent its layers."""
+        """Tell ``on_fetched`` how far each host is that is being sent its layers."""
         if self.on_fetched is not None:
             for name, host in list(self.hosts.items()):
                 if (progress := host.progress) is not None:
                     self.on_fetched(name, *progress)
 
     def joined_by(self, names: Sequence[str]) -> dict[str, HostFacts]:
-        """What is there once all of these hosts are: one that was lost is waited for, while it may be back soon.
+        """The facts of all hosts that are there, once all of ``names`` are: a lost one is waited for, for ``ANSWER_S``.
 
-        Raises ConfigError, naming each that is not.
+        Raises ConfigError, naming each that is not there by then.
         """
         deadline = time.monotonic() + ANSWER_S
         with self._news:
@@ -188,7 +188,7 @@ class Fleet:
         return living
 
     def wait_for(self, count: int) -> None:
-        """Until so many hosts are there."""
+        """Wait until ``count`` hosts are there; the log says how many are."""
         told = -1
         with self._news:
             while (there := len(self.living)) < count:
@@ -200,11 +200,11 @@ class Fleet:
                 self._news.wait(BEAT)
 
     def cut_off(self, name: str, cause: str) -> None:
-        """Have a host be lost that this one reaches, since others do not."""
+        """Have a host count as lost that other hosts do not reach, though this one does."""
         self.hosts[name].cut_off = f"host {name} was lost: {cause}"
 
     def close(self) -> None:
-        """Leave the hosts, which end what they have started. Safe to call twice."""
+        """Leave the hosts, which then end the processes that they have started. Safe to call twice."""
         if self._closing:
             return
         self._closing = True
@@ -254,6 +254,7 @@ class Fleet:
 
     def _step(self, listening: Listening) -> None:
         self._inbox.wait(listening.next_look)
+        # Messages first: a host's last one may say why its connection has ended.
         for frames in self._inbox.take():
             self._receive(frames)
         for lease in self._inbox.broken():
@@ -268,13 +269,14 @@ class Fleet:
             self.on_news()
 
     def _lose(self, lease: str) -> None:
-        """A connection has ended: an agent that lives keeps its own until its head has left."""
+        """Lose the host whose connection has ended: an agent that lives keeps it open until its head has left."""
         for host in self.hosts.values():
             if host.lease == lease and host.attached:
                 host.lose(f"host {host.name} was lost: its connection to this one has ended")
                 self._tell_news()
 
     def _look(self, seconds: float) -> None:
+        """Beat to the hosts that are attached, lose the silent ones, and ask lost ones again when it is time."""
         for host in list(self.hosts.values()):
             was_there = host.attached
             host.listened(seconds)
@@ -288,25 +290,26 @@ class Fleet:
                 self._attach(host)
 
     def _forget(self, host: RemoteHost) -> None:
-        """One has come that has never answered: whoever said so may have said anything."""
+        """Remove a host that was announced at the door and has never answered: anybody may have announced it."""
         self._inbox.dismiss(host.lease)
         with self._news:
             del self.hosts[host.name]
 
     def _refused(self, host: RemoteHost, facts: HostFacts) -> str:
-        """Why the agent that has answered is not to be used; empty if it is."""
+        """The reason why the agent that has answered cannot be used; empty if it can."""
         if problem := difference(host.name, own_versions(), facts.versions):
             return problem
         others = [one for one in self.hosts.values() if one is not host and one.facts is not None]
+        # One agent under two names would have its devices counted twice.
         same_agent = [one.name for one in others if one.facts and one.facts.incarnation == facts.incarnation]
         return f"host {host.name} is the same host as {same_agent[0]}; name it once" if same_agent else ""
 
     def _attach(self, host: RemoteHost) -> None:
-        self._inbox.dismiss(host.lease)
+        self._inbox.dismiss(host.lease)  # frames of the host's last lease are refused from now on
         self._inbox.admit(host.attach(self._inbox.address))
 
     def _welcome(self, message: Message) -> None:
-        """Attach to a host that has come. Raises MalformedMessage for what no worker says, and ConfigError."""
+        """Attach to a host that has come to the door. Raises MalformedMessage for other messages, and ConfigError."""
         if not isinstance(message, Join) or len(self.hosts) == MOST_HOSTS:
             raise MalformedMessage(f"{type(message).__name__} does not open a head's door, or {MOST_HOSTS} have come")
         _, address = places_of(message.host)
@@ -344,7 +347,7 @@ class Fleet:
         self._tell_news()
 
     def _refuse(self, host: RemoteHost | None, why: str) -> None:
-        """A message makes no sense: the host is lost under whose lease it came."""
+        """Log why a message is refused, and lose the host under whose lease it came."""
         self._refusals.note(why)
         if host is not None and host.attached:
             host.leave()
@@ -353,14 +356,14 @@ class Fleet:
 
 
 def problem_with(host: RemoteHost) -> str:
-    """Why nothing can be started there; empty if it can."""
+    """The reason why nothing can be started on a host; empty if it can."""
     if host.alive:
         return ""
     return f"host {host.name}: {host.fault or NO_ANSWER}" if host.attached else host.cause
 
 
 def difference(name: str, own: Versions, its: Versions) -> str:
-    """What is another one there; empty if nothing is."""
+    """A message about versions of the host that differ from ``own``; empty if none does."""
     words = {"protocol": "protocol", "penstock": "Penstock", "torch": "torch"}
     other = [field for field in words if getattr(its, field) != getattr(own, field)]
     said = " and ".join(f"{words[field]} {getattr(its, field)}, this one {getattr(own, field)}" for field in other)
@@ -373,7 +376,7 @@ def beside(host: str) -> tuple[str, str]:
 
 
 def own_places(door: str) -> tuple[str, str]:
-    """The same of a door. Raises FieldError for an address that tells others nothing."""
+    """The same for a door. Raises FieldError for 0.0.0.0 or ::, which other hosts cannot dial."""
     host, address = places_of(door)
     if ipaddress.ip_address(host.strip("[]")).is_unspecified:
         raise FieldError("hosts", f"has workers come to {door}; name the address of this host at which they reach it")
@@ -388,12 +391,12 @@ def opened(sockets: Sockets, address: str) -> Inbox:
 
 
 def address_toward(name: str) -> str:
-    """This host's address, as that host reaches it. Raises ConfigError where no way leads there."""
+    """This host's address, as the host ``name`` reaches it. Raises ConfigError if there is no route to that host."""
     _, address = places_of(name)
     place = place_of(address)
     with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(place.where)  # sends nothing
+            probe.connect(place.where)  # a datagram socket sends nothing yet, it only chooses its own address
         except OSError as error:
             raise ConfigError(f"host {name}: {error.strerror}") from error
         return in_url(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""What runs an engine's stages on several hosts."""
+"""The ``Host`` that runs an engine's stages on several hosts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Closing(Protocol):
 
 
 class FleetHost(ProcessHost):
-    """The stages of a fleet's hosts, and of this one. The fleet is closed with it, then what has started its hosts."""
+    """Runs stages on a fleet's hosts and on this one. ``close`` also closes the fleet, then ``started_by``."""
 
     def __init__(
         self,
@@ -37,15 +37,15 @@ class FleetHost(ProcessHost):
         elsewhere = Elsewhere(fleet.hosts, fleet.reached_at, fleet.cut_off, fleet.private_network)
         super().__init__("tcp", stage_timeout, fleet.security, on_loading, elsewhere)
         self._offer: Offer | None = None
-        """The checkpoint that hosts are to hold, as it was when it was first asked for."""
+        """The checkpoint that hosts are to hold, as it was when first asked for; None before."""
         fleet.on_news = self.wake
         if on_loading is not None:
             fleet.on_fetched = partial(tell_fetched, on_loading)
 
     def offer(self, source: Path, layers: int) -> Offer:
-        """The checkpoint there, of so many layers, every byte of which has been hashed, once.
+        """The checkpoint at ``source``, of ``layers`` layers, for other hosts; its bytes are hashed only once.
 
-        Raises OSError, ConfigError, and CheckpointChanged where it is another one than it was.
+        Raises OSError, ConfigError, and CheckpointChanged if its files have changed since.
         """
         if self._offer is None or self._offer.path != str(source):
             self._offer = Offer(source, layers)

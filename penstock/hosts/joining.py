@@ -1,4 +1,4 @@
-"""A worker that comes to a head by itself, so that only the head's address has to be known."""
+"""Lets a worker come to a head by itself, so that only the head's address has to be known."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from penstock.transport.sockets import Sockets
 log = logging.getLogger(__name__)
 
 AGAIN_S: Final = 3.0
-"""Seconds between two knocks: a head that was away, or begins later, hears the next one."""
+"""Seconds between two messages: a head that was away, or starts later, gets the next one."""
 
 
 class Joining:
     """A thread that tells the head at ``door`` (HOST:PORT), again and again, that ``host`` (HOST:PORT) listens.
 
-    Raises FieldError for an address that is none. ``close`` ends it.
+    Raises FieldError for an invalid address. ``close`` ends the thread.
     """
 
     def __init__(self, door: str, host: str, security: LinkSecurity | None, private_network: bool) -> None:

@@ -1,7 +1,7 @@
-"""The keys of a cluster: its authority, and what a host shows the others.
+"""The keys of a cluster: those of its authority, and the certificate and key that a host shows the others.
 
-A folder holds them. ``authority.pem`` and ``host.pem`` may be seen by anybody; ``authority.key``, which only the host
-that made the cluster has, and ``host.key`` are their owner's alone.
+A folder holds them. ``authority.pem`` and ``host.pem`` are public; ``authority.key``, which only the host that made the
+cluster has, and ``host.key`` are secret.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY = "authority.pem", "authority.key", "ho
 AUTHORITY_DAYS: Final = 3650
 HOST_DAYS: Final = 730
 EARLIER: Final = timedelta(days=1)
-"""By which a certificate is valid before it was made: hosts' clocks differ."""
+"""A certificate is valid from this long before it was made, since hosts' clocks differ."""
 
 ANEW: Final = "remove the folder and have this host join anew (`penstock keys add` where the cluster was made)"
 
@@ -32,15 +32,15 @@ PrivateKey = ec.EllipticCurvePrivateKey
 
 
 def default_folder() -> Path:
-    """Where the keys are unless somebody says otherwise."""
+    """The folder of the keys if the options name none."""
     configuration = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(configuration) / "penstock" / "keys"
 
 
 def link_security(folder: Path | None) -> LinkSecurity | None:
-    """What this host shows, from a folder. Without one: from the default folder, if there are keys in it.
+    """The keys in a folder, with which this host secures its links. None: those in the default folder, if any.
 
-    Raises ConfigError where a named folder has none.
+    Raises ConfigError if a named folder has none.
     """
     place = default_folder() if folder is None else folder
     if not (place / HOST).is_file():
@@ -54,7 +54,7 @@ def link_security(folder: Path | None) -> LinkSecurity | None:
 def check_own(folder: Path) -> None:
     """Raise ConfigError unless this host's certificate is one of the cluster's authority, and valid today.
 
-    Others would refuse it, and whoever shows it would hear of that as silence.
+    Other hosts would refuse it without an answer, so the error is reported here.
     """
     try:
         own = x509.load_pem_x509_certificate((folder / HOST).read_bytes())
@@ -73,18 +73,19 @@ def check_own(folder: Path) -> None:
 
 
 def security_for(keys: str | None, insecure: bool) -> LinkSecurity | None:
-    """What this host shows as options say: nothing at all, or the keys in a folder. Raises ConfigError."""
+    """The keys that the options name, as ``link_security`` finds them; None if ``insecure``. Raises ConfigError."""
     return None if insecure else link_security(None if keys is None else Path(keys).expanduser())
 
 
 def make_cluster(folder: Path, name: str) -> None:
-    """A new authority, and the keys of this host, called ``name``. Raises ConfigError if the folder has keys."""
+    """Make a new authority, and keys of this host, called ``name``. Raises ConfigError if the folder has keys."""
     if (folder / AUTHORITY).exists():
         raise ConfigError(f"keys: {folder} holds keys already; remove the folder to begin a new cluster")
     key = new_key()
     subject = named("penstock cluster")
     authority = (
         certificate(subject, subject, key.public_key(), AUTHORITY_DAYS)
+        # A path of length 0: it signs certificates of hosts, but of no further authority.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage(signs=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -98,9 +99,9 @@ def make_cluster(folder: Path, name: str) -> None:
 
 
 def sign(folder: Path, request: bytes) -> tuple[bytes, bytes]:
-    """The authority's certificate and the one that it gives for a request, all of them in PEM.
+    """The authority's certificate, and a new one for a certificate request, all in PEM.
 
-    Raises ConfigError where the folder has no authority's key, or the request is none.
+    Raises ConfigError if the folder has no authority's key, or the request is invalid.
     """
     try:
         key = serialization.load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), None)
@@ -118,13 +119,13 @@ def sign(folder: Path, request: bytes) -> tuple[bytes, bytes]:
 
 
 def check_empty(folder: Path) -> None:
-    """Raise ConfigError where a part of a host's keys is: nothing there is written over."""
+    """Raise ConfigError if the folder holds part of a host's keys: nothing there is overwritten."""
     if left := [name for name in (HOST_KEY, AUTHORITY, AUTHORITY_KEY) if (folder / name).exists()]:
         raise ConfigError(f"keys: {folder} holds {left[0]} without {HOST}; remove the folder, then use the token")
 
 
 def name_in(request: bytes) -> str:
-    """What a host that asks for a certificate calls itself. Raises ConfigError for what is no request."""
+    """The name for which a certificate request asks. Raises ConfigError if the request is invalid."""
     try:
         (name,) = x509.load_pem_x509_csr(request).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     except ValueError as error:
@@ -139,7 +140,7 @@ def keep(folder: Path, key: PrivateKey, authority: bytes, own: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_secret(folder / HOST_KEY, in_pem(key))
     (folder / AUTHORITY).write_bytes(authority)
-    (folder / HOST).write_bytes(own)
+    (folder / HOST).write_bytes(own)  # last: it marks a folder whose keys are complete
 
 
 def new_key() -> PrivateKey:
@@ -147,12 +148,12 @@ def new_key() -> PrivateKey:
 
 
 def request_of(key: PrivateKey, name: str) -> x509.CertificateSigningRequest:
-    """For a certificate of a host's."""
+    """A request for a certificate of the host called ``name``."""
     return x509.CertificateSigningRequestBuilder().subject_name(named(name)).sign(key, hashes.SHA256())
 
 
 def signed(request: x509.CertificateSigningRequest, authority: x509.Certificate, key: PrivateKey) -> bytes:
-    """A host's certificate: it may listen and connect, and sign nothing. Of the request only name and key count."""
+    """A host's certificate: for both ends of a link, not for signing. The request contributes only name and key."""
     both_ends = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     made = (
@@ -181,7 +182,7 @@ def certificate(subject: x509.Name, issuer: x509.Name, key: object, days: int) -
 
 
 def usage(*, signs: bool) -> x509.KeyUsage:
-    """What a key is for: an authority's signs certificates, a host's shows who it is."""
+    """The permitted use of a key: an authority's signs certificates, a host's proves who it is."""
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,
@@ -207,5 +208,6 @@ def in_pem(key: PrivateKey) -> bytes:
 
 def write_secret(file: Path, content: bytes) -> None:
     """A new file that only its owner can read."""
+    # The rights are those of its creation, so that there is no moment at which others could open it.
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(content)

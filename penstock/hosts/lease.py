@@ -1,7 +1,7 @@
-"""What a host does for one head: finds its checkpoint, starts its stages, and ends them with the lease.
+"""A host's work for one head: it finds the head's checkpoint, starts its stages, and ends them with the lease.
 
 The agent's own thread keeps leases alive and hands each one's messages to the thread of that lease, which may take its
-time. Whatever goes wrong there ends this lease with a reason, and no other one.
+time. An error there ends this lease with a reason, and no other one.
 
       agent's thread                              a lease's thread                      threads of its fetches
       beats, the end of silence  --messages-->    stages, probes, questions  --asked-->  hash, fetch
@@ -40,15 +40,15 @@ MOST_CHECKPOINTS: Final = 4
 """Checkpoints that a head may ask for under a lease."""
 MOST_MESSAGES: Final = 1024
 MOST_HELD: Final = 2 * control.MOST_FRAME
-"""Messages, and their bytes, that may wait for a lease's thread."""
+"""Bytes of messages that may wait for a lease's thread; ``MOST_MESSAGES`` is their number."""
 MOST_BACKLOG: Final = 4 << 20
-"""Bytes that may wait for a head that takes nothing in."""
+"""Bytes that may wait for a head that does not read."""
 END_S: Final = 10.0
-"""Seconds that a lease's thread may take to end what it has started."""
+"""Seconds that a lease's thread may take to end its processes."""
 
 
 class Own:
-    """What is this host's own: of a stage's spec, and of what is asked."""
+    """The host's own part of what a lease needs, which takes the place of the head's in a stage's spec."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class Own:
         self.private_network = private_network
         self.fork_server = fork_server
         self.ends = ends
-        """A pipe that the fork server writes into when a stage has ended."""
+        """Descriptor of the pipe into which the fork server writes when a stage has ended."""
 
 
 class Lease:
-    """One head, and what has been started for it.
+    """One head, and the processes that were started for it.
 
-    ``on_failure`` is told, by the lease's thread, why the lease has to end. ``in_use`` are the digests of all copies
-    that leases of this host use.
+    The lease's thread tells ``on_failure`` why the lease has to end. ``in_use`` gives the digests of all copies that
+    leases of this host use.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Lease:
         self.secret = secret
         self.head = head
         self.silent = 0.0
-        """Seconds for which nothing has come of the head; the agent's thread keeps it."""
+        """Seconds since the head's last message; kept by the agent's thread."""
         self._host = host
         """This host's address, as the head has it."""
         self._own = own
@@ -95,34 +95,35 @@ class Lease:
         self._on_failure = on_failure
         self._facts: HostFacts | None = None
         self._stages: dict[str, ForkServer] = {}
-        """By the names of their processes, those that have not ended: who started each."""
+        """The fork server of each stage that has not ended, by the name of the stage's process."""
         self._fetches: dict[str, Fetch] = {}
-        """By the head's paths, the latest question's."""
+        """The fetch for the latest question about each checkpoint, by the head's path of it."""
         self._found: dict[str, Proved | str] = {}
-        """By the head's paths, what has come of that: a problem, or the files. Nothing while it goes on."""
+        """The result of that fetch, files or a problem, by the head's path; missing while the fetch goes on."""
         self._waiting: dict[str, list[StageSpec]] = {}
-        """By the head's paths, stages that start once the checkpoint is proved again."""
+        """Stages that start once their checkpoint is proved, by the head's path of it."""
         self._probe: ProbeProcess | None = None
         self._work: queue.Queue[tuple[Callable[[], None], int] | None] = queue.Queue(MOST_MESSAGES)
         self._held = 0
         """Bytes of the messages that wait."""
         self._ending = False
         self._lock = threading.Lock()
+        """Guards ``_held`` and ``_fetches``, which the agent's thread uses, too."""
         self._thread = threading.Thread(target=self._run, name="penstock lease", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------------------------------------- by the agent's thread
 
     def tell(self, message: control.Message) -> None:
-        """May be called from any thread. Raises MalformedMessage where the head has taken nothing in for too long."""
+        """Send the head a message; from any thread. Raises MalformedMessage if it has not read for too long."""
         if self.head.backlog > MOST_BACKLOG:
             raise MalformedMessage("it takes in nothing of what it is told")
         self.head.send(control.encode(message, self.secret))
 
     def put(self, message: control.Message, contents: Sequence[Frame]) -> None:
-        """Have the lease's thread obey. A piece goes straight to the fetch that waits for it.
+        """Have the lease's thread obey a message. A piece goes straight to the fetch that waits for it.
 
-        Raises MalformedMessage for what is not for an agent, and where too much waits.
+        Raises MalformedMessage for a message that is not for an agent, and if too much waits.
         """
         if isinstance(message, control.Piece):
             with self._lock:
@@ -139,17 +140,17 @@ class Lease:
         self._put(obey, size)
 
     def note_end(self, process: str, cause: str) -> None:
-        """A stage's process has ended, perhaps one of this lease's."""
+        """Note that a stage's process has ended, perhaps one of this lease's."""
         self._put(partial(self._tell_ended, process, cause))
 
     def end(self) -> None:
-        """End all that was started, soon. Waits for nothing."""
-        self._ending = True
+        """Have the lease's thread end all its processes. Does not wait."""
+        self._ending = True  # first: the thread looks at it before each piece of work
         with self._lock:
             fetches = list(self._fetches.values())
         for fetch in fetches:
             fetch.stop()
-        while True:  # what waits is not done any more
+        while True:  # if the queue is full, work that waits makes room: it is not done any more
             try:
                 self._work.put_nowait(None)
                 return
@@ -157,17 +158,17 @@ class Lease:
                 self._work.get_nowait()
 
     def join(self) -> None:
-        """Wait for a lease that was ended."""
+        """Wait, ``END_S`` seconds at most, for the thread of a lease that was ended."""
         self._thread.join(END_S)
 
     @property
     def is_ending(self) -> bool:
-        """Whether its thread has yet to come to its end."""
+        """Whether the lease's thread still runs."""
         return self._thread.is_alive()
 
     @property
     def digests(self) -> set[str]:
-        """Of the checkpoints that it uses. May be asked from any thread."""
+        """Digests of the checkpoints that the lease uses. May be read from any thread."""
         with self._lock:
             return {fetch.asked.digest for fetch in self._fetches.values()}
 
@@ -192,7 +193,7 @@ class Lease:
 
     def _run(self) -> None:
         try:
-            self._facts = self._own.facts()
+            self._facts = self._own.facts()  # on this thread: a GPU driver may take seconds to answer
             self.tell(control.Attached(facts=self._facts))
             while (work := self._work.get()) is not None and not self._ending:
                 do, size = work
@@ -232,7 +233,7 @@ class Lease:
         )
 
     def _find(self, asked: control.FindCheckpoint, digests: Frame) -> None:
-        """Prove that a checkpoint is here, or have the head send what is needed of it."""
+        """Prove that a checkpoint is on this host, or have the head send the needed part of it."""
         before = self._fetches.get(asked.path)
         if before is None and len(self._fetches) == MOST_CHECKPOINTS:
             raise MalformedMessage(f"it asks for more than {MOST_CHECKPOINTS} checkpoints")
@@ -246,11 +247,11 @@ class Lease:
             self._fetches[fetch.asked.path] = fetch
 
     def _tell_fetch(self, message: control.Progress | control.WantPiece) -> None:
-        """By a fetch's thread."""
+        """Send a fetch's message to the head. Called by the fetch's thread."""
         self.tell(message)
 
     def _end_fetch(self, fetch: Fetch, found: Proved | str) -> None:
-        """By a fetch's thread: it has come to its end."""
+        """Hand a fetch's result to the lease's thread. Called by the fetch's thread as it ends."""
         try:
             self._put(partial(self._take_found, fetch, found))
         except PenstockError as error:
@@ -258,7 +259,7 @@ class Lease:
 
     def _take_found(self, fetch: Fetch, found: Proved | str) -> None:
         path = fetch.asked.path
-        if self._fetches.get(path) is not fetch:
+        if self._fetches.get(path) is not fetch:  # a later question has replaced it
             return
         self._found[path] = found
         problem = "" if isinstance(found, Proved) else found
@@ -269,7 +270,7 @@ class Lease:
     # -------------------------------------------------------------------------------------------------------- stages
 
     def _start(self, spec: StageSpec) -> None:
-        """Start a stage from files that were proved, with what is this host's own in place of the head's."""
+        """Start a stage from proved files, with this host's paths, address and keys in place of the head's."""
         if spec.process in self._stages or len(self._stages) == MOST_STAGES:
             raise MalformedMessage(f"it starts a stage twice, or more than {MOST_STAGES}")
         plan = spec.plan
@@ -297,7 +298,7 @@ class Lease:
         )
 
     def _problem_of(self, plan: StagePlan) -> str:
-        """Why a stage is not started; empty if it may be."""
+        """The reason why a stage is not started; empty if it may be."""
         assert self._facts is not None
         if self._facts.device(plan.device) is None:
             known = ", ".join(one.device for one in self._facts.devices)
@@ -310,7 +311,7 @@ class Lease:
         return ""
 
     def _start_later(self, spec: StageSpec, changed: bool) -> None:
-        """Its files are being hashed, or have ``changed`` since: it starts once they are proved."""
+        """Start a stage once its files are proved: they are being hashed, or have ``changed`` since they were."""
         path = spec.plan.model
         if changed:
             log.warning("files of the checkpoint at %s have changed since they were checked: once more", path)

@@ -1,4 +1,4 @@
-"""What ``penstock hosts`` does: which hosts answer, and what they have."""
+"""The command ``penstock hosts``: shows which hosts answer, and their devices."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from penstock.hosts.placement import HERE, named_hosts
 from penstock.tables import FiguresTable
 
 LISTEN_S: Final = 3 * BEAT
-"""Seconds for which beats go there and back: the quickest says most."""
+"""Seconds for which beats go there and back; the quickest of them gives the round trip."""
 LINK: Final = "link to, from"
-"""A column where links were measured."""
+"""The column that is shown only if links were measured."""
 HEADINGS: Final = ("device", "memory free", "cores", "round trip", LINK, "Penstock", "torch", "model")
 
 
 class ListedHost(msgspec.Struct, frozen=True, kw_only=True):
-    """A host by its name, with what it has, or else the ``problem``. The clock's offset and its error in seconds.
+    """A host by its name, with its facts, or else the ``problem``. ``clock``: offset and its error, in seconds.
 
-    ``links``: to the host and from it, if they were measured.
+    ``links``: to the host and from it; None if they were not measured.
     """
 
     host: str
@@ -60,9 +60,9 @@ def suggest_hosts(as_json: bool) -> None:
 
 
 def list_hosts(text: str, keys: str | None, insecure: bool, links: bool, as_json: bool) -> None:
-    """Print them, their links with this host if ``links`` are to be measured.
+    """Print the hosts that ``text`` names; with ``links`` measure and print their links with this host, too.
 
-    Raises ConfigError for names that are none, and if no host can be used.
+    Raises ConfigError for invalid names, and if no host can be used.
     """
     names = named_hosts(text)
     with ThreadPoolExecutor(len(names)) as apart:
@@ -114,13 +114,13 @@ def show(listed: Sequence[ListedHost]) -> None:
 
 
 def cells_of(host: ListedHost, facts: HostFacts) -> list[str]:
-    """A line within the row for each device."""
+    """The cells of a host's row, with a line in them for each device."""
     return [
         host.host,
         "\n".join(device.device for device in facts.devices),
         "\n".join(map(memory_of, facts.devices)),
         str(facts.cores),
-        "" if host.clock is None else f"{2e3 * host.clock.error:.2f} ms",
+        "" if host.clock is None else f"{2e3 * host.clock.error:.2f} ms",  # the error is half the round trip
         "" if host.links is None else f"{rate_of(host.links[0])}, {rate_of(host.links[1])} Gbit/s",
         facts.versions.penstock,
         facts.versions.torch,

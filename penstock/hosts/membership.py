@@ -1,4 +1,4 @@
-"""What ``penstock keys`` does."""
+"""The commands ``penstock keys new`` and ``penstock keys add``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def folder_of(keys: str | None) -> Path:
 
 
 def new_cluster(keys: str | None) -> None:
-    """Raises ConfigError where there are keys already."""
+    """Make a new cluster's keys. Raises ConfigError if there are keys already."""
     folder = folder_of(keys)
     make_cluster(folder, platform.node())
     print(f"This host is the first of a new cluster; its keys are in {folder}.")
 
 
 def add_host(name: str, listen: str, minutes: float, keys: str | None) -> None:
-    """Raises ConfigError where this host has no authority, and if nobody comes in time."""
+    """Print a token for a new host, and wait for it. Raises ConfigError without an authority, and if it is late."""
     check(minutes > 0, "minutes", minutes, "above 0")
     address = listen if ":" in listen else f"{listen}:0"
     try:

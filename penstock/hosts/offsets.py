@@ -1,4 +1,4 @@
-"""How far two hosts' clocks are apart, as NTP estimates it, from messages that go there and back."""
+"""Estimates how far two hosts' clocks are apart, as NTP does, from messages that go there and back."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ from collections import deque
 from typing import Final, NamedTuple
 
 KEPT: Final = 64
-"""Round trips: the quickest of them says most. Clocks drift apart by microseconds meanwhile."""
+"""Round trips that are kept; the quickest of them gives the offset. Clocks drift by only microseconds meanwhile."""
 
 
 class ClockOffset(NamedTuple):
-    """Seconds to add to a moment of this host's clock for the other's, and how wrong that may be."""
+    """Seconds to add to a moment of this host's clock for the other's, and the largest error of that, in seconds."""
 
     seconds: float
     error: float
 
 
 class Offsets:
-    """What the latest round trips say of another host's monotonic clock."""
+    """Offsets of another host's monotonic clock, by the latest round trips."""
 
     def __init__(self) -> None:
         self._round_trips: deque[ClockOffset] = deque(maxlen=KEPT)
 
     def add(self, sent: float, received: float, answered: float, back: float) -> None:
-        """Of a round trip: when it began and ended here, and when it was received and answered there."""
+        """Add a round trip: ``sent`` and ``back`` by this host's clock, ``received`` and ``answered`` by the other's.
+
+        All are in seconds.
+        """
+        # Either way takes between none and all of the travelling time, so half of it bounds the error.
         travelled = max(0.0, (back - sent) - (answered - received))
         self._round_trips.append(ClockOffset(((received - sent) + (answered - back)) / 2, travelled / 2))
 
     @property
     def best(self) -> ClockOffset | None:
-        """None where nothing is known yet."""
+        """The offset with the smallest error; None before the first round trip."""
         return min(self._round_trips, key=lambda one: one.error, default=None)

@@ -1,4 +1,4 @@
-"""Which host each stage is on, which of its devices it gets, and how many threads."""
+"""Places stages on hosts: the host of each stage, its device there, and its threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RAY: Final = "ray"
 
 @dataclass(frozen=True)
 class AskedHosts:
-    """What ``--hosts`` says: hosts by their names, in order, and where others may come from."""
+    """The meaning of ``--hosts``: hosts by their names, in order, and where others may come from."""
 
     names: tuple[str, ...]
     door: str = ""
@@ -32,12 +32,12 @@ class AskedHosts:
 
     @property
     def come(self) -> bool:
-        """Whether hosts come whose names nobody knows before."""
+        """Whether hosts come whose names are not known before."""
         return bool(self.door or self.ray)
 
 
 def asked_hosts(text: str) -> AskedHosts:
-    """Of "a:7700,b:7700", which may end in "join://HOST:PORT", or of "ray". Raises FieldError for what is neither."""
+    """Parse "a:7700,b:7700", which may end in "join://HOST:PORT", or "ray". Raises FieldError for anything else."""
     if text == RAY or text.startswith(f"{RAY}://"):
         return AskedHosts((), ray=text)
     *before, last = text.split(",")
@@ -60,13 +60,13 @@ def named_hosts(text: str) -> tuple[str, ...]:
 
 
 def check_named(text: str | None) -> None:
-    """Raise FieldError where hosts come whose names nobody knows before."""
+    """Raise FieldError if hosts come whose names are not known before."""
     if text is not None and asked_hosts(text).come:
         raise FieldError("hosts", f"is {text!r}; name them, since each is measured")
 
 
 def hosts_asked_for(hosts: str | None, cluster: Cluster | None) -> tuple[str, ...]:
-    """Every host by name that stages are to be on, in their order: as ``hosts`` says, or a cluster of real devices."""
+    """The names of all hosts for stages, in order: as ``hosts`` says, or a cluster of real devices."""
     if hosts is not None:
         return asked_hosts(hosts).names
     if cluster is None or cluster.emulated:
@@ -86,8 +86,9 @@ def hosts_of_stages(hosts: str | None, cluster: Cluster | None, stages: int) -> 
 
 
 def spread(names: Sequence[str], stages: int) -> tuple[str, ...]:
-    """The host of each stage, as plans name it: neighbours share one. Hosts beyond the number of stages are spares."""
+    """The host of each stage, as plans name it: neighbours share a host. Hosts beyond the stages' number are spares."""
     used = names[:stages]
+    # Runs of consecutive stages, so that most hidden states stay on their host; lengths differ by one at most.
     return tuple(in_plans(used[stage * len(used) // stages]) for stage in range(stages))
 
 
@@ -96,14 +97,15 @@ def moved(
 ) -> tuple[str, ...]:
     """The host of each stage once some of ``hosts`` are gone; all names are those of plans.
 
-    A stage stays where it is as long as that host is ``there``. Another one goes to a host without stages, else to the
-    host of a neighbour, the one with fewer first, else to any. ``has_room`` says whether these stages fit on a host
-    together. Raises ConfigError where a stage fits nowhere.
+    A stage stays where it is as long as that host is ``there``. Otherwise it goes to a host without stages, else to a
+    neighbour's host, the one with fewer stages first, else to any. ``has_room`` says whether these stages fit on a host
+    together. Raises ConfigError if a stage fits nowhere.
     """
     stages: dict[str, list[int]] = {name: [i for i, host in enumerate(hosts) if host == name] for name in there}
     placed = [host if host in stages else None for host in hosts]
     for stage, kept in enumerate(placed):
         if kept is None:
+            # The neighbours: the stage before, which has a place by now, and the next one behind that has one.
             before = placed[stage - 1 : stage] if stage else []
             after = [host for host in placed[stage + 1 :] if host is not None][:1]
             beside = sorted((host for host in (*before, *after) if host is not None), key=lambda one: len(stages[one]))
@@ -117,7 +119,7 @@ def moved(
 
 
 def room(facts: HostFacts, device: str) -> float:
-    """Bytes that are free on the devices that stages on ``device``, "cuda" or a device of its own, may have there."""
+    """Free bytes on the host's devices that ``device``, "cuda" or a single one, stands for; infinite if unknown."""
     found = [one for one in facts.devices if device in (one.device, one.device.partition(":")[0])]
     return sum(one.free if one.memory else math.inf for one in found)
 
@@ -127,7 +129,7 @@ def in_plans(name: str) -> str:
 
 
 def device_on(host: str, facts: HostFacts, device: str, place: int, stages: int) -> str:
-    """The device of a host's stage number ``place`` of so many there; "cuda" spreads them over its GPUs.
+    """The device of stage number ``place`` of the ``stages`` on a host; "cuda" spreads them over its GPUs.
 
     Raises ConfigError, naming the host, for a device that is not there.
     """
@@ -141,7 +143,7 @@ def device_on(host: str, facts: HostFacts, device: str, place: int, stages: int)
 
 
 def devices_elsewhere(hosts: Sequence[str], facts: Mapping[str, HostFacts], device: str) -> dict[int, str]:
-    """By stage, the devices of those that are on other hosts."""
+    """The devices of the stages on other hosts, by stage."""
     return {
         stage: device_on(host, facts[host], device, place, count)
         for host, stages in by_host(hosts)
@@ -154,7 +156,7 @@ def devices_elsewhere(hosts: Sequence[str], facts: Mapping[str, HostFacts], devi
 def threads_elsewhere(
     hosts: Sequence[str], facts: Mapping[str, HostFacts], stated: Sequence[int | None]
 ) -> dict[int, int]:
-    """By stage, the threads of those that are on other hosts: what is stated, else equal parts of the host's cores."""
+    """The threads of the stages on other hosts, by stage: as stated, else equal parts of the host's cores."""
     threads: dict[int, int] = {}
     for host, stages in by_host(hosts):
         if host:
@@ -163,7 +165,7 @@ def threads_elsewhere(
 
 
 def by_host(hosts: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-    """Each host with its stages."""
+    """Each host with the numbers of its stages."""
     for host in dict.fromkeys(hosts):
         yield host, [stage for stage, one in enumerate(hosts) if one == host]
 

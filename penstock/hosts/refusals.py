@@ -1,4 +1,4 @@
-"""What is said in the log of messages that are refused."""
+"""Logs messages that are refused, without letting their senders flood the log."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from penstock.messages import cut
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 10
-"""Lines that may follow one another; from then on there is one a second, however much is sent."""
+"""Lines that may follow at once; after them there is one a second, however much is sent."""
 MOST_SAID: Final = 300
-"""Characters of a line."""
+"""Most characters of a line."""
 
 
 class Refusals:
-    """Says why a message was refused, and now and then how many more were."""
+    """Logs why a message was refused, and how many more were since the line before."""
 
     def __init__(self) -> None:
         self._lines = float(AT_ONCE)
-        """Lines that may be said now."""
+        """Lines that may be logged now; it grows by one a second, up to ``AT_ONCE``."""
         self._since = time.monotonic()
         self._unsaid = 0
 

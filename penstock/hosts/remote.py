@@ -1,4 +1,4 @@
-"""Another host, as a head has it: what its agent starts, what has become of that, and whether it is still there."""
+"""Another host as its head sees it: the stages that its agent starts, their ends, and whether it is still there."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ log = logging.getLogger(__name__)
 ANSWER_S: Final = 10.0
 """Seconds within which an agent has to answer."""
 TRY_AGAIN_S: Final = 3.0
-"""Seconds after which a host that was lost is asked again: twice as long after the second loss."""
+"""Seconds after which a lost host is asked again; each further recent loss doubles them."""
 MOST_LOSSES: Final = 3
 STALLED: Final = f"it has not come nearer to holding its layers for {ANSWER_S:.0f} s"
 RETRY_S: Final = 20.0
-"""Seconds after which a host is asked again that could not get hold of its layers."""
+"""Seconds after which a host that could not get hold of its layers is asked again."""
 BEATS_KEPT: Final = 64
 LOSSES_WITHIN_S: Final = 600.0
-"""A host that is lost so often in so many seconds is left alone for as long, unless no other one is there."""
+"""Seconds; a host lost ``MOST_LOSSES`` times within them is left alone for as long, unless no other one is there."""
 
 
 class RemoteHost:
     """A launcher (``pipeline/launching.py``) of stages on the host named ``name``, HOST or HOST:PORT.
 
-    ``attach`` begins a lease, ``lose`` ends it with all that was started under it. ``facts`` are there once the agent
-    has answered; a host that comes back has new ones. Where it was asked to hold layers, it is asked again then.
+    ``attach`` begins a lease, ``lose`` ends it with all processes that were started under it. ``facts`` are there once
+    the agent has answered. A host that comes back has new ones, and is asked again for the layers that it is to hold.
     """
 
     def __init__(self, name: str, sockets: Sockets) -> None:
@@ -51,34 +51,35 @@ class RemoteHost:
         self.facts: HostFacts | None = None
         self.offsets = Offsets()
         self.lease = ""
-        """Its latest one's secret."""
+        """The secret of the latest lease."""
         self.attached = False
-        """Whether that has not ended: the agent has answered, or may yet."""
+        """Whether the latest lease goes on: the agent has answered, or may yet."""
         self.cause = ""
-        """Why the latest lease that has ended did."""
+        """The reason why the last lease that has ended did."""
         self.cut_off = ""
-        """Why it is to be lost, though it answers. May be set by any thread."""
+        """The reason why the host is to be lost, though it answers; empty for none. May be set by any thread."""
         self.came_once = False
-        """Whether it has ever answered."""
+        """Whether the host has ever answered."""
         self._sockets = sockets
         self._host, self.address = places_of(name)
-        """The latter: its agent's, in numbers."""
+        """``_host``: the host's address. ``address``: its agent's, tcp://HOST:PORT. Both are in numbers."""
         self._outbox: Outbox | None = None
         self._bulk: Outbox | None = None
-        """A connection for what is large, behind which no beat waits."""
+        """A connection of its own for large messages, so that no beat waits behind them."""
         self._listeners: dict[str, int] = {}
-        """By the names of processes, whom to tell of their ends."""
+        """The pipe into which to report the end of each process, by the process's name."""
         self._running: set[str] = set()
-        """Those of them that have not ended."""
+        """Names of the processes that have not ended."""
         self._silent = 0.0
         self._beats: deque[float] = deque(maxlen=BEATS_KEPT)
-        """When those were sent that may still be answered."""
+        """Times at which the beats were sent that may still be answered."""
         self._lost_at = 0.0
         self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
-        """Moments at which it was lost after it had been there."""
+        """Times at which the host was lost after it had been there."""
         self._lock = threading.RLock()
+        """Guards the state that both the engine's thread and the fleet's thread change."""
         self._search: Search | None = None
-        """For the layers that it is to hold."""
+        """The search for the layers that the host is to hold; None while it is to hold none."""
         self._questions = 0
 
     # ------------------------------------------------------------------------------------------------- as a launcher
@@ -104,7 +105,7 @@ class RemoteHost:
 
     def start(self, spec: StageSpec) -> None:
         with self._lock:
-            if not self.attached:
+            if not self.attached:  # lost since the stage was placed here: it counts as ended
                 self._report(spec.process, self.cause)
                 return
             self._tell(control.StartStage(spec=spec))
@@ -119,7 +120,7 @@ class RemoteHost:
     # --------------------------------------------------------------------------------------------------- its checkpoint
 
     def ask(self, offer: Offer, layers: Collection[Layers]) -> None:
-        """Have it hold these layers. It is not asked what it has answered, or what it is looking for already.
+        """Have the host hold these layers, unless it holds them, or is looking for them, already.
 
         Raises OSError, and ConfigError for a damaged file.
         """
@@ -135,33 +136,33 @@ class RemoteHost:
                 self._begin_search()
 
     def holds(self, offer: Offer, layers: Collection[Layers]) -> bool:
-        """Whether stages of these layers can load the checkpoint there."""
+        """Whether stages of these layers can load the checkpoint on the host."""
         with self._lock:
             search = self._search
             return search is not None and search.problem == "" and search.serves(offer, layers)
 
     @property
     def searching(self) -> bool:
-        """Whether it has yet to say whether it holds what it was asked for."""
+        """Whether the host has yet to say whether it holds the layers that it was asked for."""
         with self._lock:
             return self._search is not None and self._search.problem is None
 
     @property
     def problem(self) -> str:
-        """Why stages cannot load the checkpoint there; empty if they can, or nobody knows."""
+        """The reason why stages cannot load the checkpoint on the host; empty if they can, or it is not known."""
         with self._lock:
             return (self._search.problem or "") if self._search is not None else ""
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Bytes that it holds of those that it has to be sent, and how many these are; None if nothing is sent."""
+        """Bytes of its layers that the host holds, and needs in all; None while it is not being sent any."""
         with self._lock:
             search = self._search
             sending = search is not None and search.problem is None and search.fetched
             return (search.held, search.question.needed_bytes) if sending and search and search.question else None
 
     def _begin_search(self) -> None:
-        """Ask what it is to hold, as a new question, over a connection for what is large."""
+        """Ask for the layers that the host is to hold, as a new question, over the connection for large messages."""
         search = self._search
         if search is None:
             return
@@ -179,7 +180,7 @@ class RemoteHost:
     # ---------------------------------------------------------------------------------------- by the fleet's thread
 
     def attach(self, head: str) -> str:
-        """Ask the agent to serve ``head``, an inbox's address. Returns the lease's secret."""
+        """Ask the agent to serve ``head``, the address of an inbox. Returns the new lease's secret."""
         with self._lock:
             self.facts, self._silent, self.cut_off = None, 0.0, ""
             self._beats.clear()
@@ -190,7 +191,7 @@ class RemoteHost:
 
     @property
     def fault(self) -> str:
-        """Why there is no connection to the agent, once that is known."""
+        """The reason why there is no connection to the agent; empty if there is one, or it is not known yet."""
         return self._outbox.fault if self._outbox is not None else ""
 
     @property
@@ -200,7 +201,7 @@ class RemoteHost:
 
     @property
     def may_be_asked(self) -> bool:
-        """Whether it could be asked, should there be no other one."""
+        """Whether a host that was lost could be asked again, should there be no other one."""
         return not self.attached and time.monotonic() >= self._lost_at + TRY_AGAIN_S
 
     def beat(self) -> None:
@@ -209,7 +210,7 @@ class RemoteHost:
         self._tell(control.Beat(sent=now))
 
     def take(self, message: control.Message) -> None:
-        """What the agent says under the lease. Raises MalformedMessage for what no agent says."""
+        """Take in an agent's message under the lease. Raises MalformedMessage for one that is not for a head."""
         self._silent = 0.0
         with self._lock:
             if isinstance(message, control.Attached):
@@ -237,13 +238,13 @@ class RemoteHost:
         self._begin_search()
 
     def _take_beat(self, answer: control.BeatAnswer) -> None:
-        """One that answers no beat, or none that is recent, tells nothing."""
+        """Learn the clock offset from an answer, unless it answers no recent beat, or one for the second time."""
         if answer.sent in self._beats:
             self._beats.remove(answer.sent)
             self.offsets.add(answer.sent, answer.received, answer.answered, time.monotonic())
 
     def listened(self, seconds: float) -> None:
-        """The head has listened for so many seconds more."""
+        """Note that the head has listened for ``seconds`` more: the host may be lost, or asked again for its layers."""
         self._silent += seconds
         if self.attached and self.cut_off:
             self.leave()
@@ -257,7 +258,7 @@ class RemoteHost:
             self._ask_again(seconds)
 
     def _ask_again(self, seconds: float) -> None:
-        """Where it could not get hold of its layers, it may by now: its disk has room again, or its link is better."""
+        """Ask a host again that could not get hold of its layers: its disk may have room now, or its link be better."""
         with self._lock:
             if self._search is not None and self._search.is_worth_another_try(seconds):
                 log.info("host %s is asked again for its layers: %s", self.name, self._search.problem)
@@ -269,34 +270,35 @@ class RemoteHost:
             return self._search is not None and self._search.stalls(seconds, waiting)
 
     def lose(self, cause: str) -> None:
-        """The host is not reached any more: all that it has started is lost."""
+        """End the lease because the host is lost, and report the ends of all its processes."""
         if self.facts is not None:
             self._note_loss(cause)
         with self._lock:
-            self.cause, self._lost_at = cause, time.monotonic()  # first: others read it of a host that is not attached
+            # The cause first: other threads read it as soon as they see that the host is not attached.
+            self.cause, self._lost_at = cause, time.monotonic()
             self.attached, self.facts = False, None
             if self._search is not None:
                 self._search.forget()
-            for process in list(self._running):
+            for process in list(self._running):  # a copy: reporting an end removes the process
                 self._report(process, cause)
         self._close_connections()
 
     def refuse(self, cause: str) -> None:
-        """The agent that has answered is not to be used: it never counts as alive."""
+        """End the lease because the agent that has answered cannot be used; the host never counts as alive."""
         self.leave()
         self._note_loss(cause)
         self.lose(cause)
 
     def start_probe(self, session: str, head: str) -> None:
-        """Have a probe started there that answers to ``head``, an inbox, by the host's name."""
+        """Have a probe started on the host that answers to ``head``, an inbox, by the host's name."""
         self._tell(control.StartProbe(name=self.name, session=session, head=head))
 
     def leave(self) -> None:
-        """The head ends."""
+        """Tell the agent that the head leaves."""
         self._tell(control.Detach())
 
     def end(self) -> None:
-        """Nothing is to be brought any more."""
+        """Stop sending layers."""
         with self._lock:
             if self._search is not None:
                 self._search.forget()
@@ -318,14 +320,14 @@ class RemoteHost:
             outbox.send(control.encode(message, self.lease))
 
     def _report(self, process: str, cause: str) -> None:
-        """That a process has ended, once."""
+        """Report that a process has ended, once."""
         if process in self._running:
             self._running.discard(process)
             os.write(self._listeners[process], exit_report(process, cause))
 
 
 class Search:
-    """For the layers of an offer on one host: a question under each lease, until one is answered."""
+    """A search for the layers of an offer on one host: one question under each lease, until one is answered."""
 
     def __init__(self, offer: Offer, layers: tuple[Layers, ...]) -> None:
         self.offer = offer
@@ -333,19 +335,19 @@ class Search:
         self.question: Question | None = None
         self.courier: Courier | None = None
         self.problem: str | None = None
-        """What the host has answered: empty if it holds them. None while it has not."""
+        """The host's answer: empty if it holds the layers, else why not. None while it has not answered."""
         self.fetched = False
-        """Whether it has to be sent some."""
+        """Whether the host has to be sent some of the layers."""
         self.held = 0
         self._failed = 0.0
-        """Seconds since the host has said that it cannot have them."""
+        """Seconds since the host said that it cannot get the layers."""
         self._idle = 0.0
         """Seconds without progress."""
         self._seen = 0, 0
-        """How far it was when there was progress last: pieces held, and bytes that had yet to leave for it."""
+        """The state at the last progress: pieces that the host held, and bytes that had yet to leave for it."""
 
     def serves(self, offer: Offer, layers: Collection[Layers]) -> bool:
-        """Whether its answer tells of these layers, too: it has not failed."""
+        """Whether this search covers these layers of this offer, and has not failed."""
         return self.offer is offer and not self.problem and set(layers) <= set(self.layers)
 
     def begin(self, question: Question) -> None:
@@ -353,14 +355,14 @@ class Search:
         self.question = question
 
     def forget(self) -> None:
-        """Whatever was answered was so under a lease that has ended."""
+        """Drop question and answer, which belong to a lease that has ended."""
         if self.courier is not None:
             self.courier.stop()
         self.question = self.courier = self.problem = None
         self.fetched, self.held, self._failed, self._idle, self._seen = False, 0, 0.0, 0.0, (0, 0)
 
     def take(self, message: control.CheckpointFound | control.Progress) -> None:
-        """An answer to another question than the latest one is none. Raises MalformedMessage for one that is none."""
+        """Take in an answer, unless it is to an earlier question. Raises MalformedMessage for impossible progress."""
         if self.question is None or message.number != self.question.asked.number or self.problem is not None:
             return
         if isinstance(message, control.CheckpointFound):
@@ -371,12 +373,12 @@ class Search:
         self.fetched, self.held = message.fetched, message.held
 
     def is_worth_another_try(self, seconds: float) -> bool:
-        """Whether the host could not have the layers, so many seconds more, and has been left alone for long enough."""
+        """Whether the host has failed for over ``RETRY_S`` seconds, the ``seconds`` that have just passed included."""
         self._failed = self._failed + seconds if self.problem else 0.0
         return self._failed > RETRY_S
 
     def stalls(self, seconds: float, waiting: int) -> bool:
-        """Whether nothing has moved for too long, after so many seconds more, with ``waiting`` bytes yet to leave."""
+        """Whether nothing has moved for too long, after ``seconds`` more, with ``waiting`` bytes yet to leave."""
         now = self.held // PIECE, waiting
         waits = self.question is not None and self.problem is None
         self._idle = self._idle + seconds if waits and now == self._seen else 0.0
@@ -385,13 +387,13 @@ class Search:
 
 
 def pause_after(losses: Sequence[float], now: float) -> float:
-    """Seconds for which a host that is lost ``now`` is left alone, after all its ``losses``, this one included."""
+    """Seconds for which a host lost at ``now`` is left alone; ``losses`` are the times of its losses, this one too."""
     recent = sum(moment > now - LOSSES_WITHIN_S for moment in losses)
     return LOSSES_WITHIN_S if recent >= MOST_LOSSES else TRY_AGAIN_S * 2 ** max(0, recent - 1)
 
 
 def places_of(name: str) -> tuple[str, str]:
-    """The host's address in numbers, and its agent's. Raises FieldError for what names none, ConfigError if unknown."""
+    """Addresses, in numbers, of a host and its agent. Raises FieldError for an invalid name, ConfigError if unknown."""
     host, separator, port = name.rpartition(":")
     if not separator or (name.count(":") > 1 and not host.endswith("]")):  # HOST alone, or an IPv6 address
         host, port = name, str(control.DEFAULT_PORT)

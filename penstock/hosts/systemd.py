@@ -1,4 +1,4 @@
-"""A worker as a unit of systemd's: started with the host, and again whenever it ends."""
+"""A systemd unit for a worker, which starts it with the host, and again whenever it ends."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ WantedBy=multi-user.target
 
 
 def unit_of(options: Iterable[str]) -> str:
-    """The file for a worker with these options, run by who asks for it, with this very Python."""
+    """The unit file of a worker with these options, run by the current user with this Python."""
     command = [sys.executable, "-m", "penstock.cli", "worker", *options]
     return UNIT.format(command=" ".join(map(quoted, command)), user=getpass.getuser())
 
 
 def quoted(word: str) -> str:
-    """As systemd reads it: nothing in it stands for anything else."""
+    """The word, escaped so that systemd takes every character of it literally."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if escaped != word or any(character.isspace() for character in word) else word

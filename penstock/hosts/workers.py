@@ -1,4 +1,4 @@
-"""What ``penstock worker`` does: a host agent until somebody ends it."""
+"""The command ``penstock worker``: runs a host agent until somebody ends it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def run_worker(
     cache_gb: float,
     announce: bool,
 ) -> None:
-    """Serve engines until Ctrl-C or SIGTERM, the one at ``head`` unasked.
+    """Serve engines until Ctrl-C or SIGTERM. With ``head``, offer the host to the engine at that address.
 
-    Raises ConfigError for an address that cannot be listened on, or announced.
+    Raises ConfigError for an address on which it cannot listen, or which cannot be announced.
     """
     check(cache_gb >= 0, "cache_gb", cache_gb, "0 or above")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -55,7 +55,7 @@ def run_worker(
     check_free(listen, place)
     if insecure:
         log.warning("insecure: whoever reaches %s can use this host, and the network sees what is said", listen)
-    if token is not None:  # which works once: not before all else is as it should be
+    if token is not None:  # last of the checks, since a token works only once
         join(default_folder() if keys is None else Path(keys).expanduser(), token, platform.node())
     security = security_for(keys, insecure)
     kept = WeightCache(default_cache() if cache is None else Path(cache).expanduser(), round(1e9 * cache_gb))
@@ -78,7 +78,7 @@ def run_worker(
 
 
 def own_place(listen: str) -> tuple[str, Place]:
-    """The address in numbers, with what a socket needs. Raises FieldError for one that is not known."""
+    """The address in numbers, and as a socket needs it. Raises FieldError for an unknown one."""
     try:
         _, address = places_of(listen)
     except ConfigError as error:
@@ -87,7 +87,7 @@ def own_place(listen: str) -> tuple[str, Place]:
 
 
 def check_free(listen: str, place: Place) -> None:
-    """Raise FieldError for an address that is not this host's, or taken."""
+    """Raise FieldError for an address that is not this host's, or is taken."""
     try:
         listener_at(place).close()
     except OSError as error:
@@ -100,12 +100,12 @@ def not_own(listen: str, error: OSError) -> FieldError:
 
 
 def default_address(head: str | None) -> str:
-    """Where a worker listens unless somebody says otherwise: on loopback, or where the head it joins reaches it."""
+    """The default address of a worker: on loopback or, if it joins a head, where that head reaches it."""
     return f"{'127.0.0.1' if head is None else address_toward(head)}:{DEFAULT_PORT}"
 
 
 def print_unit(options: Mapping[str, object]) -> None:
-    """Print a unit of systemd's for a worker with these options, by their fields' names. Raises FieldError."""
+    """Print a systemd unit for a worker with these options, by their fields' names. Raises FieldError for a token."""
     if options["token"] is not None:
         raise FieldError("token", "works once: start the worker with it by hand, then install the unit without it")
     words = []

@@ -1,1 +1,1 @@
-"""Which devices hold which layers, in which order, and in which pieces a prompt enters: reckoned, then simulated."""
+"""Plans which devices hold which layers, in which order, and in which pieces a prompt enters."""

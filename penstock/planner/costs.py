@@ -1,4 +1,4 @@
-"""What a cluster's devices and links take for any layers that they might be given."""
+"""Times of a cluster's devices and links for any layers that the devices might be given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.planner.partition import Problem, Seconds
 
 
 class Batch(NamedTuple):
-    """What stages are planned for: so many rows of one text that has so many tokens."""
+    """The batch that stages are planned for: ``rows`` rows of one text that has ``context`` tokens."""
 
     rows: int
     context: int
@@ -31,9 +31,9 @@ class Batch(NamedTuple):
 
 
 def candidates(cluster: Cluster) -> tuple[Device, ...]:
-    """The devices that may hold layers: those that do in the file, and those that it gives nothing to do.
+    """The devices that may hold layers: those that hold some in the file, and those that have no other task there.
 
-    Raises FieldError for a device whose times for other layers than its own are not known.
+    Raises FieldError for a device whose times are known only for the layers that it has.
     """
     staged = {name for stage in cluster.stages for name in stage.devices}
     busy = {cluster.drafter, cluster.engine} - staged
@@ -51,9 +51,10 @@ def candidates(cluster: Cluster) -> tuple[Device, ...]:
 
 
 def problem_of(cluster: Cluster, devices: Sequence[Device], batch: Batch) -> Problem:
-    """Times of these devices, whatever stages the file has. A link is busy until the next batch may arrive over it.
+    """The planning problem for these devices, whatever stages the file has.
 
-    A stage asks for the next batch when it begins one: the asking takes the link's latency, and so does the batch.
+    A link is busy until the next batch can arrive over it. A stage asks for the next batch when it begins one: the
+    question takes the link's latency, and so does the batch.
     """
     model = cluster.as_model
     assert model is not None
@@ -78,7 +79,7 @@ def problem_of(cluster: Cluster, devices: Sequence[Device], batch: Batch) -> Pro
 
 
 def numbers_of(device: Device) -> Device:
-    """What its times follow from: the same for devices that are alike."""
+    """The device without what its times do not depend on: equal for devices that are alike."""
     return replace(device, name="any", host="", kind=None, memory_gb=None)
 
 
@@ -91,7 +92,7 @@ def busy(link: LinkTiming, batch: Batch) -> float:
 
 
 def stage_table(cluster: Cluster, model: ModelPrice, device: Device, batch: Batch) -> Seconds:
-    """[L + 1, L + 1]: seconds for layers i to j - 1, the head's among them where they are the last; no layer: inf."""
+    """[L + 1, L + 1]: seconds for layers i to j - 1, with the head if j is L; infinite for no layer."""
     counts = range(1, model.layers + 1)
     inner, last = (
         [
@@ -101,13 +102,14 @@ def stage_table(cluster: Cluster, model: ModelPrice, device: Device, batch: Batc
         for head in (False, True)
     )
     table = by_range(model.layers, inner)
-    table[:-1, -1] = last[::-1]
+    table[:-1, -1] = last[::-1]  # layers i to L - 1 are L - i layers: from L of them in row 0 down to one
     return table
 
 
 def by_range(layers: int, by_count: Sequence[float]) -> Seconds:
-    """[L + 1, L + 1] from what 1, 2, ... layers take; infinite for none."""
+    """[L + 1, L + 1]: a value for layers i to j - 1, from those of 1, 2, ... layers; infinite for none."""
     ends = np.arange(layers + 1)
+    # Entry (i, j) is that of j - i layers; where j < i, the clip makes it that of none.
     table: Seconds = np.array([math.inf, *by_count])[np.clip(ends[None, :] - ends[:, None], 0, None)]
     return table
 
@@ -125,6 +127,7 @@ def holdable(cluster: Cluster, model: ModelPrice, device: Device) -> npt.NDArray
         held = held_by(model, count, cluster.kv_slots, embedding=embedding, head=head)
         return (held if drafting is None else held + drafting).total
 
+    # Row 0 adds the embedding, the last column the head; the corner, the whole model, has both.
     counts = range(1, layers + 1)
     table = by_range(layers, [bytes_of(n, embedding=False, head=False) for n in counts])
     table[:-1, -1] = [bytes_of(n, embedding=False, head=True) for n in reversed(counts)]
@@ -133,7 +136,7 @@ def holdable(cluster: Cluster, model: ModelPrice, device: Device) -> npt.NDArray
 
 
 def shortage(cluster: Cluster, devices: Sequence[Device]) -> str:
-    """What the model needs and what these devices have, in GB: why no plan fits."""
+    """The reason why no plan fits: the memory that the model needs and that these devices have, in GB."""
     model = cluster.as_model
     assert model is not None
     whole = held_by(model, model.layers, cluster.kv_slots, embedding=True, head=True)
@@ -146,7 +149,7 @@ def shortage(cluster: Cluster, devices: Sequence[Device]) -> str:
 
 
 def without_links(problem: Problem) -> Problem:
-    """The same devices, joined by links that take no time: what the paper plans for."""
+    """The same devices, joined by links that take no time, as Jupiter's paper assumes (``jupiter.py``)."""
     zeros = np.zeros_like(problem.enter_s)
     hops = np.zeros_like(problem.hop_s)
     return replace(

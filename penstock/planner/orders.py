@@ -1,4 +1,4 @@
-"""In which orders devices are tried: all that differ where there are few, else those that a search finds better."""
+"""The orders in which devices are tried: all that differ if there are few, else those that a search finds better."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import numpy as np
 from penstock.planner.partition import Problem
 
 FEW: Final = 200
-"""Orders that are all tried: five devices that differ have 120, eight of two kinds 70."""
+"""Most orders that are all tried: five devices that differ have 120, eight of two kinds 70."""
 MOST_TRIES: Final = 40
-"""Changes to an order that the search looks at."""
+"""Most changes to an order that the search looks at."""
 WORK: Final = 2e7
-"""Sums that it may take for them: of 128 devices and 80 layers it looks at nine."""
+"""Sums that the search may take, which for 128 devices and 80 layers allows ten changes."""
 
 Order = tuple[int, ...]
 
 
 def alike(problem: Problem) -> list[int]:
-    """By device the first one that it can change places with: both take the same times, and so do their links."""
+    """For each device the first one that is like it: the two can change places, since all their times are equal."""
     classes = list(range(problem.devices))
     for one, two in combinations(range(problem.devices), 2):
         if classes[two] == two and classes[one] == one and exchangeable(problem, one, two):
@@ -43,12 +43,12 @@ def exchangeable(problem: Problem, one: int, two: int) -> bool:
 
 
 def count_orders(classes: Sequence[int]) -> int:
-    """How many orders differ, given which devices are alike."""
+    """How many orders differ, given the class of each device (``alike``)."""
     return math.factorial(len(classes)) // math.prod(math.factorial(n) for n in Counter(classes).values())
 
 
 def all_orders(classes: Sequence[int]) -> Iterator[Order]:
-    """Every order that differs; of devices that are alike the first one comes first."""
+    """Every order that differs; devices that are alike stay in their order."""
     left = {name: [i for i, one in enumerate(classes) if one == name] for name in dict.fromkeys(classes)}
 
     def rest(begun: Order) -> Iterator[Order]:
@@ -64,7 +64,7 @@ def all_orders(classes: Sequence[int]) -> Iterator[Order]:
 
 
 def chained(problem: Problem) -> Order:
-    """From the engine always to the device with the quickest link: those of one host follow each other."""
+    """The order that goes from the engine always to the device with the quickest link, so that hosts stay together."""
     order = [int(problem.enter_s.argmin())]
     while len(order) < problem.devices:
         left = [device for device in range(problem.devices) if device not in order]
@@ -73,14 +73,14 @@ def chained(problem: Problem) -> Order:
 
 
 def tries_of(problem: Problem) -> int:
-    """How many changes a search looks at, so that it takes about as long for any problem."""
+    """How many changes a search looks at: fewer for large problems, so that it takes about as long for any."""
     devices, layers = problem.devices, problem.layers
     return min(MOST_TRIES, int(WORK / (devices * layers * (devices + layers))) + 1)
 
 
 def improved(start: Order, value: Callable[[Order], float], tries: int) -> Order:
-    """The best order that a search from ``start`` finds: one device to another place at a time, drawn from a seed."""
-    rng, best, least = random.Random(0), start, value(start)
+    """The best order that a search from ``start`` finds. Each try moves one device to another place, both at random."""
+    rng, best, least = random.Random(0), start, value(start)  # a fixed seed, so that plans can be repeated
     for _ in range(tries):
         changed = list(best)
         changed.insert(rng.randrange(len(changed)), changed.pop(rng.randrange(len(changed))))

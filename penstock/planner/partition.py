@@ -1,4 +1,4 @@
-"""Layers over devices in an order, of which any may be left out: two dynamic programs, exact for that order.
+"""Splits layers over devices in a given order, any of which may be left out: two dynamic programs, exact for the order.
 
 Layers are numbered from 0 to L. A stage is a device with layers i to j - 1, and a way through the devices is a path:
 
@@ -28,11 +28,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What stages and links take for a batch, in seconds; infinite where a device cannot hold so much.
+    """Seconds that stages and links take for a batch; infinite where a device cannot hold the layers.
 
     ``stage_s`` [N, L + 1, L + 1]: device n with layers i to j - 1. ``hop_s`` [N, N], ``enter_s`` [N] and ``leave_s``
-    [N]: from device to device, from the engine, to the engine. ``hop_busy_s`` and the like: for how long the next batch
-    has to wait for the link.
+    [N]: from device to device, from the engine, to the engine. ``hop_busy_s`` and the like: how long the next batch has
+    to wait for the link.
     """
 
     stage_s: Seconds
@@ -52,12 +52,12 @@ class Problem:
         return int(self.stage_s.shape[1]) - 1
 
     def slowest_s(self, parts: Sequence[Part]) -> float:
-        """Of the parts' stages and links the one that takes longest for a batch: how fast batches can follow."""
+        """Seconds of the slowest stage or link of the parts, which is the pace at which batches can follow."""
         busy = [*self._stages(parts), *(self.hop_busy_s[one.device, two.device] for one, two in pairwise(parts))]
         return float(max(*busy, self.enter_busy_s[parts[0].device], self.leave_busy_s[parts[-1].device]))
 
     def trip_s(self, parts: Sequence[Part]) -> float:
-        """From the engine through all stages and back: a token of plain decoding."""
+        """Seconds of a batch from the engine through all stages and back: a token of plain decoding."""
         between = sum(self.hop_s[one.device, two.device] for one, two in pairwise(parts))
         ends = self.enter_s[parts[0].device] + self.leave_s[parts[-1].device]
         return float(sum(self._stages(parts)) + between + ends)
@@ -68,12 +68,12 @@ class Problem:
 
 
 def least_slowest(problem: Problem, order: Sequence[int]) -> list[Part] | None:
-    """The parts whose slowest stage or link is as fast as it can be; None where the model does not fit."""
+    """The parts whose slowest stage or link is as fast as it can be; None if the model does not fit."""
     return best_path(np.maximum, order, problem.stage_s, problem.hop_busy_s, problem.enter_busy_s, problem.leave_busy_s)
 
 
 def shortest_trip(problem: Problem, order: Sequence[int], slowest_s: float = math.inf) -> list[Part] | None:
-    """The parts with the shortest trip of those without a stage or link slower than ``slowest_s``."""
+    """The parts with the shortest trip among those without a stage or link slower than ``slowest_s`` seconds."""
 
     def allowed(seconds: Seconds, busy: Seconds) -> Seconds:
         return np.where(busy <= slowest_s, seconds, math.inf)
@@ -91,22 +91,25 @@ def shortest_trip(problem: Problem, order: Sequence[int], slowest_s: float = mat
 def best_path(
     join: np.ufunc, order: Sequence[int], stage_s: Seconds, hop_s: Seconds, enter_s: Seconds, leave_s: Seconds
 ) -> list[Part] | None:
-    """The path with the least value, which is that of its stages and links joined: their sum, or the largest.
+    """The path of the least value; ``join`` makes it of the stages' and links' values: np.add or np.maximum.
 
-    ``best[n, y]`` is the least value of the paths that end on device n with the first y layers placed. O(N (N + L) L).
+    ``best[n, y]`` is the least value of the paths that end on the n-th device of the order with the first y layers
+    placed. O(N (N + L) L).
     """
     devices, layers = len(order), stage_s.shape[1] - 1
     best = np.full((devices, layers + 1), math.inf)
     cut = np.zeros((devices, layers + 1), dtype=np.intp)
     before = np.full((devices, layers + 1), -1, dtype=np.intp)
     for n, device in enumerate(order):
+        # reached[x]: the least value at which the first x layers are placed and the batch has come to this device.
+        # before[n, x]: the place in the order from which it comes, -1 for the engine. cut[n, y]: the x of best[n, y].
         reached = np.full(layers + 1, math.inf)
         if n:
             hops = hop_s[list(order[:n]), device]
             through = join(best[:n], hops[:, None])
             before[n] = through.argmin(axis=0)
             reached = through.min(axis=0)
-        reached[0], before[n, 0] = enter_s[device], -1
+        reached[0], before[n, 0] = enter_s[device], -1  # no layer placed yet: it comes from the engine
         values = join(reached[:, None], stage_s[device])
         cut[n] = values.argmin(axis=0)
         best[n] = values.min(axis=0)
@@ -115,7 +118,7 @@ def best_path(
     if not math.isfinite(ends[n]):
         return None
     parts: list[Part] = []
-    y = layers
+    y = layers  # backwards from the last device: layers cut[n, y] to y - 1 are on it
     while n >= 0:
         first = int(cut[n, y])
         parts.insert(0, Part(order[n], y - first))

@@ -1,8 +1,8 @@
-"""In which pieces a prompt enters a pipeline of modelled stages, so that its first token is there soonest.
+"""Plans the pieces in which a prompt enters a pipeline of modelled stages, so that its first token is there soonest.
 
-Short pieces keep all stages busy early; each costs a stage's overhead and one more reading of its weights. As attention
-grows along a text, pieces that take equally long get shorter. So pieces of equal time are tried, of many such times,
-beside pieces of equal length; the best are then moved about by some blocks while that helps.
+Short pieces keep all stages busy early, but each costs a stage's overhead and one more reading of its weights. As
+attention grows along a text, pieces that take equally long get shorter. Therefore pieces of equal time are tried, for
+many such times, and pieces of equal length; the ends of the best ones are then moved by some blocks while that helps.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from penstock.cluster.memory import BATCH_ROWS
 from penstock.cluster.timing import LinkTiming, StageTiming, chunk
 
 BLOCK: Final = 16
-"""Tokens that a piece is a multiple of, except for the last one: those of a block of the prefix cache."""
+"""Tokens of a block of the prefix cache. The length of every piece but the last one is a multiple of it."""
 HEADER_BYTES: Final = 300
 HEADER_ROW_BYTES: Final = 20
-"""Of a batch's header, and of each row in it."""
+"""Bytes of a batch's header, and of each row in it."""
 FEW: Final = 8
-"""Blocks whose 128 cuts are all tried."""
+"""Blocks up to which all cuts are tried: eight have 128."""
 TIMES: Final = 24
-"""Times of a piece that are tried, from that of a block to that of the longest piece."""
+"""How many times per piece are tried, from that of a block to that of the longest piece."""
 WORK: Final = 60_000
-"""Stages that pieces pass while they are moved about, at most."""
+"""Bound on the search: how many passes of a piece through a stage it may compute."""
 MOVES: Final = 150
+"""Most changes to the pieces that the search looks at."""
 REMEMBERED: Final = 4096
-"""Texts whose pieces a table remembers; the one that was asked for longest ago goes first."""
+"""Most texts whose pieces a table remembers; the one that was asked for longest ago goes first."""
 
 Ends = tuple[int, ...]
-"""After how many tokens of the text each piece ends."""
+"""The number of the text's tokens at which each piece ends."""
 
 
 class Flow:
@@ -50,19 +51,19 @@ class Flow:
         return len(self._stages)
 
     def slowest_s(self, rows: int, cached: int) -> float:
-        """Seconds of the slowest stage for so many tokens behind ``cached`` ones."""
+        """Seconds of the slowest stage for ``rows`` tokens behind ``cached`` ones."""
         return max(self._stage_s(stage, rows, cached) for stage in range(self.stages))
 
     def first_token_s(self, begin: int, ends: Sequence[int]) -> float:
-        """Seconds until the last of the pieces has come out of the last stage and its answer to the engine.
+        """Seconds until the last piece has come out of the last stage, and its result has reached the engine.
 
-        A stage says that its buffer is free when it begins a piece, and that takes the link's latency. What it has
-        computed leaves when the next one has said so, and only then does it begin another.
+        A stage says that its buffer is free when it begins a piece, which takes the link's latency to arrive. Its
+        output leaves once the next stage has said so, and only then does it begin another piece.
         """
         links, stages = self._links, self.stages
         free = [0.0] * (stages + 1)  # when the buffer before each stage is known to be free; the engine's always is
-        left = [0.0] * stages
-        sent = [0.0] * len(links)
+        left = [0.0] * stages  # when the latest output of each stage began to leave it
+        sent = [0.0] * len(links)  # when the last byte of the latest piece has entered each link
         at = 0.0
         for first, last in pairwise((begin, *ends)):
             rows, at = last - first, free[0]
@@ -76,14 +77,14 @@ class Flow:
 
 
 def header_bytes(rows: int, hop: int) -> int:
-    """Beside the hidden states. To the first stage the rows are in the header, and priced as such."""
+    """Bytes beside the hidden states. To the first stage the rows are in the header, and the link prices them."""
     return HEADER_BYTES + (HEADER_ROW_BYTES * rows if hop else 0)
 
 
 class PieceTable:
-    """The pieces of any text behind any cached part of it, for one pipeline; reckoned when they are first asked for.
+    """The pieces of any text behind any cached part of it, for one pipeline; planned when they are first asked for.
 
-    ``known`` holds those that have been reckoned, by the tokens of a text and how many of them are cached.
+    ``known`` holds those that have been planned, by the text's tokens and how many of them are cached.
     """
 
     def __init__(
@@ -97,18 +98,19 @@ class PieceTable:
         self._most = most
         self._known = dict(known or {})
         self.reckoned = 0
-        """How many pieces were not among the ``known`` ones."""
+        """How many texts were planned here, and were not among the ``known`` ones."""
 
     @property
     def known(self) -> Mapping[tuple[int, int], Ends]:
-        """The last ones that were asked for come last."""
+        """The planned pieces, in the order in which they were last asked for."""
         return self._known
 
     def ends(self, tokens: int, cached: int = 0) -> Ends:
-        """After which tokens of a text the pieces end that follow its ``cached`` first ones.
+        """Ends of the pieces that follow a text's ``cached`` first tokens, as numbers of the text's tokens.
 
         Texts of over 1,024 tokens whose lengths differ by less than 1 in 32 may be cut alike.
         """
+        # Lengths are rounded up to a multiple of the step, so that fewer different texts have to be planned.
         step = BLOCK
         while step * 64 < tokens:
             step *= 2
@@ -119,12 +121,12 @@ class PieceTable:
             self.reckoned += 1
             if len(self._known) == REMEMBERED:
                 del self._known[next(iter(self._known))]
-        self._known[text] = planned
+        self._known[text] = planned  # at the end again: the dict is in the order of use
         return (*(end for end in planned if end < tokens), tokens)
 
 
 def best_ends(flow: Flow, begin: int, tokens: int, most: int) -> Ends:
-    """The pieces of the tokens from ``begin`` on with the first token soonest: of all, or those that a search finds."""
+    """The pieces from ``begin`` on that give the first token soonest: of all cuts, or of those that a search finds."""
     if tokens - begin <= FEW * BLOCK:
         return min(every_cut(begin, tokens, most), key=lambda ends: flow.first_token_s(begin, ends))
     ways = dict.fromkeys([*equal_lengths(begin, tokens, most), *equal_times(flow, begin, tokens, most)])
@@ -133,7 +135,7 @@ def best_ends(flow: Flow, begin: int, tokens: int, most: int) -> Ends:
 
 
 def every_cut(begin: int, tokens: int, most: int) -> Iterator[Ends]:
-    """All pieces that end with a block."""
+    """All ways to cut at ends of blocks into pieces of at most ``most`` tokens."""
     blocks = range(begin + BLOCK, tokens, BLOCK)
     for count in range(len(blocks) + 1):
         for cuts in combinations(blocks, count):
@@ -149,10 +151,10 @@ def equal_lengths(begin: int, tokens: int, most: int) -> Iterator[Ends]:
 
 
 def equal_times(flow: Flow, begin: int, tokens: int, most: int) -> Iterator[Ends]:
-    """Pieces that take the slowest stage the same time, as nearly as blocks allow: for several such times."""
+    """Pieces that all take the slowest stage about the same time, as far as blocks allow: one cut for each of TIMES."""
     shortest, longest = flow.slowest_s(BLOCK, begin), flow.slowest_s(most, max(begin, tokens - most))
     for i in range(TIMES):
-        limit = shortest * (longest / shortest) ** (i / (TIMES - 1))
+        limit = shortest * (longest / shortest) ** (i / (TIMES - 1))  # geometric steps
         ends, done = list[int](), begin
         while done < tokens:
             done = min(tokens, done + rows_within(flow, done, limit, most))
@@ -161,7 +163,7 @@ def equal_times(flow: Flow, begin: int, tokens: int, most: int) -> Iterator[Ends
 
 
 def rows_within(flow: Flow, cached: int, limit: float, most: int) -> int:
-    """As many blocks of tokens as the slowest stage can do in the time, one at least: by bisection."""
+    """Tokens of the most blocks that the slowest stage can compute within ``limit`` seconds, at least of one block."""
     low, high = 1, most // BLOCK
     while low < high:
         middle = (low + high + 1) // 2
@@ -173,7 +175,7 @@ def rows_within(flow: Flow, cached: int, limit: float, most: int) -> int:
 
 
 def moved_about(flow: Flow, begin: int, ends: Ends, most: int) -> Ends:
-    """The pieces with ends moved by some blocks, or left out, one after the other while that helps."""
+    """The pieces after changes (``changes``), one at a time, as long as one helps."""
     least = flow.first_token_s(begin, ends)
     left = min(MOVES, WORK // (len(ends) * flow.stages))
     better = True
@@ -190,7 +192,7 @@ def moved_about(flow: Flow, begin: int, ends: Ends, most: int) -> Ends:
 
 
 def changes(begin: int, ends: Ends, most: int) -> Iterator[Ends]:
-    """Each piece in two halves; each end but the last some blocks to either side, or away: none is then too long."""
+    """Changed pieces: one piece halved, or an end but the last moved by some blocks or removed, none too long."""
     for i, (before, end) in enumerate(pairwise((begin, *ends))):
         if end - before > BLOCK:
             middle = before + max(1, (end - before) // (2 * BLOCK)) * BLOCK

@@ -1,7 +1,7 @@
-"""The plans worth judging: for each bound on the slowest stage the one with the shortest trip, over orders of devices.
+"""Finds plans worth judging: for several bounds on the slowest stage the one with the shortest trip, over all orders.
 
 A token of plain decoding takes a trip. With speculation one may come with every batch, as fast as the slowest stage
-takes them, but a wrong draft costs a trip. What is best lies between the shortest trip and the fastest slowest stage.
+takes them, but a wrong draft costs a trip. The best plan lies between the shortest trip and the fastest slowest stage.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.planner.orders import FEW, Order, alike, all_orders, chained, coun
 from penstock.planner.partition import Part, Problem, least_slowest, shortest_trip
 
 STEPS: Final = 6
-"""Bounds between the fastest slowest stage and that of the shortest trip."""
+"""Bounds that are tried between the fastest slowest stage and the slowest stage of the shortest trip."""
 
 
 class Plan(NamedTuple):
-    """Stages in their order, the slowest one's seconds and the trip's."""
+    """Stages in their order, with the seconds of the slowest stage or link and of a trip."""
 
     parts: tuple[Part, ...]
     slowest_s: float
@@ -30,9 +30,9 @@ def plan_of(problem: Problem, parts: Sequence[Part]) -> Plan:
 
 
 def front(problem: Problem) -> list[Plan]:
-    """The plans worth judging, the fastest slowest stage first; none where the model does not fit on all devices.
+    """The plans worth judging, the fastest slowest stage first; none if the model does not fit on all devices together.
 
-    Exact where at most FEW orders differ.
+    Exact if at most FEW orders differ.
     """
     orders = orders_of(problem)
     fastest = fastest_of(problem, orders)
@@ -41,27 +41,28 @@ def front(problem: Problem) -> list[Plan]:
     shortest = shortest_of(problem, orders, math.inf)
     assert shortest is not None
     ratio = shortest.slowest_s / fastest.slowest_s
+    # A bound that a plan meets exactly must not exclude it through rounding, hence the 1e-12.
     limits = [fastest.slowest_s * ratio ** (step / STEPS) * (1 + 1e-12) for step in range(STEPS)]
     found = [shortest_of(problem, orders, limit) for limit in limits]
     return list(dict.fromkeys(plan for plan in [*found, shortest] if plan is not None))
 
 
 def fastest_of(problem: Problem, orders: Sequence[Order]) -> Plan | None:
-    """The plan with the fastest slowest stage."""
+    """The plan with the fastest slowest stage or link over these orders; None if the model does not fit."""
     ways = (least_slowest(problem, order) for order in orders)
     plans = [plan_of(problem, parts) for parts in ways if parts is not None]
     return min(plans, key=lambda plan: (plan.slowest_s, plan.trip_s), default=None)
 
 
 def shortest_of(problem: Problem, orders: Sequence[Order], slowest_s: float) -> Plan | None:
-    """The plan with the shortest trip whose stages and links are no slower than this."""
+    """The plan with the shortest trip over these orders whose stages and links take at most ``slowest_s`` seconds."""
     ways = (shortest_trip(problem, order, slowest_s) for order in orders)
     plans = [plan_of(problem, parts) for parts in ways if parts is not None]
     return min(plans, key=lambda plan: (plan.trip_s, plan.slowest_s), default=None)
 
 
 def orders_of(problem: Problem) -> list[Order]:
-    """All orders that differ, where there are few; else a few good ones, found by both measures."""
+    """All orders that differ, if there are few; else a few good ones, found by slowest stage and by trip."""
     classes = alike(problem)
     if count_orders(classes) <= FEW:
         return list(all_orders(classes))

@@ -1,4 +1,4 @@
-"""Points that grow side by side, told as one text: each in its turn, as far as it has come."""
+"""Joins points that are generated side by side into one text: each in its turn, as far as it has come."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.engine.completion import CompletionDelta
 
 
 class Joined:
-    """``push`` what is new of any point, ``take`` what is new of the whole.
+    """The whole answer: ``push`` takes new output of any point, ``take`` gives new output of the whole.
 
-    The whole ends with its last point, or where a stop string or stop token of the request ends a point, or where one
-    is aborted or fails: what comes after it is left out. It ends for its length where any point does.
+    The whole ends with its last point, or where a stop string or stop token of the request ends a point, or where a
+    point is aborted or fails: later points are left out. Its finish reason is "length" if any point's is.
     """
 
     def __init__(self, headings: Sequence[str]) -> None:
@@ -29,14 +29,14 @@ class Joined:
         self._new[number] = delta if before is None else before.followed_by(delta)
 
     def take(self) -> CompletionDelta | None:
-        """What has come since the last call; None if nothing of the whole has."""
+        """The whole's output since the last call; None if there is none."""
         found: CompletionDelta | None = None
         while not self.ended and (piece := self._piece()) is not None:
             found = piece if found is None else found.followed_by(piece)
         return found
 
     def _piece(self) -> CompletionDelta | None:
-        """What is new of the point whose turn it is."""
+        """The new output of the point whose turn it is; None if there is none."""
         delta, self._new[self._current] = self._new[self._current], None
         if delta is None:
             return None
@@ -61,9 +61,10 @@ class Joined:
 
 
 def timed(output: CompletionOutput, report: OutlineOutput, parts: Sequence[RequestOutput]) -> None:
-    """Give the whole its times and counts, of its parts and of what came before them.
+    """Set the times and counts of the whole, from its parts and the steps before them.
 
-    The steps before follow each other; the parts run side by side. Parts that nobody waited for are left out.
+    These steps ran one after the other, the parts side by side. Parts that nobody waited for have no end time and do
+    not count in the time.
     """
     before = sum(guide.outputs[0].seconds or 0.0 for guide in report.guides)
     first, told = parts[0].outputs[0], [part.outputs[0] for part in parts]

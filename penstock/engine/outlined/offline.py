@@ -16,7 +16,7 @@ from penstock.outlines.asks import Ask, Step, Steps
 
 
 class Engine(Decoder, Protocol):
-    """What is needed of an ``LLM``."""
+    """The part of ``LLM`` that answers in points need."""
 
     def observing(self, observer: Observer) -> Any: ...
 
@@ -31,7 +31,7 @@ class Run:
         self.jobs: list[Job] = []
 
     def advance(self, outputs: list[RequestOutput]) -> RequestOutput | None:
-        """Take what became of the step; the answer, if it was the last one."""
+        """Take the outputs of the step. Returns the answer if it was the last step, else None."""
         if not self.step.last:
             self.step = self._steps.send(outputs)
             return None
@@ -49,12 +49,12 @@ class Run:
 
 
 def all_of(one: CompletionOutput) -> CompletionDelta:
-    """A completion as what is new of it."""
+    """A whole completion as one delta."""
     return CompletionDelta(0, one.token_ids, one.text, one.logprobs, one.finish_reason, one.stop_reason)
 
 
 class Teller(Observer):
-    """Tells the text of an answer as it comes, in order."""
+    """Passes the text of an answer to ``tell`` as it comes, in order."""
 
     def __init__(self, run: Run, tell: Callable[[str], None]) -> None:
         self._joined = Joined(run.step.headings)
@@ -72,7 +72,7 @@ class Teller(Observer):
 def answer_in_points(
     engine: Engine, runs: Sequence[Run], tell: Callable[[str], None] | None = None
 ) -> list[RequestOutput]:
-    """Every question's answer. ``tell`` hears the text of one alone as it comes.
+    """The answers to all questions, in order. With a single question ``tell`` gets its text as it comes.
 
     Raises as ``LLM.generate`` does.
     """
@@ -91,7 +91,7 @@ def answer_in_points(
 
 
 def complete_step(engine: Engine, step: Step) -> list[RequestOutput]:
-    """What becomes of one step's requests, which are run alone."""
+    """The outputs of one step's requests, which run by themselves."""
     prepare(engine, step.asks)
     return engine.complete([job_of(engine, ask) for ask in step.asks])
 

@@ -14,15 +14,15 @@ from penstock.engine.stream import RequestDelta, RequestStream
 from penstock.outlines.asks import Ask, Step, Steps
 
 Begin = Callable[[Ask], RequestStream]
-"""Queues a request of the answer's."""
+"""Queues one of the answer's requests."""
 Aside = Callable[[Callable[[], Step]], Awaitable[Step]]
-"""Has work done on another thread: to write prompts takes a while."""
+"""Prepares the next step beside the event loop, since writing its prompts takes a while."""
 
 
 class OutlineStream:
-    """An answer under way: an async iterator over ``RequestDelta``, of one completion.
+    """An answer under way: an async iterator over ``RequestDelta`` with a single completion.
 
-    Each step begins when somebody reads and the one before has ended. Raises as a ``RequestStream`` does.
+    A step begins once the one before has ended and somebody reads. Raises as a ``RequestStream`` does.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class OutlineStream:
 
     @property
     def report(self) -> OutlineOutput:
-        """How the answer comes about, as far as that is known."""
+        """The report on how the answer comes about, as far as that is known."""
         return self._step.report
 
     @property
     def started(self) -> bool:
-        """Whether the engine has admitted any of it."""
+        """Whether the engine has admitted any of the answer's requests."""
         return bool(self._past) or any(part.started for part in self._parts)
 
     @property
@@ -58,11 +58,11 @@ class OutlineStream:
 
     @property
     def numbers(self) -> list[int]:
-        """Those by which observers know the requests of the present step."""
+        """The numbers by which observers know the requests of the current step."""
         return [number for part in self._parts for number in part.numbers]
 
     def abort(self) -> None:
-        """End what runs of it; no further step begins. Harmless twice."""
+        """End the answer's requests and begin no further step. Safe to call twice."""
         self._aborted = True
         for part in self._parts:
             part.abort()
@@ -81,7 +81,7 @@ class OutlineStream:
         return self
 
     async def __anext__(self) -> RequestDelta:
-        """Wait for what is new of any point. The last one has ``finished``."""
+        """Wait for new output of any point. The last delta has ``finished`` set."""
         if self.finished:
             raise StopAsyncIteration
         try:
@@ -116,7 +116,7 @@ class OutlineStream:
             self._reads = {part: asyncio.ensure_future(anext(part)) for part in self._parts}
 
     async def _news(self) -> RequestDelta:
-        """What is new of any point, and of the whole."""
+        """Wait for new output of any point. The delta holds what it adds to the whole, and each point's own text."""
         await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
         points: list[tuple[int, str]] = []
         for number, part in enumerate(self._parts):
@@ -132,7 +132,7 @@ class OutlineStream:
         whole.points = tuple(points) if self.report.used else ()
         whole.add_to(self._output)
         if self.finished:
-            self._leave()  # what comes behind a stop string is not waited for
+            self._leave()  # points behind a stop string may still run, and nobody waits for them
         return RequestDelta([whole], self.finished)
 
     def _leave(self) -> None:

@@ -1,4 +1,4 @@
-"""What each stage takes of its device's memory, as far as that is known before anything is loaded: never too much."""
+"""Device memory that each stage needs at least, as far as that is known before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.dtypes import DTYPE_BYTES
 from penstock.engine.resolve import Resolved
 
 WHOLE_NUMBERS: Final = {"int8": 1.0, "int4": 0.5}
-"""Bytes of one number in a quantised matrix, its scales left out."""
+"""Bytes per weight of a quantised matrix, without its scales."""
 
 
 def needed_bytes(setup: Resolved) -> list[int]:
-    """Weights, KV and what layers that carry a state keep by slot, of each stage, in bytes."""
+    """Bytes of each stage: weights, KV cache, and per-slot states of layers that carry a state."""
     numbers = numbers_by_part(setup.checkpoint.weights.sizes())
     width = WHOLE_NUMBERS.get(setup.quantization, float(DTYPE_BYTES[setup.options.dtype]))
     kept = slot_bytes(setup)
@@ -27,7 +27,7 @@ def needed_bytes(setup: Resolved) -> list[int]:
 
 
 def slot_bytes(setup: Resolved) -> list[int]:
-    """What each layer keeps by slot: keys and values, what a state needs, or both."""
+    """Bytes that each layer keeps in its slots: keys and values, state, or both."""
     config, dtype = setup.checkpoint.config, DTYPE_BYTES[setup.options.dtype]
     kv = 2 * kv_width(config) * dtype
     attends, carries = attention_slots(setup), carrying(config)
@@ -36,13 +36,13 @@ def slot_bytes(setup: Resolved) -> list[int]:
 
 
 def kept_for_sharing(setup: Resolved) -> int:
-    """Bytes that all stages may take for no more than that a later request finds a prefix, when all slots are taken."""
+    """Bytes, over all stages, that prefix caching alone takes when all slots are taken."""
     alone = replace(setup, options=replace(setup.options, enable_prefix_caching=False))
     return sum(slot_bytes(setup)) - sum(slot_bytes(alone))
 
 
 def attention_slots(setup: Resolved) -> list[int]:
-    """How many slots' keys and values each layer holds."""
+    """Slots for which each layer holds keys and values; 0 for a layer without attention."""
     from penstock.models.windowed import windowed
 
     config, layers = setup.checkpoint.config, setup.checkpoint.num_layers
@@ -54,7 +54,7 @@ def attention_slots(setup: Resolved) -> list[int]:
 
 
 def near_slots(setup: Resolved) -> int:
-    """At least so many slots do layers hold that look back only so far: without prefix caching, what one text needs."""
+    """Slots that layers with a limited reach hold at least: without prefix caching, those that one text needs."""
     from penstock.models.windowed import reach_of
 
     reach = reach_of(setup.checkpoint.config)
@@ -62,7 +62,7 @@ def near_slots(setup: Resolved) -> int:
 
 
 def beside(numbers: Mapping[int | str, int], stage: int, stages: int) -> int:
-    """Numbers that a stage holds beside its layers: the embedding, or the head, which may be the embedding again."""
+    """Weights (a count) that a stage holds beside its layers: the embedding, or the head, which may be the same one."""
     embedding, rest = numbers.get("embedding", 0), numbers.get("rest", 0)
     if stage == stages - 1:
         return (rest or embedding) + (embedding if stages == 1 and rest else 0)
@@ -70,7 +70,7 @@ def beside(numbers: Mapping[int | str, int], stage: int, stages: int) -> int:
 
 
 def numbers_by_part(sizes: Mapping[str, int]) -> dict[int | str, int]:
-    """Of each layer, of the embedding, and of what else there is: norm and head."""
+    """Weights (counts) of each layer, by index, of the "embedding", and of the "rest": norm and head."""
     from penstock.models.shards import layer_of
 
     numbers: dict[int | str, int] = {}
@@ -102,7 +102,7 @@ def attending(config: Any, layers: int) -> list[bool]:
 
 
 def kv_width(config: Any) -> int:
-    """Numbers of one row's keys in one layer; its values are as many. Of latents (``models/latent.py``), half."""
+    """Elements of one row's keys in one layer, and as many of its values. A latent counts half for each."""
     if rank := getattr(config, "kv_lora_rank", None):
         return (int(rank) + int(config.qk_rope_head_dim)) // 2
     heads = int(config.num_attention_heads)
@@ -118,7 +118,7 @@ def carrying(config: Any) -> list[bool]:
 
 
 def state_bytes(config: Any, dtype: int, quantization: str) -> int:
-    """What a layer that carries a state keeps of one row; float64 where quantised weights want it exact."""
+    """Bytes that a layer which carries a state keeps of one row; int4 weights need the state in float64."""
     from penstock.models.recurrent.widths import kept
 
     return kept(config).bytes(dtype, 8 if quantization == "int4" else 4)

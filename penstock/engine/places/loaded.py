@@ -1,4 +1,4 @@
-"""The files that an engine's processes load, which have to stay what they were when it began."""
+"""The files that an engine's processes load, which must not change while it runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.hosts.weights.manifest import files_of
 
 
 class LoadedFiles:
-    """Those of the model, and of whatever drafts, as they were when this was made. Raises OSError, and ConfigError."""
+    """The files of the target and the drafter, as they were when this was made. Raises OSError, and ConfigError."""
 
     def __init__(self, setup: Resolved) -> None:
         self._stamps = FileStamps.of(file for source in sources_of(setup) for file in files_of(source))
 
     def check(self) -> None:
-        """Raise CheckpointChanged if one is another one by now: a stage that is started again would load it."""
+        """Raise CheckpointChanged if a file has changed: a stage that is started again would load other weights."""
         if (file := self._stamps.changed) is not None:
             raise CheckpointChanged(f"model: {file} {CHANGED}")
 

@@ -1,4 +1,4 @@
-"""Where stages go when their hosts are lost, and when hosts are back."""
+"""Decides where stages go when their hosts are lost, and when hosts are back."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 Living = Mapping[str, HostFacts]
-"""Hosts by name, as they were at one moment: everything about one move is decided on one of these."""
+"""Facts of the hosts by name, at one moment. A whole move is decided on one such snapshot."""
 
 
 def resolving(asked: Resolved, host: Host) -> Generator[float, None, Resolved]:
-    """What was asked for, on the hosts that are there now. Yields moments at which to go on, until they hold it.
+    """Place the stages on the hosts that are there now. Yields times at which to go on, until these hold their layers.
 
-    Each stage stays on its host as long as that is there: it keeps its weights. The others go to spares, or to hosts
-    that have stages already. Where they have no room, all layers are split anew, into no more stages than before. A
-    host that is still being sent its layers has none of them, unless there is no other way. Raises PipelineError where
-    that cannot be, as long as it cannot.
+    Each stage stays on its host as long as that is there, since it keeps its weights. The others go to spares, or to
+    hosts that have stages already. Where they have no room, all layers are split anew, into no more stages than before.
+    A host that is still being sent its layers gets no stage, unless there is no other way. Raises PipelineError while
+    there is no way at all.
     """
     if not isinstance(host, FleetHost):
         return asked
@@ -58,7 +58,7 @@ def resolving(asked: Resolved, host: Host) -> Generator[float, None, Resolved]:
 def placements(
     asked: Resolved, names: Sequence[str], searching: Collection[str], living: Living
 ) -> list[Callable[[], Resolved]]:
-    """Ways to place the stages, the best one first; each raises ConfigError if it is none."""
+    """Ways to place the stages, the best one first; each raises ConfigError if it does not work."""
     ready = [name for name in names if name not in searching]
     return [
         partial(make, asked, some, living)
@@ -81,9 +81,9 @@ def lost_a_host(running: Resolved, host: Host) -> bool:
 
 
 def better_place(asked: Resolved, running: Resolved, host: Host) -> bool:
-    """Whether stages share a host that were on several, while one that has none holds the layers of some.
+    """Whether stages share a host, and another host, which holds the layers, could take some of them.
 
-    A host that lacks them gets hold of them beside what runs.
+    A host that lacks the layers is asked to fetch them while the engine runs.
     """
     if not isinstance(host, FleetHost) or running is asked:
         return False
@@ -102,7 +102,7 @@ def better_place(asked: Resolved, running: Resolved, host: Host) -> bool:
 
 
 def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
-    """The same stages. Raises ConfigError where one fits nowhere."""
+    """The same stages on the hosts ``names``. Raises ConfigError if a stage fits nowhere."""
     needed, options = needed_bytes(asked), asked.options
 
     def has_room(name: str, stages: Sequence[int]) -> bool:
@@ -120,7 +120,7 @@ def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolve
 
 
 def split_anew(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
-    """Even stages, no more on a host than were asked for. Raises ConfigError where that cannot be."""
+    """The layers split evenly over ``names``, no more stages on a host than were asked for. Raises ConfigError."""
     each = -(-asked.stages // len(set(asked.hosts)))
     options = replace(
         asked.options,

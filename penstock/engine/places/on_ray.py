@@ -1,4 +1,4 @@
-"""An engine whose hosts a Ray cluster has."""
+"""Opens an engine's hosts on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.pipeline.processes import OnLoading
 
 
 def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | None) -> FleetHost:
-    """What runs the stages, once an agent on each node that is needed has come.
+    """The host that runs the stages, once an agent on each node that is needed has come.
 
-    Raises ConfigError where Ray is not installed, does not answer, has no room, or obeys anybody.
+    Raises ConfigError if Ray is not installed, does not answer, has no room, or takes commands from anybody.
     """
     require([RAY])
     check(options.keys is None, "keys", options.keys, "left out with Ray: each engine makes keys of its own")

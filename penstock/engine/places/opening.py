@@ -1,4 +1,4 @@
-"""Where an engine's stages are: on this host, or on those that its options name."""
+"""Opens the hosts of an engine's stages: this host, or those that its options name."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from penstock.pipeline.processes import OnLoading, ProcessHost
 log = logging.getLogger(__name__)
 
 WORTH_TELLING: Final = 1 << 30
-"""Bytes."""
+"""Bytes that prefix caching may cost before the log says so."""
 
 
 def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessHost:
-    """What runs the stages, attached to every host that is named. Raises ConfigError for one that cannot be used."""
+    """The host that runs the stages, attached to all that are named. Raises ConfigError for one that cannot be used."""
     assert not isinstance(options.cluster, str)
     names = other_hosts(hosts_asked_for(options.hosts, options.cluster))
     asked = AskedHosts(()) if options.hosts is None else asked_hosts(options.hosts)
@@ -52,14 +52,14 @@ def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> Pr
 
 
 def missing_hosts(options: EngineOptions) -> int:
-    """How many hosts have to come beside this one, if it holds a stage: one for each stage."""
+    """How many hosts have to come: one for each stage, except for a stage on this host."""
     assert options.hosts is not None
     assert options.pipeline_parallel_size is not None
     return options.pipeline_parallel_size - (HERE in asked_hosts(options.hosts).names)
 
 
 def resolve_on(options: EngineOptions, host: Host) -> Resolved:
-    """The options on the hosts that ``host`` reaches. Raises ConfigError for what one of them cannot do."""
+    """Resolve options on the hosts that ``host`` reaches. Raises ConfigError for what one of them cannot do."""
     if not isinstance(host, FleetHost):
         return with_prefill_times(told(resolve_options(options)), {}, encrypted=False)
     fleet = host.fleet
@@ -75,7 +75,7 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
 
 
 def told(setup: Resolved) -> Resolved:
-    """The same; the log says where the prefix cache costs much that a long text alone would not take."""
+    """Return ``setup``, and log a warning if prefix caching costs much memory that one long text would not need."""
     if setup.options.enable_prefix_caching and (kept := kept_for_sharing(setup)) > WORTH_TELLING:
         log.warning(
             "prefix caching has layers with a window or a state keep up to %.1f GiB that no later token reaches; "
@@ -86,10 +86,10 @@ def told(setup: Resolved) -> Resolved:
 
 
 def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts]) -> Generator[float]:
-    """Have every host of a setup hold the layers of its stages. Yields moments at which to go on, until all do.
+    """Have every host of a setup hold the layers of its stages. Yields times at which to go on, until all do.
 
-    ``living`` are the hosts that it was made for. Raises ConfigError for a host that cannot, and for files that cannot
-    be read, and CheckpointChanged.
+    ``living``: facts of the hosts for which the setup was made. Raises ConfigError for a host that cannot hold them and
+    for files that cannot be read, and CheckpointChanged.
     """
     check_memory(setup.hosts, setup.devices, needed_bytes(setup), living)
     layers = layers_by_host(setup)
@@ -111,7 +111,7 @@ def present(hosts: str, fleet: Fleet) -> list[str]:
 
 
 def layers_by_host(setup: Resolved) -> dict[str, list[tuple[int, int]]]:
-    """What each of the other hosts is to hold."""
+    """The layers [first, last) of the stages on each of the other hosts, by host name."""
     found: dict[str, list[tuple[int, int]]] = {}
     for name, layers in zip(setup.hosts, setup.layers, strict=True):
         if name:

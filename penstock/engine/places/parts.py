@@ -1,4 +1,4 @@
-"""The processes of one engine, stages and a drafter's weights: started when it begins, and again where one is lost."""
+"""The processes of one engine, stages and a drafter's weights: started with it, and again when one is lost."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from penstock.pipeline.plan import StagePlan
 log = logging.getLogger(__name__)
 
 START_ATTEMPTS: Final = 3
-"""How often an engine tries to start whose hosts are lost as it does."""
+"""Attempts to start an engine while hosts are lost during the start."""
 MOST_DRAFTER_LOSSES: Final = 3
 WITHIN_S: Final = 60.0
-"""A drafter that is lost so often in so many seconds is not started again."""
+"""Seconds; a drafter that is lost ``MOST_DRAFTER_LOSSES`` times within them is not started again."""
 
 
 class EngineParts:
-    """``pipeline`` and ``drafter`` are there once ``start`` has come to its end."""
+    """Starts an engine's pipeline and drafter (``engine.recovery.Parts``); both are there once ``start`` has ended."""
 
     def __init__(self, setup: Resolved, host: Host) -> None:
         self.drafter: Drafter | None = None
         self._asked = setup
         self._setup = setup
-        """What was asked for, and what of it there is: the same stages, perhaps on fewer hosts."""
+        """``_asked``: the setup that was asked for. ``_setup``: the one that runs, perhaps on fewer hosts."""
         self._host = host
         self._pipeline: HostedPipeline | None = None
         self._weights: HostedPipeline | None = None
-        """The drafter's."""
+        """The stage that holds the drafter's weights; None where there is none."""
         self._lacks_drafter = setup.speculation is not None and setup.speculation.drafts
-        """Whether there is to be another drafter than there is."""
+        """Whether the drafter that was asked for has yet to be started."""
         self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
         self._answers = PlainAnswers()
         self._files = LoadedFiles(setup)
@@ -56,9 +56,9 @@ class EngineParts:
         return apart(self._setup.hosts)
 
     def start_all(self) -> None:
-        """Start everything and wait for it. Raises PipelineError where a stage or the drafter cannot start.
+        """Start everything and wait for it. Raises PipelineError if a stage or the drafter cannot start.
 
-        Where a host was lost meanwhile it is tried again, on the hosts that are there then.
+        If a host is lost meanwhile, another attempt follows on the hosts that are left.
         """
         for left in reversed(range(START_ATTEMPTS)):
             try:
@@ -71,6 +71,7 @@ class EngineParts:
                 self._wait_for(self._find_places())
 
     def _start_and_wait(self) -> None:
+        # The drafter first: plans of stages say where to send the states that it reads.
         for start in (self._start_drafter, self._start_stages):
             self._wait_for(start())
 
@@ -82,8 +83,8 @@ class EngineParts:
         self._setup = yield from resolving(self._asked, self._host)
 
     def start(self) -> Generator[float | None]:
-        """Start what there is not: see ``engine.recovery.Parts``."""
-        self._files.check()
+        """Start what is missing: see ``engine.recovery.Parts``."""
+        self._files.check()  # before anything is loaded: other weights would go on with other tokens
         if self._pipeline is None:
             yield from self._find_places()
         try:
@@ -94,9 +95,9 @@ class EngineParts:
         self._host.end_unused()
 
     def drop_lost(self) -> bool:
-        """End what is lost, and what cannot go on without it. Returns whether the target's stages are among that.
+        """End what is lost and what cannot go on without it. Returns whether that includes stages of the target.
 
-        A learned drafter reads what the stages compute: neither can go on without what the other one knew. Processes
+        A learned drafter reads the stages' hidden states, so neither it nor they can go on without the other. Processes
         that still live keep their weights, and are used again.
         """
         lost_weights = self._weights is not None and self._weights.lost
@@ -109,7 +110,7 @@ class EngineParts:
         return lost_stages
 
     def drop_stages(self) -> None:
-        """End what is lost of the stages, and have the others wait to be used again."""
+        """End the stages that are lost, and have the others wait to be used again."""
         if self._drafter_reads:
             self._release_weights()
         if self._pipeline is not None:
@@ -118,7 +119,7 @@ class EngineParts:
 
     @property
     def out_of_place(self) -> bool:
-        """Whether stages share a host that did not, though another one is there by now."""
+        """Whether stages that had hosts of their own share one, though another one is there by now."""
         return self._pipeline is not None and better_place(self._asked, self._setup, self._host)
 
     @property
@@ -128,7 +129,7 @@ class EngineParts:
 
     @property
     def _drafter_reads(self) -> bool:
-        """Whether the drafter reads what the stages compute."""
+        """Whether the drafter reads the stages' hidden states."""
         return self._setup.speculator is not None and self._weights is not None
 
     def _release_weights(self) -> None:
@@ -161,7 +162,7 @@ class EngineParts:
         share_device(self._setup, self.drafter, self._pipeline)
 
     def _begun(self, plans: Sequence[StagePlan], name: str) -> Generator[float | None, None, HostedPipeline]:
-        """A pipeline of these stages, once it has joined."""
+        """A pipeline of these stages, once all are connected. Yields times at which to go on until then."""
         pipeline = self._host.begin(plans, name)
         try:
             while not pipeline.joined():

@@ -1,4 +1,4 @@
-"""``layer_split="auto"``: the stages that suit the hosts at hand, from what was measured of them."""
+"""``layer_split="auto"``: plans the stages that suit the hosts at hand, from measured times."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from penstock.speculation import SpeculativeConfig
 log = logging.getLogger(__name__)
 
 ALIKE: Final = 1.1
-"""Devices of which none is so many times as fast as another are alike: an even split is as good."""
+"""Devices whose speeds are within this factor count as alike: an even split is as good."""
 PLAIN: Final = Batch(rows=1, context=512)
 SPECULATIVE: Final = Batch(rows=8, context=512)
 LOOKED_UP, DRAFTED = 0.25, 0.6
-"""Of a text's tokens the share that is taken to come one batch after another, with prompt lookup and with a drafter
-that has weights. Each of the others costs a trip of one row, since ``auto`` decodes plainly where drafts do not pay."""
+"""Share of a text's tokens that are assumed to come one batch after another, with prompt lookup and with a drafter that
+has weights. Each other token costs a trip of one row, since ``auto`` decodes plainly where drafts do not pay."""
 
 
 def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
-    """The options with hosts, in their order, and layers as planned. Says what was decided, once.
+    """The options with the planned layers, and hosts in the planned order. The log says what was decided.
 
-    "auto" measures what has not been measured. Where nothing is said of layers, hosts are planned for if they have been
-    measured and differ, and share the layers evenly else. Hosts that play an emulated cluster are not planned for.
-    Raises ConfigError where the model fits in no way.
+    "auto" measures what has not been measured. Without ``layer_split`` there is a plan only if the hosts have been
+    measured and differ; else they share the layers evenly. Hosts that play an emulated cluster are not planned for.
+    Raises ConfigError if the model fits in no way.
     """
     asked = options.layer_split == AUTO
     if options.hosts is None or options.cluster is not None or not (asked or may_be_planned(options)):
         return options
     try:
         profile = known_profile(options, host)
-    except FieldError:  # of a kind that is not planned for
+    except FieldError:  # there is no plan for such hosts
         if asked:
             raise
         return options
@@ -59,7 +59,7 @@ def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
 
 
 def reporting(what: str) -> OnStep:
-    """A start says what it measures, once."""
+    """A callback for progress that logs, once, that ``what`` is being measured."""
 
     def on_step(done: int, total: int) -> None:
         if done == 1:
@@ -69,14 +69,14 @@ def reporting(what: str) -> OnStep:
 
 
 def may_be_planned(options: EngineOptions) -> bool:
-    """Whether nothing says how many layers a stage has, nor that hosts have several stages."""
+    """Whether the options leave the layers of stages open, and give each host one stage."""
     assert options.hosts is not None
     names = asked_hosts(options.hosts).names
     return options.layer_split is None and len(names) > 1 and options.pipeline_parallel_size in (None, len(names))
 
 
 def alike(times: Iterable[LayerTimes]) -> bool:
-    """Whether the devices take about as long for a layer, of one row and of many."""
+    """Whether the devices take about the same time for a layer, with one row and with many."""
     found = list(times)
     for row in (0, -1):
         each = [one.layer_ms[row][0] for one in found]
@@ -94,6 +94,7 @@ def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
     if not plans:
         problem = f"layer_split: no plan fits: {shortage(cluster, devices)}"
         raise ConfigError(f"{problem}. Add hosts, lower kv_slots, or quantize the model")
+    # The least expected time per token: a hit comes with the next batch, any other token after a trip.
     best = min(plans, key=lambda parts: hits * drafted.slowest_s(parts) + (1 - hits) * plain.trip_s(parts))
     order = [devices[part.device].name for part in best]
     spares = [name for name in found.names if name not in order]

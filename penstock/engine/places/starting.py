@@ -1,4 +1,4 @@
-"""An engine that a person waits for: how far its processes are while they start, and what they then hold."""
+"""Starts an engine that a person waits for: shows how far its processes are, and the memory that they then hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Engine = TypeVar("Engine")
 
 @dataclass(frozen=True)
 class Start:
-    """What starting took, in seconds, and what stages and drafter hold since, in bytes."""
+    """Seconds that the start took, and bytes that stages and drafter hold since."""
 
     seconds: float
     weight_bytes: int
@@ -29,10 +29,10 @@ class Start:
 def watched(
     make: Callable[..., Engine], options: EngineOptions, loading: LoadingCount | None = None
 ) -> tuple[Engine, Start]:
-    """``make``'s engine, once its stages have loaded their layers. ``loading`` hears how far they are.
+    """The engine that ``make`` (``LLM`` or ``AsyncLLM``) returns, once its stages have loaded their layers.
 
-    It is a bar on stderr where it is None. ``make`` is ``LLM`` or ``AsyncLLM``. Raises what it raises. No garbage among
-    what is alive by then is collected later: for programs that run the engine and end.
+    ``loading`` is told how far they are; None shows a bar on stderr. Raises what ``make`` raises. Objects that are
+    alive by then are never garbage-collected, so this is for programs that run the engine and end.
     """
     begin = time.monotonic()
     with loading or LoadingBar(Console(stderr=True)) as bar:

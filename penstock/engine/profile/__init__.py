@@ -1,1 +1,1 @@
-"""What a model's layers take on the devices at hand: measured, stored, and as a cluster to plan for."""
+"""Times of a model's layers on the devices at hand: measured, stored, and turned into a cluster to plan for."""

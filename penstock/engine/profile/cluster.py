@@ -1,4 +1,4 @@
-"""Hosts that have been measured as a cluster to plan for: one device of each, and the links between them."""
+"""Turns measured hosts into a cluster to plan for: one device of each, and the links between them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.hosts.placement import HERE
 
 
 def cluster_of_hosts(profile: HostsProfile, *, drafts: bool) -> Cluster:
-    """The engine is on this host, and drafts there, with a head like EAGLE's, if it does.
+    """The measured hosts as a cluster. The engine is on this host, and so is an EAGLE-like drafter if it ``drafts``.
 
-    Where this host is not among them, it is taken to be like the first. All has to have been measured.
+    If this host is not among them, it is assumed to be like the first. Everything has to have been measured.
     """
     found, price, links = profile.candidates, profile.candidates.price, profile.links
     assert links is not None, "nothing is missing"
@@ -37,7 +37,7 @@ def cluster_of_hosts(profile: HostsProfile, *, drafts: bool) -> Cluster:
 
 
 def measured_device(candidate: Candidate, times: LayerTimes, price: ModelPrice) -> Device:
-    """With its layers' times, and rates that follow from them: what prices a drafter there."""
+    """The candidate with its measured layer times, and with rates derived from them, which price a drafter there."""
     one_s, many_s = times.layer_ms[0][0] / 1e3, times.layer_ms[-1][0] / 1e3
     return Device(
         name=candidate.name,

@@ -1,4 +1,4 @@
-"""The devices that a model may be split over, one of each host, and what its layers take there."""
+"""The devices that a model may be split over, one of each host, and the times of its layers there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Candidate:
     """A host's device, with the whole model as it would be held there."""
 
     name: str
-    """The host's."""
+    """The host's name."""
     facts: HostFacts
     setup: Resolved
     key: DeviceKey
@@ -42,14 +42,14 @@ class Candidate:
 
     @property
     def free(self) -> int:
-        """Bytes of its memory; 0 if the host does not say."""
+        """Free bytes of the device's memory; 0 if the host does not say."""
         found = self.facts.device(self.device)
         return found.free if found is not None else 0
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """One of each host, by its name, and the model's price list."""
+    """One device of each host, by the host's name, and the model's price list."""
 
     devices: dict[str, Candidate]
     price: ModelPrice
@@ -65,7 +65,7 @@ class Candidates:
 
 
 def candidates_on(options: EngineOptions, names: list[str], living: Mapping[str, HostFacts]) -> Candidates:
-    """The options' device of each of these hosts. Raises ConfigError for one that lacks it, or has several."""
+    """The device on each host that the options ask for. Raises ConfigError for a host with none or several."""
     alone = replace(
         options, hosts=None, cluster=None, layer_split=None, pipeline_parallel_size=None, speculative_config=None
     )
@@ -95,7 +95,7 @@ def only_device(name: str, facts: HostFacts, device: str) -> str:
 
 
 def key_of(name: str, facts: HostFacts, setup: Resolved, digest: str, stage: int = 0) -> DeviceKey:
-    """What the times of a stage depend on. ``digest`` is the checkpoint's."""
+    """The key of a stage's times: everything that they depend on. ``digest`` is the checkpoint's."""
     device = setup.devices[stage]
     found = facts.device(device)
     return DeviceKey(
@@ -115,7 +115,7 @@ def key_of(name: str, facts: HostFacts, setup: Resolved, digest: str, stage: int
 def profiled(
     candidate: Candidate, host: Host, store: ProfileStore, on_step: OnStep, tokens: Sequence[int] = ()
 ) -> LayerTimes:
-    """Measure, and keep what was found. Raises ConfigError where memory does not suffice, and PipelineError."""
+    """Measure a candidate's layers and store the times. Raises ConfigError for too little memory, and PipelineError."""
     contexts = contexts_within(candidate.setup.max_model_len)
     setup = in_parts(candidate)
     if isinstance(host, FleetHost) and candidate.name != HERE:

@@ -1,4 +1,4 @@
-"""Which checkpoint was measured, found out in milliseconds whatever its size."""
+"""Identifies a checkpoint within milliseconds, whatever its size."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.hosts.weights.manifest import files_of
 
 PIECE: Final = 1 << 14
 PIECES: Final = 64
-"""Of each file so many pieces of so many bytes are read, evenly spread: another training changes them all."""
+"""Each file is sampled at ``PIECES`` evenly spread places, ``PIECE`` bytes each: other training changes all of them."""
 
 
 def digest_of(source: Path) -> str:
-    """The digest of a checkpoint, a folder or a GGUF file: of its files' names, sizes and pieces of what they hold.
+    """The digest of a checkpoint, a folder or a GGUF file, made of its files' names, sizes and samples of their bytes.
 
-    It tells one training, quantisation or tokenizer from another, and proves nothing of what lies between the pieces:
+    It tells one training, quantisation or tokenizer from another, and proves nothing about bytes between the samples:
     weights that a host is to compute with are hashed whole (``hosts/weights/manifest.py``). Raises OSError.
     """
     digest = hashlib.sha256()
@@ -27,7 +27,7 @@ def digest_of(source: Path) -> str:
 
 
 def sample(file: Path) -> bytes:
-    """The digest of pieces of a file, its beginning and its end among them; of all of a small one."""
+    """The digest of samples of a file, its beginning and its end among them; a small file is hashed whole."""
     digest = hashlib.sha256()
     size = file.stat().st_size
     with file.open("rb") as opened:

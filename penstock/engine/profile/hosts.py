@@ -1,4 +1,4 @@
-"""What is known of an engine's hosts, and what has yet to be measured of them."""
+"""Measurements of an engine's hosts: those that are stored, and those that are missing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from penstock.hosts.placement import HERE, asked_hosts
 from penstock.pipeline.base import Host
 
 Reporting = Callable[[str], OnStep]
-"""Gives who is to be told how far the measuring of something is."""
+"""Takes the name of a measurement, and returns the callback for its progress."""
 
 
 @dataclass(frozen=True)
 class HostsProfile:
-    """The hosts' devices, what their layers take, and the links between them; None where one has not been measured."""
+    """The hosts' devices, layer times where measured, and the links between them; None if one has not been measured."""
 
     candidates: Candidates
     times: dict[str, LayerTimes]
@@ -30,13 +30,13 @@ class HostsProfile:
 
     @property
     def missing(self) -> str:
-        """What has not been measured; empty if all has been."""
+        """The names of what has not been measured; empty if everything has been."""
         unknown = [name for name in self.candidates.names if name not in self.times]
         return ", ".join(unknown) or ("" if self.links is not None else "the links between them")
 
 
 def known_profile(options: EngineOptions, host: Host) -> HostsProfile:
-    """What is stored of the hosts in ``options``. Raises ConfigError for one without the device, or with several."""
+    """Stored measurements of the hosts in ``options``. Raises ConfigError for one without the device, or several."""
     names, store = list(asked_hosts(options.hosts or HERE).names), ProfileStore(profiles_folder())
     fleet = host.fleet if isinstance(host, FleetHost) else None
     found = candidates_on(options, names, {} if fleet is None else fleet.living)
@@ -46,7 +46,7 @@ def known_profile(options: EngineOptions, host: Host) -> HostsProfile:
 
 
 def completed(profile: HostsProfile, host: Host, reporting: Reporting, tokens: Sequence[int] = ()) -> HostsProfile:
-    """Measure what is missing, with a text of these tokens or of any, and keep it.
+    """Measure what is missing, and store it. ``tokens``: the text that is computed; empty for arbitrary tokens.
 
     Raises ConfigError for a link or a device that cannot be measured.
     """
@@ -61,5 +61,5 @@ def completed(profile: HostsProfile, host: Host, reporting: Reporting, tokens: S
 
 
 def forgotten(profile: HostsProfile) -> HostsProfile:
-    """The same, all of it to be measured anew; one host alone has no links."""
+    """The profile without its measurements, to measure everything anew; one host alone has no links."""
     return replace(profile, times={}, links=[] if profile.links == [] else None)

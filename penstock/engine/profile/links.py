@@ -17,7 +17,7 @@ from penstock.hosts.placement import HERE, other_hosts
 
 
 def slower_ways(links: Iterable[LinkRates]) -> list[LinkBetween]:
-    """Of each two hosts that reach each other the worse rate and the worse latency of both ways."""
+    """A link for each pair of hosts that reach each other: the lower rate and the higher latency of both directions."""
     ways: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for link in links:
         if link.latency_ms is not None and link.bandwidth_gbit_s:
@@ -34,7 +34,7 @@ def link_key(one: str, other: str, *, encrypted: bool) -> LinkKey:
 
 
 def stored_links(names: Sequence[str], store: ProfileStore, *, encrypted: bool) -> list[LinkBetween] | None:
-    """Of every two of these hosts; None where one has not been measured."""
+    """The stored links between every two of these hosts; None if one has not been measured."""
     found = []
     for pair in combinations(names, 2):
         key = link_key(*pair, encrypted=encrypted)
@@ -46,7 +46,7 @@ def stored_links(names: Sequence[str], store: ProfileStore, *, encrypted: bool) 
 
 
 def measured_links(fleet: Fleet, names: Sequence[str], store: ProfileStore, on_step: OnStep) -> list[LinkBetween]:
-    """Measure those between this host and the others, and keep them. Raises ConfigError where one cannot be."""
+    """Measure and store the links between these hosts and this one. Raises ConfigError if one cannot be measured."""
     rates = examine_links(other_hosts(names), fleet.security, fleet.private_network, on_step)
     if problems := [link.problem for link in rates if link.problem]:
         raise ConfigError("; ".join(problems))
@@ -58,5 +58,5 @@ def measured_links(fleet: Fleet, names: Sequence[str], store: ProfileStore, on_s
 
 
 def with_here(names: Sequence[str]) -> list[str]:
-    """The engine's own host first: links lead to it, whether it holds a stage or not."""
+    """These hosts with the engine's own first: links lead to it, whether it holds a stage or not."""
     return [HERE, *other_hosts(names)]

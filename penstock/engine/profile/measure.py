@@ -1,8 +1,8 @@
-"""How long a model's layers take on a device: real stages there compute batches of several sizes and lengths of text.
+"""Measures a model's layers on a device: real stages there compute batches of several sizes and lengths of text.
 
 A model is held as four stages, one after the other on the device: the first layer (with the embedding), the second, as
-many of the rest as there is room for, and the last (with the head). What many layers take beyond one is the layers';
-what one takes beside that is a stage's own.
+many of the rest as there is room for, and the last (with the head). The time of many layers less that of one gives the
+time per layer; the rest of the one-layer stage's time is the overhead of a stage.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from penstock.pipeline.plan import StagePlan
 ROWS: Final = (1, 4, 16, 64, 256)
 CONTEXTS: Final = (0, 512, 2048)
 CHUNK: Final = 256
-"""Tokens of a batch that only makes the text longer."""
+"""Most tokens of a batch that only makes the text longer."""
 FEW_ROWS: Final = 16
 REPEATS: Final = 7
-"""Of a batch of few rows, the first of which warms up and does not count."""
+"""Measurements of a batch of few rows; the first one warms up and does not count."""
 REPEATS_OF_MANY: Final = 3
 LEAST_LAYERS: Final = 4
 
 Layers = tuple[int, int]
 OnStep = Callable[[int, int], None]
-"""Told how many tokens and attempts are done, and of how many."""
+"""Called with the number of measurements that are done, and of all."""
 
 
 def parts_of(layers: int, most: int) -> tuple[Layers, ...]:
-    """The layers of the four stages, of the third at most so many. Raises FieldError where the model has too few."""
+    """The layers of the four stages, ``most`` at most for the third. Raises FieldError if the model has too few."""
     if layers < LEAST_LAYERS:
         raise FieldError("model", f"has {layers} layers; a profile takes {LEAST_LAYERS}: write its layer_split down")
     return (0, 1), (1, 2), (2, 2 + max(1, min(most, layers - 3))), (layers - 1, layers)
 
 
 def contexts_within(longest: int) -> tuple[int, ...]:
-    """The contexts for which a text of so many tokens has room beside the largest batch."""
+    """The contexts that leave room for the largest batch within a text of ``longest`` tokens."""
     return tuple(context for context in CONTEXTS if not context or context + ROWS[-1] <= longest)
 
 
 def measured_times(
     host: Host, plans: Sequence[StagePlan], contexts: Sequence[int], on_step: OnStep, tokens: Sequence[int] = ()
 ) -> LayerTimes:
-    """Start the four stages, measure, and stop them. Raises PipelineError where one cannot start or is lost.
+    """Start the four stages, measure, and stop them. Raises PipelineError if one cannot start or is lost.
 
-    ``tokens``: of the text that is computed, instead of any; mixtures of experts take as long as it makes them.
+    ``tokens``: the text that is computed; empty for arbitrary tokens. The time of a mixture of experts depends on it.
     """
     pipeline = host.begin(plans, "profile")
     try:
@@ -69,7 +69,7 @@ class Bench:
         self._pipeline = pipeline
 
     def seconds(self, batch: Batch) -> list[float]:
-        """Of each stage."""
+        """Seconds that each stage computes for a batch."""
         self._until(lambda: self._pipeline.ready)
         self._pipeline.submit(batch)
         found = self._pipeline.poll()
@@ -102,7 +102,7 @@ def times_of(
 
 
 def solved(grid: Sequence[Sequence[Sequence[float]]], many: int, contexts: Sequence[int]) -> LayerTimes:
-    """From [rows][contexts][stages], milliseconds of the four stages, of which the third has ``many`` layers."""
+    """Layer, stage and head times from milliseconds [rows][contexts][4 stages]; the third stage has ``many`` layers."""
     layer = tuple(tuple(layer_ms(stages[1], stages[2], many) for stages in line) for line in grid)
     beside = [
         [(one - each, last - one) for (_, one, _, last), each in zip(line, layers, strict=True)]
@@ -118,5 +118,6 @@ def solved(grid: Sequence[Sequence[Sequence[float]]], many: int, contexts: Seque
 
 
 def layer_ms(one: float, many: float, layers: int) -> float:
-    """Of one layer, from a stage of one and a stage of several."""
+    """Milliseconds of one layer, from those of a stage of one layer and of a stage of ``layers``."""
+    # In a noisy measurement many layers may seem no slower than one: then their mean has to do.
     return (many - one) / (layers - 1) if layers > 1 and many > one else many / layers

@@ -1,4 +1,4 @@
-"""What an engine has learned, kept for the next one of its kind."""
+"""Keeps the estimates that an engine has learned for the next one of its kind."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penstock.hosts.facts import own_facts
 log = logging.getLogger(__name__)
 
 FORGET: Final = "PENSTOCK_FORGET"
-"""The variable that, set to anything, has engines begin with nothing and keep nothing."""
+"""The environment variable that, set to anything, has engines begin with nothing and keep nothing."""
 HALF_LIFE_S: Final = 7 * 24 * 3600.0
-"""Age at which what was learned counts half."""
+"""Age in seconds at which learned values count half."""
 LEAST: Final = 1 / 16
-"""What counts less is forgotten."""
+"""Weight (0 to 1) below which learned values are dropped: four half-lives."""
 
 
 def learned_folder() -> Path:
@@ -31,9 +31,9 @@ def learned_folder() -> Path:
 
 
 class Memory:
-    """Has an engine begin with what the last one of its kind learned, and keeps what it learns itself.
+    """Has an engine begin with the estimates of the last one of its kind, and keeps those that it learns itself.
 
-    Of real stages only: what modelled ones take is known.
+    It serves real stages only: the times of modelled ones are known.
     """
 
     def __init__(self, key: EngineKey, store: ProfileStore, loop: EngineLoop, now: float) -> None:
@@ -49,13 +49,13 @@ class Memory:
 
     @classmethod
     def of(cls, setup: Resolved, loop: EngineLoop) -> Memory | None:
-        """None where nothing is learned, or nothing is to be kept."""
+        """The memory for an engine; None where nothing is learned, or nothing is to be kept."""
         if os.environ.get(FORGET) or setup.speculation is None or not loop.estimates.trials.contended:
             return None
         return cls(engine_key(setup), ProfileStore(learned_folder()), loop, time.time())
 
     def keep(self) -> None:
-        """Keep what was learned, if any token has come since the start. Estimates for a measurement are not kept."""
+        """Store the estimates, if any token has come since the start. Estimates for a measurement are not stored."""
         if not self._loop.tokens or self._loop.estimates is not self._estimates:
             return
         profile = EngineProfile(key=self._key, learned_at=time.time(), experience=self._estimates.experience)

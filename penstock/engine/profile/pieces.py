@@ -1,4 +1,4 @@
-"""In which pieces prompts enter where stages' times are known: reckoned, and kept for the next engine."""
+"""Plans the pieces in which prompts enter, where the stages' times are known, and keeps them for the next engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.planner.pieces import BLOCK, Ends, PieceTable
 log = logging.getLogger(__name__)
 
 MOST_RUNS: Final = 1024
-"""Rows of equally long pieces that a file has at most, which is about 10 kB. The texts asked for last stay."""
+"""Most runs of equally long pieces in a file, about 10 kB. The texts that were asked for last stay."""
 
 
 def pieces_folder() -> Path:
@@ -31,7 +31,7 @@ def pieces_folder() -> Path:
 
 
 class PlannedPieces:
-    """A pipeline's table of pieces. It begins with what earlier engines over a like pipeline have reckoned."""
+    """A pipeline's table of pieces. It begins with those that earlier engines planned for a like pipeline."""
 
     def __init__(self, times: PrefillTimes, store: ProfileStore | None) -> None:
         """``store``: None where nothing is to be kept."""
@@ -43,7 +43,7 @@ class PlannedPieces:
 
     @classmethod
     def of(cls, setup: Resolved) -> PlannedPieces | None:
-        """None where nothing says what pieces take, or ``prefill_chunk`` says how long they are."""
+        """The table for a setup; None where times of pieces are unknown, or ``prefill_chunk`` sets their length."""
         times = setup.prefill_times
         if setup.cluster is not None and setup.cluster.emulated:
             times = PrefillTimes(stage_timings(setup.cluster), link_timings(setup.cluster))
@@ -72,9 +72,10 @@ def fits(one: Pieces) -> bool:
 
 
 def last_asked(known: Mapping[tuple[int, int], Ends]) -> list[Pieces]:
-    """As many of the texts that were asked for last as a file may hold, the last one last."""
+    """The texts that were asked for last, as many as a file may hold, the latest one last."""
     found: list[Pieces] = []
     left = MOST_RUNS
+    # From the end: ``PieceTable`` moves a text there whenever it is asked for.
     for (tokens, cached), ends in reversed([*known.items()]):
         lengths = [end - begin for begin, end in pairwise((cached, *ends))]
         runs = tuple((length, len(list(equal))) for length, equal in groupby(lengths))

@@ -1,4 +1,4 @@
-"""A checkpoint's price list, from the sizes of its tensors: what memory its layers take, and what a row weighs."""
+"""A checkpoint's price list, from the sizes of its tensors: memory and arithmetic of its layers, bytes of a row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.engine.resolve import Resolved
 
 
 def price_of(setup: Resolved) -> ModelPrice:
-    """Of its target as it is held. A layer is the mean of all, and its arithmetic that of its weights."""
+    """The price list of the target as it is held. A layer is the mean of all; its weights set its arithmetic."""
     checkpoint, number = setup.checkpoint, DTYPE_BYTES[setup.options.dtype]
     numbers = numbers_by_part(checkpoint.weights.sizes())
     embedding, rest = numbers.get("embedding", 0), numbers.get("rest", 0)

@@ -1,4 +1,4 @@
-"""What an engine's own stages and links take for a prompt's pieces, where all of them have been measured."""
+"""Times of an engine's own stages and links for a prompt's pieces, where all of them have been measured."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from penstock.hosts.placement import HERE
 
 LOCAL_S: Final = 1e-4
 LOCAL_BYTES_PER_S: Final = 1e9
-"""Of a message between two processes of one host."""
+"""Latency in seconds, and rate in bytes/s, of a message between two processes of one host."""
 
 
 def with_prefill_times(setup: Resolved, living: Mapping[str, HostFacts], *, encrypted: bool) -> Resolved:
-    """The same, with its pipeline's times if every stage's device and every link has been measured."""
+    """The setup with its pipeline's times, if every stage's device and every link has been measured."""
     folder = profiles_folder()
     if setup.emulated or setup.options.prefill_chunk is not None or not folder.is_dir():
         return setup
@@ -36,7 +36,7 @@ def with_prefill_times(setup: Resolved, living: Mapping[str, HostFacts], *, encr
 def stage_times(
     setup: Resolved, living: Mapping[str, HostFacts], store: ProfileStore
 ) -> tuple[StageTiming, ...] | None:
-    """Without the head, which only a prompt's last row runs through."""
+    """Times of each stage, without the head, which only a prompt's last row needs; None if one is not measured."""
     facts = {name: own_facts("") if name == HERE else living[name] for name in map(named, setup.hosts)}
     digest, found = digest_of(setup.checkpoint.source), []
     for i, (first, last) in enumerate(setup.layers):
@@ -50,7 +50,7 @@ def stage_times(
 
 
 def link_times(setup: Resolved, store: ProfileStore, *, encrypted: bool) -> tuple[LinkTiming, ...] | None:
-    """Engine to first stage, stage to stage, last stage to engine."""
+    """Times of the links engine to first stage, stage to stage, last stage to engine; None if one is not measured."""
     stops = [HERE, *map(named, setup.hosts), HERE]
     known: dict[frozenset[str], LinkBetween] = {}
     for hop in {frozenset(hop) for hop in pairwise(stops) if hop[0] != hop[1]}:
@@ -66,12 +66,12 @@ def link_times(setup: Resolved, store: ProfileStore, *, encrypted: bool) -> tupl
 
 
 def link_time(link: LinkBetween | None, row_bytes: float) -> LinkTiming:
-    """None is within a host."""
+    """The times of a link; None stands for one within a host."""
     if link is None:
         return LinkTiming(LOCAL_S, LOCAL_BYTES_PER_S, row_bytes)
     return LinkTiming(link.latency_ms / 1e3, link.bandwidth_gbit_s * 1e9 / 8, row_bytes)
 
 
 def named(host: str) -> str:
-    """A host of a plan by the name that it is asked for by."""
+    """The name that options have for a host of a plan."""
     return host or HERE

@@ -1,4 +1,4 @@
-"""What was measured or reckoned, kept over runs: a file for each device with a model, link, engine, table of pieces."""
+"""Keeps measurements and plans over runs: a file for each device with a model, link, engine, and table of pieces."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What layers' times depend on: a device, a model as it is held there, and the versions that compute."""
+    """Everything that layer times depend on: a device, a model as it is held there, and the versions that compute."""
 
     host: str
-    """As it is named, and ``node``: what it calls itself."""
+    """The host's name in the options; ``node`` is the name that it has for itself."""
     node: str
     device: str
     device_model: str
@@ -38,7 +38,7 @@ class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Two hosts by the names that ``node``, the engine's host, has for them, in order."""
+    """Two hosts, in alphabetical order of the names that ``node``, the engine's host, has for them."""
 
     node: str
     ends: tuple[str, str]
@@ -56,10 +56,10 @@ class LinkProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine's estimates depend on: a model's layers as stages hold them, their drafter, and the versions."""
+    """Everything that an engine's estimates depend on: layers as stages hold them, the drafter, and the versions."""
 
     node: str
-    """What the engine's host calls itself; ``hosts``: the stages', as they are named."""
+    """The engine's host, by its own name for itself; ``hosts`` are the stages', as plans name them."""
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
     threads: tuple[int, ...]
@@ -82,18 +82,18 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PiecesKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prompt's pieces depend on. A model, its layers' places and devices count by the times that they give."""
+    """Everything that a prompt's pieces depend on. Model, layer split and devices count only through their times."""
 
     times: str
-    """A digest of what batches take in each stage and on each link, with every digit."""
+    """A digest of the times of stages and links, with every digit."""
     block: int
-    """Tokens that pieces are multiples of; ``most``: a piece's."""
+    """Tokens that pieces are multiples of; ``most``: tokens of the longest piece."""
     most: int
     penstock: str
 
 
 class Pieces(msgspec.Struct, frozen=True, array_like=True):
-    """How a text is cut: the lengths of its pieces behind the cached part, in order, each with how often it follows."""
+    """The cut of a text: its pieces after the cached part, in order, as ``runs`` of a length and its repeats."""
 
     tokens: int
     cached: int
@@ -108,7 +108,7 @@ class Pieces(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """After how many tokens of the text each piece ends."""
+        """The number of the text's tokens at which each piece ends."""
         lengths = [length for length, times in self.runs for _ in range(times)]
         return tuple(accumulate(lengths, initial=self.cached))[1:]
 
@@ -116,7 +116,7 @@ class Pieces(msgspec.Struct, frozen=True, array_like=True):
 class PiecesProfile(msgspec.Struct, frozen=True, kw_only=True):
     key: PiecesKey
     texts: list[Pieces]
-    """The last ones that were asked for come last."""
+    """Texts and their pieces, in the order in which they were last asked for."""
 
 
 Profile = DeviceProfile | LinkProfile | EngineProfile | PiecesProfile
@@ -128,7 +128,7 @@ def profiles_folder() -> Path:
 
 
 class ProfileStore:
-    """Files in ``folder``. One that is damaged counts as not there, and the log says so: what it held is made again."""
+    """Profiles as files in ``folder``. A damaged file is logged and counts as missing: its content is made again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -149,13 +149,13 @@ class ProfileStore:
         return [] if found is None else found.texts
 
     def keep(self, profile: Profile) -> None:
-        """Raises ConfigError where it cannot be written."""
+        """Write a profile. Raises ConfigError if it cannot be written."""
         place = self._place(profile.key)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             new = place.with_suffix(f".{os.getpid()}.new")  # another engine may be writing its own
             new.write_bytes(msgspec.json.encode(profile))
-            new.replace(place)
+            new.replace(place)  # at once, so that nobody reads half a file
         except OSError as error:
             raise ConfigError(f"{place}: cannot be written: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""One text on its way through stages that serve nobody else: tokens that stay, and rows that are only tried."""
+"""Batches of one text for stages that serve nobody else: tokens that stay, and rows that are only tried."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ REQUEST: Final = 1
 
 
 class MeasuredText:
-    """A text of ``given`` tokens, over and over, or of any below ``vocab_size``; slots are its positions.
+    """A text that repeats the ``given`` tokens, or has arbitrary ones below ``vocab_size``; slots are its positions.
 
     ``advance`` and ``attempt`` give batches, which have to be submitted in the order in which they were asked for.
     """
 
     def __init__(self, vocab_size: int, given: Sequence[int] = ()) -> None:
         self.tokens = 0
-        """Those that have entered for good."""
+        """Tokens that have entered for good."""
         self._vocab_size = vocab_size
         self._given = given
         self._told = 0
@@ -26,14 +26,14 @@ class MeasuredText:
         self._nodes = 0
 
     def advance(self, rows: int) -> Batch:
-        """The text's next tokens. Nothing is picked, as of a prompt's pieces but the last."""
+        """A batch of the text's next tokens. No token is picked, as for all pieces of a prompt but the last."""
         batch = self._batch(rows)
         self.tokens += rows
         return batch
 
     def attempt(self, rows: int) -> Batch:
-        """Drafted rows behind the text, each the next one's parent, with a pick for every one. The next batch takes
-        their slots."""
+        """A batch of drafted rows behind the text, each the next one's parent, with a pick for every one. The next
+        batch takes their slots."""
         batch = self._batch(rows)
         batch.wanted = list(range(rows))
         return batch

@@ -1,4 +1,4 @@
-"""What to change, from what was measured."""
+"""Advice on what to change, from a doctor's measurements."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from penstock.hosts.doctor.report import LinkRates, Report
 from penstock.hosts.facts import DeviceFacts
 
 SLOWER: Final = 4.0
-"""Times that a link may be slower than the fastest one, or than its own way back."""
+"""Factor by which a link may be slower than the fastest one, or than its own reverse direction, without advice."""
 SLOW_GBIT_S: Final = 0.5
-"""A link below that is not the Ethernet of today."""
+"""Rate, in 1e9 bits/s, below which a link is no modern Ethernet."""
 LATE_MS: Final = 2.0
-"""A latency above that is no wired network's."""
+"""Latency, in milliseconds, above which a network is not a wired one."""
 UNEQUAL: Final = 1.3
-"""Times that devices may differ without a stage's waiting for another to be worth a word."""
+"""Factor by which devices may differ in speed without advice: a stage then waits little for another."""
 FREE: Final = 0.5
-"""The share of its memory that a device should have free."""
+"""Share of its memory that a device should have free."""
 
 
 def advice_of(report: Report) -> list[str]:
-    """One sentence for each thing, what weighs most first; empty where all is well."""
+    """One sentence for each problem, links first, then devices, then memory; empty if there is none."""
     return [*about_links(report), *about_devices(report), *about_memory(report)]
 
 

@@ -1,4 +1,4 @@
-"""What ``penstock doctor`` does."""
+"""The command ``penstock doctor``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.progress import progress_bar
 
 
 def run_doctor(hosts: str | None, cluster: str | None, keys: str | None, insecure: bool, as_json: bool) -> None:
-    """Examine, and print. Raises ConfigError for names that are none, and if no host can be used."""
+    """Examine the hosts, and print a report. Raises ConfigError for invalid names, and if no host can be used."""
     names = hosts_to_examine(hosts, cluster)
     with progress_bar(Console(stderr=True)) as bar:
         task = bar.add_task("measuring hosts and links", total=None)
@@ -32,7 +32,7 @@ def run_doctor(hosts: str | None, cluster: str | None, keys: str | None, insecur
 
 
 def hosts_to_examine(hosts: str | None, cluster: str | None) -> list[str]:
-    """The hosts beside this one. Raises ConfigError for names that are none, and for an emulated cluster."""
+    """The hosts beside this one. Raises ConfigError for invalid names, and for an emulated cluster."""
     if hosts is not None and cluster is not None:
         raise FieldError("hosts", "is left out where a cluster file names them")
     if hosts is not None:

@@ -1,4 +1,4 @@
-"""The doctor: has every host measure itself and its links to all others, one after the other."""
+"""The doctor: has every host measure itself and its links to all others, one measurement at a time."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ PROBE_S: Final = 60.0
 MEASURE_S: Final = 240.0
 """Seconds that one measurement may take: torch is imported before the first."""
 LOOK_EVERY: Final = 1.0
-"""Seconds between two looks at whether a host that is to answer is still there."""
+"""Seconds between two checks that a host which is to answer is still there."""
 
 Kind = TypeVar("Kind", ProbeReady, DevicesMeasured, LinkMeasured)
 OnStep = Callable[[int, int], None]
-"""Told how many measurements are done, and of how many."""
+"""Called with the number of measurements that are done, and of all."""
 
 
 def examine(names: Sequence[str], keys: str | None, insecure: bool, on_step: OnStep) -> Report:
-    """Of this host and others, by their names: without advice. A host that cannot be used has a ``problem``."""
+    """The report on this host and the others in ``names``, without advice. An unusable host has a ``problem``."""
     security = security_for(keys, insecure)
     found: dict[str, ExaminedHost] = {HERE: ExaminedHost(host=HERE, facts=own_facts(""))}
     with ExitStack() as open_fleets, ThreadPoolExecutor(len(names) or 1) as apart:
@@ -80,7 +80,7 @@ def examine_links(
     on_step: OnStep,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> list[LinkRates]:
-    """Between this host and the others, each way, or of ``pairs`` alone.
+    """Measure the links among this host and the others, in each direction, or those in ``pairs`` alone.
 
     Raises ConfigError for a host that cannot be used.
     """
@@ -99,7 +99,7 @@ def examine_links(
 
 
 def attached(security: LinkSecurity | None, insecure: bool, name: str) -> Fleet | str:
-    """A fleet of this host alone, or why there is none."""
+    """A fleet of the host ``name`` alone, or the reason why there is none."""
     try:
         return Fleet([name], security, private_network=insecure)
     except ConfigError as error:
@@ -107,7 +107,7 @@ def attached(security: LinkSecurity | None, insecure: bool, name: str) -> Fleet 
 
 
 class Examination:
-    """A probe on this host, and one on each of the others, which ``fleets`` hold by their names."""
+    """A probe on this host, and one on each of the others; ``fleets`` has a fleet for each of these, by name."""
 
     def __init__(self, fleets: dict[str, Fleet], security: LinkSecurity | None, private_network: bool) -> None:
         self._fleets = fleets
@@ -128,7 +128,7 @@ class Examination:
         for name, fleet in fleets.items():
             fleet.hosts[name].start_probe(self._session, self._inbox.address)
         self._heard: list[ProbeMessage] = []
-        """What nobody has asked for yet."""
+        """Messages of probes that have come and that no call has taken yet."""
         self._addresses: dict[str, str] = {}
         self._outboxes: dict[str, Outbox] = {}
         for name in (HERE, *fleets):
@@ -170,7 +170,7 @@ class Examination:
         self._outboxes[name].send(encode(message, self._session))
 
     def _answer(self, kind: type[Kind], name: str, seconds: float) -> Kind | None:
-        """What that host's probe says; None if it says nothing for so long, or the host is lost."""
+        """A message of this kind from a host's probe; None if none comes within ``seconds``, or the host is lost."""
         deadline = time.monotonic() + seconds
         while (now := time.monotonic()) < deadline and self._is_there(name):
             for message in self._heard:
@@ -190,7 +190,7 @@ class Examination:
         return name == HERE or self._fleets[name].hosts[name].alive
 
     def _silence(self, name: str, seconds: float) -> str:
-        """Why a host has not answered."""
+        """The reason why a host has not answered."""
         if not self._is_there(name):
             return self._fleets[name].hosts[name].cause
         return f"host {name}: its probe has said nothing for {seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""What the head and the probes of a doctor say to each other. A header carries the secret of their session."""
+"""The messages between the head and the probes of a doctor. A header carries the secret of their session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProbeReady(msgspec.Struct, tag="probe_ready", kw_only=True, frozen=True):
 
 
 class MeasureDevices(msgspec.Struct, tag="measure_devices", kw_only=True, frozen=True):
-    """Of this host, by torch's names."""
+    """Measure these devices of the probe's host, by torch's names."""
 
     devices: Devices
 
@@ -45,7 +45,7 @@ class DevicesMeasured(msgspec.Struct, tag="devices_measured", kw_only=True, froz
 
 
 class MeasureLink(msgspec.Struct, tag="measure_link", kw_only=True, frozen=True):
-    """From here to the probe at ``address``."""
+    """Measure the link from the probe that gets this to the one at ``address``."""
 
     address: Address
 
@@ -58,7 +58,7 @@ class LinkMeasured(msgspec.Struct, tag="link_measured", kw_only=True, frozen=Tru
 
 
 class Burden(msgspec.Struct, tag="burden", kw_only=True, frozen=True):
-    """A message that weighs as much as its second frame. Answered to ``back`` once all of it is there."""
+    """A message whose second frame has the size to be measured. It is answered to ``back`` once all of it is there."""
 
     number: Index
     back: Address
@@ -74,7 +74,7 @@ _decoder = msgspec.msgpack.Decoder(ProbeMessage)
 
 
 def message_of(frames: Sequence[Frame], session: str) -> ProbeMessage:
-    """Raises ForeignFrame for another session's, and MalformedMessage."""
+    """Decode a message. Raises ForeignFrame for one of another session, and MalformedMessage."""
     found, raw = lease_of(frames)
     if found != session:
         raise ForeignFrame("it is of another session")

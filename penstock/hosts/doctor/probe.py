@@ -1,11 +1,11 @@
-"""A probe: a process on a host that measures what stages would find there.
+"""A probe: a process on a host that measures devices and links as stages would find them.
 
-    head  --MeasureLink-->  probe a  --Burden, of growing weight-->  probe b
-                                     <-Taken------------------------
+    head  --MeasureLink-->  probe a  --Burden, of growing size-->  probe b
+                                     <-Taken----------------------
           <-LinkMeasured--
 
-Between two probes messages travel as between two stages. Only the clock of who sends is read: the rate is what twice
-the weight takes longer, so that neither latency nor a clock of the other end is in it.
+Between two probes messages travel as between two stages. Only the sender's clock is read. The rate follows from the
+extra time of a message of twice the size, so that neither the latency nor the other end's clock matters.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
 
 SMALL: Final = 200
-"""Bytes of a message that measures latency: about what a token's header has."""
+"""Bytes of a message that measures latency: about as many as one token's header."""
 TRIPS: Final = 20
 LEAST, MOST = 1 << 14, 1 << 25
-"""Bytes of messages that measure the rate."""
+"""Bytes of the smallest and the largest message that measure the rate."""
 LONG_ENOUGH_S: Final = 0.2
-"""A message that takes so long to be taken need not be doubled."""
+"""Seconds of a round trip from which on the message's size is not doubled any more."""
 REPEATS: Final = 4
-"""Of each large message: the quickest is the one that nothing else on the hosts has held up."""
+"""Round trips of each large message; the quickest counts, since nothing else on the hosts has held it up."""
 ANSWER_S: Final = 20.0
 """Seconds within which the other end has to answer."""
 
 
 class ProbeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """``name`` is what the head calls the probe; ``bind`` where it listens, ``head`` the head's inbox."""
+    """A probe's settings: ``name`` is the head's name for it, ``bind`` its address, ``head`` the head's inbox."""
 
     name: str
     session: str
@@ -86,28 +86,29 @@ class Probe:
     def _devices(self, names: Sequence[str]) -> DevicesMeasured:
         try:
             rates = [measured(name, usable_cores()) for name in names]
-        except Exception as error:  # torch's, of many kinds
+        except Exception as error:  # torch raises many kinds
             return DevicesMeasured(name=self._spec.name, rates=[], problem=f"it could not be measured: {error}")
         return DevicesMeasured(name=self._spec.name, rates=rates)
 
     def _link(self, address: str) -> LinkMeasured:
         try:
-            self._trip(address, SMALL)  # connects
+            self._trip(address, SMALL)  # does not count: it opens the connection
             round_trip = median(self._trip(address, SMALL) for _ in range(TRIPS))
             return LinkMeasured(name=self._spec.name, round_trip_s=round_trip, bytes_per_s=self._rate(address))
         except (TimeoutError, ConfigError) as error:
             return LinkMeasured(name=self._spec.name, problem=str(error))
 
     def _rate(self, address: str) -> float:
-        """Bytes per second, of messages so large that they take a while."""
+        """Bytes per second, measured with messages so large that they take a while."""
         size = LEAST
         while self._trip(address, size) < LONG_ENOUGH_S and size < MOST:
             size *= 2
+        # The difference of the two times leaves out the latency.
         whole, half = (min(self._trip(address, one) for _ in range(REPEATS)) for one in (size, size // 2))
         return size / 2 / (whole - half) if whole > half else size / whole
 
     def _trip(self, address: str, size: int) -> float:
-        """Seconds until the other end has said that it has a message of that size. Raises TimeoutError."""
+        """Seconds until the other end has answered a message of ``size`` bytes. Raises TimeoutError."""
         self._sent += 1
         begin = time.monotonic()
         self._tell(address, Burden(number=self._sent, back=self._inbox.address), bytes(size))
@@ -118,7 +119,7 @@ class Probe:
         raise TimeoutError(fault or f"no answer within {ANSWER_S:.0f} s")
 
     def _come(self, until: float | None) -> Iterator[ProbeMessage]:
-        """What comes, until that moment; what other probes send is answered on the way."""
+        """Messages as they come, until that time (None: without end); those of other probes are answered here."""
         while until is None or time.monotonic() < until:
             self._inbox.wait(until)
             for frames in self._inbox.take():
@@ -139,7 +140,7 @@ class Probe:
 
 
 def main() -> None:
-    """The process's: its standard input is what it is to do, a line, and then the lifeline of who started it."""
+    """Run the probe's process. Standard input gives its spec as one line, and ends when its starter ends."""
     spec = msgspec.json.decode(sys.stdin.readline(), type=ProbeSpec)
     threading.Thread(target=leave_with_stdin, daemon=True).start()
     Probe(spec).run()

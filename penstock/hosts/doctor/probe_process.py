@@ -1,4 +1,4 @@
-"""A probe as who starts it has it. It ends with who started it, however that ends."""
+"""A probe's process, for the process that starts it. It ends with that process, however that ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.hosts.doctor.probe import ProbeSpec
 
 
 class ProbeProcess:
-    """``end`` ends it."""
+    """A probe's process, from its start until ``end``."""
 
     def __init__(self, spec: ProbeSpec) -> None:
         # Modules are found where this process finds them, neither more (the working directory) nor less.
@@ -21,15 +21,15 @@ class ProbeProcess:
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the doctor, which ends it
+            start_new_session=True,  # so that Ctrl-C in the terminal reaches only the doctor, which ends the probe
         )
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and is missed by the head
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: the head misses its answer
             self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
             self._process.stdin.flush()
 
     def end(self) -> None:
-        """Safe to call twice."""
+        """Kill the process and wait for it. Safe to call twice."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None

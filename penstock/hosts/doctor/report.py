@@ -1,4 +1,4 @@
-"""What ``penstock doctor`` finds, as its ``--json`` has it: read with ``read_report``, by the planner for one."""
+"""The report of ``penstock doctor``, as its ``--json`` prints it. ``read_report`` reads it, for the planner for one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.messages import Index, Label, Seconds
 
 
 class DeviceRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device was measured at, by the names that a cluster file has for it, with ``threads`` if it is a "cpu".
+    """A device's measured rates, named as in a cluster file, with its ``threads`` if it is a "cpu".
 
     The matrices of one decoder layer were multiplied (``rates.py``): ``weight_bandwidth_gb_s`` is the rate at which one
     row reads them, in 1e9 bytes/s, ``compute_tflops`` that of many rows, in 1e12 operations/s, and ``rows_per_second``
@@ -30,9 +30,9 @@ class DeviceRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
-    """A host by its name, with what it has and does, or else the ``problem``.
+    """A host by its name, with its facts and measured rates, or else the ``problem``.
 
-    ``clock``: seconds to add to a moment of this host's monotonic clock for the other's, and how wrong that may be.
+    ``clock``: seconds to add to a moment of this host's monotonic clock for the other's, and the largest error of that.
     """
 
     host: str
@@ -43,10 +43,10 @@ class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkRates(msgspec.Struct, frozen=True, kw_only=True):
-    """From one host to another, as a stage's messages travel: with TLS, if there are keys.
+    """The link from one host to another, measured as stages' messages travel: with TLS, if there are keys.
 
-    ``bandwidth_gbit_s`` is in 1e9 bits/s of payload. ``latency_ms`` is half of what a small message takes there and
-    back. None where there is a ``problem``.
+    ``bandwidth_gbit_s`` is in 1e9 bits/s of payload. ``latency_ms`` is half the round trip of a small message. Both are
+    None if there is a ``problem``.
     """
 
     source: str = msgspec.field(name="from")
@@ -57,7 +57,7 @@ class LinkRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """``hosts`` begin with "localhost". Every two hosts that answer have two links, one each way."""
+    """A whole report. ``hosts`` begin with "localhost". Two hosts that answer have two links, one in each direction."""
 
     version: int = 1
     hosts: list[ExaminedHost]
@@ -66,7 +66,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_report(path: Path) -> Report:
-    """What ``penstock doctor --json`` has printed into a file. Raises ConfigError for anything else."""
+    """Read a file with the output of ``penstock doctor --json``. Raises ConfigError for anything else."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except OSError as error:

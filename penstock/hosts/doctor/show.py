@@ -1,4 +1,4 @@
-"""A doctor's report for a person."""
+"""Prints a doctor's report for a person."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.hosts.doctor.report import DeviceRates, ExaminedHost, Report
 from penstock.hosts.listing import memory_of
 
 ROWS_BITS: Final = 64 * 4096 * 16
-"""What a batch of Llama-3.1-8B's weighs."""
+"""Bits of the hidden states of 64 rows of Llama-3.1-8B (hidden size 4096) in bfloat16."""
 
 
 def show(report: Report, console: Console) -> None:
@@ -42,7 +42,7 @@ def clock_of(host: ExaminedHost) -> str:
 
 
 def devices_table(report: Report) -> Table:
-    """A row for each device. ``rows/s``: of one row at a time, and of 64."""
+    """A table with a row for each device. ``rows/s``: with one row at a time, and with 64."""
     headings = ("host", "device", "memory free", "threads", "weights", "operations", "rows/s\nof 1, 64")
     table = Table(*headings, box=None, header_style="bold")
     for host in report.hosts:

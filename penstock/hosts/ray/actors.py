@@ -1,6 +1,7 @@
-"""What runs on a Ray cluster's nodes: the engine's own authority for keys, and an agent a node.
+"""The Ray actors on a cluster's nodes: an authority for keys, one for each engine, and an agent on each node.
 
-A node's key never leaves it. The authority signs whoever Ray lets ask: Ray's own authentication says who that is.
+A node's key never leaves it. The authority signs every request that Ray lets through: Ray's own authentication decides
+who may ask.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from penstock.hosts.weights.cache import WeightCache, default_cache
 from penstock.transport.security import LinkSecurity
 
 CACHE_BYTES: Final = 50 * 10**9
-"""Kept of checkpoints that are not in use, as `penstock worker` does."""
+"""Bytes of checkpoints that are kept while they are not in use, as many as with `penstock worker`."""
 
 
 class Authority:
-    """Of one engine's hosts. Its key is made here and stays here."""
+    """The key authority of one engine's hosts. Its own key is made in this process and never leaves it."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-authority-")
@@ -60,7 +61,7 @@ class NodeAgent:
         self._joining = Joining(door, self._agent.address.removeprefix("tcp://"), security, insecure)
 
     def open_to_anybody(self) -> str:
-        """The node's address, if Ray there obeys whoever reaches it from another host; else nothing."""
+        """The node's address if Ray there takes commands from anybody on another host; else an empty string."""
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
         address = ray.util.get_node_ip_address()

@@ -1,4 +1,4 @@
-"""What of a Ray cluster's resources an engine asks for: as few nodes as hold its stages evenly, a bundle on each."""
+"""The resources for which an engine asks Ray: as few nodes as hold its stages evenly, with a bundle on each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 from penstock.core import ConfigError
 
 DEVICE: Final = "penstock"
-"""A resource that nodes may have, one for each device that is to hold a stage (`ray start --resources`)."""
+"""A resource that nodes may state (`ray start --resources`): one unit for each device that is to hold a stage."""
 
 Resources = Mapping[str, float]
 
 
 def bundles_for(nodes: Sequence[Resources], stages: int, device: str) -> list[dict[str, float]]:
-    """A bundle for each node that is needed. ``nodes``: what each has, in use or not.
+    """A bundle for each node that is needed. ``nodes``: the resources of each, in use or not.
 
-    On GPUs there is one for each stage; else a unit of DEVICE, or, where no node has that, one node or its share for
-    each. Raises ConfigError where the nodes have too few.
+    A stage takes one GPU; on CPUs it takes one unit of DEVICE or, if no node states any, a node that it may share.
+    Raises ConfigError if the nodes have too few.
     """
     resource = "GPU" if device != "cpu" else DEVICE if any(DEVICE in node for node in nodes) else "CPU"
     if resource == "CPU":

@@ -19,7 +19,7 @@ from penstock.hosts.ray.bundles import bundles_for
 from penstock.transport.security import LinkSecurity
 
 PLACED_S: Final = 60.0
-"""Seconds within which Ray has to have reserved what is asked for."""
+"""Seconds within which Ray has to reserve the bundles."""
 STARTED_S: Final = 120.0
 """Seconds within which agents have to have started."""
 
@@ -27,8 +27,8 @@ STARTED_S: Final = 120.0
 class RayCluster:
     """Connects to ``address``, "ray" for the cluster of this host or "ray://HOST:PORT"; ``close`` gives all back.
 
-    ``here`` is this host's address as the nodes reach it, ``security`` what this process shows the others: keys for
-    this engine alone, none if ``insecure``. Raises ConfigError where there is no cluster.
+    ``here`` is this host's address as the nodes reach it, ``security`` this process's keys, made for this engine alone;
+    None if ``insecure``. Raises ConfigError if there is no cluster.
     """
 
     def __init__(self, address: str, insecure: bool) -> None:
@@ -52,12 +52,12 @@ class RayCluster:
             raise
 
     def start_agents(self, stages: int, device: str, door: str) -> int:
-        """One on each node that is needed, which come to ``door``; returns how many.
+        """Start an agent on each node that is needed, which then comes to ``door``. Returns how many there are.
 
-        Raises ConfigError where there is no room, and where Ray beyond this host obeys anybody.
+        Raises ConfigError if there is no room, and if Ray on another host takes commands from anybody.
         """
         bundles = bundles_for([node["Resources"] for node in ray.nodes() if node["Alive"]], stages, device)
-        self._group = placement_group(bundles, strategy="STRICT_SPREAD")
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD")  # each bundle on a node of its own
         if not self._group.wait(PLACED_S):
             raise ConfigError(f"hosts: Ray has no room for {bundles}, each on a node of its own; others may hold it")
         agents = []
@@ -68,6 +68,7 @@ class RayCluster:
                 "num_gpus": bundle.get("GPU", 0),
                 "resources": {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")},
             }
+            # Without a limit on restarts Ray starts an agent again whenever it ends.
             agent = ray.remote(NodeAgent).options(scheduling_strategy=placed, max_restarts=-1, **options)
             agents.append(agent.remote(self._authority, door))
         self._actors += agents
@@ -84,7 +85,7 @@ class RayCluster:
         return len(bundles)
 
     def close(self) -> None:
-        """Safe to call twice, and where the cluster is gone."""
+        """End the agents and give all resources back. Safe to call twice, and if the cluster is gone."""
         with contextlib.suppress(Exception):
             for actor in self._actors:
                 ray.kill(actor)
@@ -97,10 +98,10 @@ class RayCluster:
 
 
 def connect(address: str) -> None:
-    """Raises ConfigError where no cluster answers."""
+    """Connect this process to Ray. Raises ConfigError if no cluster answers."""
     where = address if address.startswith("ray://") else "auto"
     try:
         ray.init(where, log_to_driver=False, configure_logging=False)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # Ray raises many kinds
         hint = "start one with `ray start --head`" if where == "auto" else "is `ray start --head` running there?"
         raise ConfigError(f"hosts: no Ray cluster at {address}: {error}; {hint}") from error

@@ -1,8 +1,8 @@
-"""Parts of checkpoints that other hosts have sent: kept over restarts, checked whenever they are used, and bounded.
+"""Parts of checkpoints that other hosts have sent: kept over restarts, checked before each use, and bounded in size.
 
-A checkpoint's folder is named by its digest, which says what every byte of it has to be. Its files are as long as the
-originals and hold what was sent; the rest are holes, which take no room and are never taken for content. Nothing is
-noted beside them: what is held is found out by hashing it. Files are opened beneath that folder, and never by a link.
+A checkpoint's folder is named by its digest, which determines every byte of it. Its files are as long as the originals
+and hold the pieces that were sent; the rest are holes, which take no room and never count as content. There is no other
+record of what a file holds: its pieces are hashed. Files are opened beneath that folder, and never by a link.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 LEFT_FREE: Final = 1 << 30
-"""Bytes of the disk that are never filled with what heads send."""
+"""Bytes of the disk that are left free, however much heads send."""
 
 
 def default_cache() -> Path:
@@ -41,9 +41,9 @@ def default_cache() -> Path:
 
 
 class PartialCopy:
-    """What there is here of one checkpoint, while it is filled. ``digests`` are those of each file's pieces.
+    """The local copy of one checkpoint, while it is filled. ``digests`` are those of each file's pieces.
 
-    ``close`` closes its files. Raises OSError, for what is no regular file too.
+    ``close`` closes its files. Raises OSError, also for anything that is not a regular file.
     """
 
     def __init__(self, folder: Path, files: Sequence[FilePart], digests: dict[str, memoryview]) -> None:
@@ -65,7 +65,7 @@ class PartialCopy:
     def _open(self, file: FilePart, beneath: int) -> int:
         opened = open_regular(file.name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, beneath)
         found = os.fstat(opened)
-        if found.st_nlink > 1:
+        if found.st_nlink > 1:  # a hard link: writing would change a file elsewhere
             os.close(opened)
             raise OSError(None, "has other names", str(self.folder / file.name))
         if found.st_size != file.size:
@@ -73,9 +73,9 @@ class PartialCopy:
         return opened
 
     def missing(self, cancelled: Callable[[], bool], on_held: Callable[[int], None]) -> list[tuple[str, int]]:
-        """The needed pieces, by file and number, that are not there: every one that seems to be is hashed.
+        """The needed pieces, by file and number, that the copy lacks; every piece that seems to be there is hashed.
 
-        ``on_held`` is told the bytes of each that is there. Raises Cancelled.
+        ``on_held`` is told the bytes of each piece that is there. Raises Cancelled.
         """
         missing = []
         for name, file in self._needed.items():
@@ -90,18 +90,18 @@ class PartialCopy:
 
     def _is_held(self, file: FilePart, piece: int) -> bool:
         opened, expected = self._opened[file.name], digest_at(self._digests[file.name], piece)
-        if has_hole(opened, *bounds_of(file.size, piece)):
+        if has_hole(opened, *bounds_of(file.size, piece)):  # not written: right only if it is to be all zeros
             return digest_of_zeros(length_of(file, piece)) == expected
         return hashlib.sha256(read_piece(opened, file.size, piece)).digest() == expected
 
     def write(self, name: str, piece: int, content: bytes | bytearray | memoryview) -> bool:
-        """Keep a piece, if it is what belongs there. Returns whether it is. Raises OSError."""
+        """Write a piece if its digest is right. Returns whether it is. Raises OSError."""
         if hashlib.sha256(content).digest() != digest_at(self._digests[name], piece):
             return False
         start, _ = bounds_of(self._needed[name].size, piece)
         left = memoryview(content)
         while left:
-            written = os.pwrite(self._opened[name], left, start)
+            written = os.pwrite(self._opened[name], left, start)  # perhaps only a part
             left, start = left[written:], start + written
         return True
 
@@ -110,7 +110,7 @@ class PartialCopy:
         return length_of(self._needed[name], piece)
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the copy's files. Safe to call twice."""
         for opened in self._opened.values():
             os.close(opened)
         self._opened.clear()
@@ -125,7 +125,7 @@ class PartialCopy:
 
 
 class WeightCache:
-    """Copies by their checkpoints' digests, in ``folder``, of ``most_bytes`` at most beside those in use."""
+    """Copies in ``folder`` by their checkpoints' digests; those not in use take ``most_bytes`` at most."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
@@ -134,11 +134,11 @@ class WeightCache:
     def copy(self, digest: str, files: Sequence[FilePart], digests: dict[str, memoryview]) -> PartialCopy:
         """The copy of a checkpoint, to be filled. Raises OSError."""
         found = PartialCopy(self.folder / digest, files, digests)
-        os.utime(found.folder)
+        os.utime(found.folder)  # ``make_room`` removes the folders with the oldest time
         return found
 
     def check_room(self, coming: int, in_use: Collection[str]) -> None:
-        """Raise ConfigError where so many bytes could not be kept, whatever is removed but for the copies in use."""
+        """Raise ConfigError if ``coming`` bytes have no room even without all copies that are not in use."""
         free = shutil.disk_usage(self.folder).free
         if coming > free + sum(map(held_bytes, self._others(in_use))) - LEFT_FREE:
             raise ConfigError(
@@ -147,10 +147,10 @@ class WeightCache:
             )
 
     def make_room(self, coming: int, in_use: Collection[str]) -> None:
-        """Remove copies that were used longest ago, while they are more than the bound or the disk lacks room.
+        """Remove the copies that were used longest ago, while all take more than the bound or the disk lacks room.
 
-        ``coming``: bytes that are about to be written, not those that were only announced; ``in_use``: digests of
-        copies that stay.
+        ``coming``: bytes that are about to be written, not just announced, so that a head's announcement alone removes
+        nothing. ``in_use``: digests of copies that stay.
         """
         others = self._others(in_use)
         held = {one: held_bytes(one) for one in others}
@@ -163,7 +163,7 @@ class WeightCache:
         return shutil.disk_usage(self.folder).free < coming + LEFT_FREE
 
     def _others(self, in_use: Collection[str]) -> list[Path]:
-        """Those that are not in use, the one that was used longest ago first."""
+        """Folders of the copies that are not in use, the one that was used longest ago first."""
         return sorted((one for one in self._copies() if one.name not in in_use), key=lambda one: one.stat().st_mtime)
 
     def _copies(self) -> Iterator[Path]:
@@ -174,7 +174,7 @@ class WeightCache:
 
 
 def has_hole(opened: int, start: int, end: int) -> bool:
-    """Whether some of these bytes of an open file were never written, as far as its file system tells."""
+    """Whether some of the bytes from ``start`` to ``end`` were never written, as far as the file system tells."""
     try:
         return os.lseek(opened, start, os.SEEK_HOLE) < end
     except (AttributeError, OSError):  # it tells nothing: what was never written reads as zeros
@@ -192,11 +192,11 @@ def length_of(file: FilePart, piece: int) -> int:
 
 
 def held_bytes(folder: Path) -> int:
-    """What a copy takes on the disk; what is no file of it is passed over."""
+    """Bytes that a copy takes on the disk; files that vanish meanwhile are passed over."""
     found = 0
     for file in folder.iterdir():
         try:
-            found += 512 * file.lstat().st_blocks
+            found += 512 * file.lstat().st_blocks  # blocks of 512 bytes; holes have none
         except FileNotFoundError:
             continue
     return found

@@ -1,4 +1,4 @@
-"""A host gets hold of its part of a checkpoint, and proves every byte of it, beside whatever its agent does.
+"""Gets a host its part of a checkpoint, and proves every byte of it, on a thread beside the agent's.
 
     its own files at the head's path  --all as they should be-->  found
         | else
@@ -6,8 +6,8 @@
         | else
     the hub, then the head, piece by piece  --nothing missing-->  found
 
-Whatever is found was hashed here and is what the head's digests say. A piece counts if it was asked for, has not come
-yet, and has its digest; anything else that comes is refused.
+Everything that is found has been hashed on this host and matches the head's digests. A piece counts if it was asked
+for, has not come yet, and has its digest; any other piece is refused.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from penstock.messages import Frame, cut
 log = logging.getLogger(__name__)
 
 ON_THEIR_WAY: Final = 8
-"""Pieces that are asked for at a time: enough to fill a link, and never more in any memory."""
+"""Pieces that are asked of the head at a time: enough to fill a link, and a bound on the memory that they take."""
 SPAN: Final = 1 << 24
-"""Bytes that are asked of the hub at once."""
+"""Most bytes of one request to the hub."""
 TELL_EVERY: Final = 0.5
-"""Seconds between two words to the head of how far it is."""
+"""Seconds between two reports of progress to the head."""
 MOST_TRIES: Final = 3
-"""A piece that has come so often with other bytes than its digest's is asked for no more."""
+"""Times that a piece may come with a wrong digest before the fetch fails."""
 ROOM_FOR: Final = 1 << 28
-"""Bytes for which room is made at a time, as they come."""
+"""Bytes for which room is made at a time, as pieces come."""
 
 Wanted = tuple[str, int]
 """A file's name and the number of one of its pieces."""
@@ -61,7 +61,7 @@ Wanted = tuple[str, int]
 
 @dataclass(frozen=True)
 class Proved:
-    """A checkpoint that is here: at ``place``, a folder or a file, every byte that was asked for has its digest.
+    """A checkpoint on this host: at ``place``, a folder or a file, all needed bytes have their digests.
 
     ``stamps`` are of the files that were hashed. As long as they are the same, so are the files.
     """
@@ -73,8 +73,8 @@ class Proved:
 class Fetch:
     """A thread that finds what a ``FindCheckpoint`` asks for, or has it sent, and then tells ``on_end`` of it.
 
-    ``on_end`` gets a ``Proved``, or the problem as text; neither once the fetch was stopped. ``in_use`` are digests of
-    copies that have to stay. ``tell`` sends the head a message. Without a ``cache`` nothing is fetched.
+    ``on_end`` gets a ``Proved``, or the problem as text; it is not called once the fetch was stopped. ``in_use`` gives
+    the digests of copies that have to stay. ``tell`` sends the head a message. Without a ``cache`` nothing is fetched.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class Fetch:
         self._thread.start()
 
     def again(self) -> Fetch:
-        """Prove the same once more. This one has ended."""
+        """A new fetch that proves the same checkpoint once more. This one has to have ended."""
         return Fetch(self.asked, self._frame, self._cache, self._in_use, self._tell, self._on_end)
 
     def take(self, piece: Piece, content: Frame) -> bool:
-        """Take in a piece, if it is one that was asked for and has not come. May be called from any thread."""
+        """Take in a piece if it was asked for and has not come yet. Returns whether it was. Called from any thread."""
         wanted = piece.file, piece.piece
         with self._lock:
             if piece.number != self.asked.number or wanted not in self._expected:
@@ -119,9 +119,9 @@ class Fetch:
         return True
 
     def stop(self) -> None:
-        """The head has gone, or asks for something else. What has come is kept. Waits for nothing."""
+        """Stop, since the head has gone or asks for something else. Pieces that have come are kept. Does not wait."""
         self._stopped.set()
-        self._came.put(None)
+        self._came.put(None)  # wakes the thread if it waits for a piece
 
     def join(self) -> None:
         """Wait for a fetch that was stopped."""
@@ -157,7 +157,7 @@ class Fetch:
         return [folder / file.name for file in self.asked.files if file.pieces]
 
     def _progress(self, count: int, at_once: bool = False) -> None:
-        """So many bytes more are proved: tell the head how far it is, now and then."""
+        """Add ``count`` proved bytes, and report them to the head every ``TELL_EVERY`` seconds."""
         self._held += count
         if at_once or time.monotonic() >= self._told_at + TELL_EVERY:
             self._told_at = time.monotonic()
@@ -166,7 +166,7 @@ class Fetch:
     # ---------------------------------------------------------------------------------------------------- what is here
 
     def _proved_here(self) -> Proved | str:
-        """The checkpoint at the head's path, if that is here and the same, or why not. Raises Cancelled."""
+        """The checkpoint at the head's path, if this host has the same one there, or why not. Raises Cancelled."""
         place = Path(self.asked.path)
         try:
             if sorted(file.name for file in files_of(place)) != sorted(file.name for file in self.asked.files):
@@ -178,7 +178,7 @@ class Fetch:
                     return f"the checkpoint at {place} is another one: {file.name} differs"
         except ConfigError as error:
             return str(error)
-        except (OSError, ValueError) as error:  # ValueError: a path that no system has
+        except (OSError, ValueError) as error:  # ValueError: a path that no file can have, with a null byte
             return f"there is no checkpoint at {place}: {getattr(error, 'strerror', None) or error}"
         return Proved(place, stamps)
 
@@ -202,7 +202,7 @@ class Fetch:
     # -------------------------------------------------------------------------------------------------- what is fetched
 
     def _filled(self, copy: PartialCopy, cache: WeightCache) -> str:
-        """Have all come that is missing of a copy. Returns why it has not; empty if it has. Raises Cancelled."""
+        """Have all missing pieces of a copy come. Returns why some have not; empty if all have. Raises Cancelled."""
         missing = copy.missing(self._stopped.is_set, self._progress)
         coming = sum(copy.length(*one) for one in missing)
         cache.check_room(coming, self._in_use())
@@ -210,18 +210,18 @@ class Fetch:
         if missing and self.asked.hub is not None and not is_offline():
             missing = self._fill_from_hub(copy, self.asked.hub, missing, room)
         problem = self._fill(copy, missing, room)
-        cache.make_room(0, self._in_use())
+        cache.make_room(0, self._in_use())  # the bound holds again, now that all is written
         return problem
 
     def _fill_from_hub(self, copy: PartialCopy, source: HubSource, missing: list[Wanted], room: Room) -> list[Wanted]:
-        """As far as the hub has it. Returns what is missing then. Raises Cancelled."""
+        """Fill a copy with pieces of the hub, as far as it has them. Returns those still missing. Raises Cancelled."""
         hub, held = Hub(source), set[Wanted]()
         try:
             for name, pieces in spans(missing):
                 start, length = pieces[0] * PIECE, sum(copy.length(name, piece) for piece in pieces)
                 content = memoryview(hub.read(name, start, start + length, self._stopped.is_set))
                 self._check_stopped()
-                if len(content) != length:
+                if len(content) != length:  # the hub does not have these bytes: the head sends the rest
                     break
                 room.take(length)
                 for piece in pieces:
@@ -229,14 +229,14 @@ class Fetch:
                     if copy.write(name, piece, content[at : at + copy.length(name, piece)]):
                         held.add((name, piece))
                         self._progress(copy.length(name, piece))
-        except (httpx.HTTPError, ValueError) as error:  # ValueError: a name that the hub has for nothing
+        except (httpx.HTTPError, ValueError) as error:  # ValueError: a name that no file of the hub's can have
             log.info("%s: not from the hub: %s", source.repo, error)
         finally:
             hub.close()
         return [one for one in missing if one not in held]
 
     def _fill(self, copy: PartialCopy, missing: Iterable[Wanted], room: Room) -> str:
-        """Have the head send these pieces. Returns why they are not all here; empty if they are. Raises Cancelled."""
+        """Have the head send these pieces. Returns why some have not come; empty if all have. Raises Cancelled."""
         left, tries = deque(missing), Counter[Wanted]()
         log.info("%d pieces of %s are missing", len(left), self.asked.path)
         on_their_way = 0
@@ -261,7 +261,7 @@ class Fetch:
         return ""
 
     def _want(self, wanted: Wanted) -> None:
-        with self._lock:
+        with self._lock:  # before the head is asked: the piece may come on another thread at once
             self._expected.add(wanted)
         self._tell(WantPiece(number=self.asked.number, file=wanted[0], piece=wanted[1]))
 
@@ -271,7 +271,7 @@ class Fetch:
 
 
 class Room:
-    """Room in the cache for what comes, made as it comes."""
+    """Room in the cache for pieces, made as they come."""
 
     def __init__(self, cache: WeightCache, in_use: Callable[[], Collection[str]]) -> None:
         self._cache = cache
@@ -279,7 +279,7 @@ class Room:
         self._left = 0
 
     def take(self, count: int) -> None:
-        """So many bytes are about to be written."""
+        """Make room for ``count`` bytes that are about to be written."""
         self._left -= count
         if self._left < 0:
             self._cache.make_room(ROOM_FOR, self._in_use())
@@ -287,7 +287,7 @@ class Room:
 
 
 def spans(missing: Iterable[Wanted]) -> Iterator[tuple[str, list[int]]]:
-    """Pieces that follow one another in a file, together: of as many bytes at most as are asked of the hub at once."""
+    """Groups of pieces that follow one another in a file, each of ``SPAN`` bytes at most."""
     name, together = "", list[int]()
     for file, piece in missing:
         joins = file == name and piece == together[-1] + 1 and len(together) < SPAN // PIECE

@@ -1,4 +1,4 @@
-"""Ranges of a checkpoint's files from the hub: for a host that reaches it, so that the head need not send them."""
+"""Reads ranges of a checkpoint's files from the hub, on a host that reaches it, so that the head need not send them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import httpx
 import msgspec
 
 SNAPSHOT: Final = re.compile(r"models--(?P<repo>[\w.-]+(?:--[\w.-]+)?)/snapshots/(?P<revision>[0-9a-f]{40})")
-"""How the hub's cache names the folder of a repository at a commit."""
+"""The name that the hub's cache gives the folder of a repository at a commit."""
 ANSWER_S: Final = 2.0
-"""Seconds without a byte after which the head is asked instead: the hub is the quicker way, or none."""
+"""Seconds without a byte after which the head is asked instead: a hub this slow is no help."""
 
 
 class HubSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository of the hub's, and the commit that never changes."""
+    """A repository of the hub's at a commit, which never changes."""
 
     repo: Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[\w.-]+(?:/[\w.-]+)?\Z")]
     revision: Annotated[str, msgspec.Meta(max_length=40, pattern=r"\A[0-9a-f]{40}\Z")]
 
 
 def hub_source(checkpoint: Path) -> HubSource | None:
-    """Where a checkpoint's folder in the hub's cache came from; None for any other folder."""
+    """The repository and commit of a checkpoint's folder in the hub's cache; None for any other folder."""
     found = SNAPSHOT.fullmatch("/".join(checkpoint.parts[-3:]))
     return HubSource(repo=found["repo"].replace("--", "/"), revision=found["revision"]) if found else None
 
 
 class Hub:
-    """Reads from the hub that this host's environment names, with the token that is here. Raises httpx.HTTPError."""
+    """Reads from the hub that this host's environment names, with this host's token. Raises httpx.HTTPError."""
 
     def __init__(self, source: HubSource) -> None:
         from huggingface_hub.utils import build_hf_headers
@@ -39,7 +39,7 @@ class Hub:
         self._client = httpx.Client(headers=build_hf_headers(), timeout=ANSWER_S, follow_redirects=True)
 
     def read(self, file: str, start: int, end: int, stopped: Callable[[], bool]) -> bytearray:
-        """Bytes of a file, fewer if it is ``stopped``, or if the file has fewer."""
+        """The bytes of a file from ``start`` to ``end``; fewer if ``stopped`` says so, or if the file ends before."""
         from huggingface_hub import hf_hub_url
 
         url = hf_hub_url(self._source.repo, file, revision=self._source.revision)

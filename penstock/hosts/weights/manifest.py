@@ -1,13 +1,13 @@
-"""Every byte of a checkpoint by its digest, and which of them a host needs for the layers that it is to hold.
+"""Digests of all bytes of a checkpoint, and the part of them that a host needs for the layers that it is to hold.
 
 A file is cut into pieces of ``PIECE`` bytes. The SHA-256 of each piece, one after the other, are the file's digests;
-their own SHA-256 is its root. The digest of a checkpoint is that of its files' names, sizes and roots. So whoever knows
-a checkpoint's digest can tell of any piece, from wherever it comes, whether it belongs to it:
+their own SHA-256 is its root. The digest of a checkpoint is that of its files' names, sizes and roots. A host that
+knows a checkpoint's digest can therefore tell whether a piece belongs to it, wherever the piece comes from:
 
     digest of the checkpoint <- name, size, root of each file
                                             root <- digests of the file's pieces <- the pieces
 
-Nobody can put other bytes under a digest, and a hole is a piece of zeros, whose digest is another one.
+Nobody can put other bytes under a digest. A hole reads as a piece of zeros, which has another digest.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from penstock.models.text_part import MTP, is_wrapper, text_name
 
 SAFETENSORS: Final = ".safetensors"
 COUNTED: Final = (".json", SAFETENSORS, ".gguf", ".model", ".jinja", ".txt")
-"""How files end that say how a checkpoint computes and speaks."""
+"""Endings of the files that make up a checkpoint: weights, configurations, tokenizer and chat template."""
 PIECE: Final = 1 << 18
-"""Bytes of a piece, which is sent at once: on a slow link they take about two seconds."""
+"""Bytes of a piece, which is sent as one message: on a slow link (1 Mbit/s) it takes about two seconds."""
 DIGEST_BYTES: Final = 32
 SPAN: Final = 64
-"""Pieces that one task hashes."""
+"""Pieces that one task of a thread hashes."""
 MOST_THREADS: Final = 4
-"""Threads that hash at most: disks give no more."""
+"""Most threads that hash: more of them would wait for the disk."""
 MOST_LISTED: Final = 4096
-"""Files of a folder that are looked at."""
+"""Most files of a checkpoint's folder."""
 
 Range = tuple[int, int]
-"""From one byte to before another."""
+"""Bytes [first, last) of a file."""
 Layers = tuple[Index, Index]
-"""From one layer to before another."""
+"""Layers [first, last) of a model."""
 Pieces = tuple[Index, Index]
-"""From one piece to before another."""
+"""Pieces [first, last) of a file."""
 Digest = Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[0-9a-f]{64}\Z")]
 FileName = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A(?!\.{1,2}\Z)[^/\x00]+\Z")]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 45)]
 
 
 class FilePart(msgspec.Struct, frozen=True):
-    """A file of a checkpoint, and which of its ``pieces`` are needed, in ascending order."""
+    """A file of a checkpoint, with the ``pieces`` of it that are needed, in ascending order."""
 
     name: FileName
     size: Size
@@ -84,17 +84,17 @@ class HashedFile(msgspec.Struct, frozen=True):
 
 
 class Cancelled(Exception):
-    """Hashing was to stop."""
+    """Raised where hashing stops because its caller wants no result any more."""
 
 
 def count_of(size: int) -> int:
-    """Pieces of a file of so many bytes."""
+    """How many pieces a file of ``size`` bytes has."""
     return -(-size // PIECE)
 
 
 def digest_of(files: Sequence[FilePart]) -> str:
     """The digest of a checkpoint of these files."""
-    named = sorted((file.name, file.size, file.root) for file in files)
+    named = sorted((file.name, file.size, file.root) for file in files)  # in whatever order they were listed
     return hashlib.sha256(msgspec.msgpack.encode(named)).hexdigest()
 
 
@@ -112,7 +112,7 @@ def check_parts(digest: str, files: Sequence[FilePart], is_folder: bool, digests
     if digest_of(files) != digest:
         raise MalformedMessage("a checkpoint's digest is not that of its files")
     for file in files:
-        edges = [edge for pieces in file.pieces for edge in pieces]
+        edges = [edge for pieces in file.pieces for edge in pieces]  # if they ascend, the ranges do not overlap
         if (
             edges != sorted(edges)
             or any(first == last for first, last in file.pieces)
@@ -123,9 +123,9 @@ def check_parts(digest: str, files: Sequence[FilePart], is_folder: bool, digests
 
 
 def split_digests(files: Sequence[FilePart], digests: Frame) -> dict[str, memoryview]:
-    """The digests of each file of which something is needed, by name.
+    """The digests of the pieces of each file that is needed in part or whole, by the file's name.
 
-    Raises MalformedMessage where they are too few or too many, or not those that the file's root stands for.
+    Raises MalformedMessage if there are too few or too many, or they do not match a file's root.
     """
     found, start, whole = dict[str, memoryview](), 0, memoryview(digests)
     for file in files:
@@ -144,10 +144,11 @@ def split_digests(files: Sequence[FilePart], digests: Frame) -> dict[str, memory
 
 
 def open_regular(name: str | Path, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
-    """A descriptor of a regular file, which opening never waits for. Raises OSError for anything else.
+    """A descriptor of a regular file, opened without blocking. Raises OSError for anything else.
 
-    Files of the hub's cache are links, which are followed; whoever writes asks for O_NOFOLLOW.
+    Links are followed, since files of the hub's cache are links; callers that write add O_NOFOLLOW.
     """
+    # O_NONBLOCK: without it, opening a named pipe would wait for its other end.
     opened = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
@@ -164,9 +165,9 @@ def hashed(source: Path, cancelled: Callable[[], bool] = lambda: False) -> list[
 
 
 def files_of(source: Path) -> list[Path]:
-    """The files of a checkpoint by name, the first of which is ``source`` where that is no folder.
+    """The files of a checkpoint, sorted by name; for a GGUF model ``source``, then its further files.
 
-    Raises OSError, and ConfigError for a folder of too many.
+    Raises OSError, and ConfigError for a folder of too many files.
     """
     if not source.is_dir():
         return [source, *(file for file in split_files(source)[1:] if file.exists())]
@@ -196,7 +197,7 @@ def hashed_file(file: Path, cancelled: Callable[[], bool] = lambda: False) -> Ha
 
 
 def digests_of(opened: int, size: int, first: int, last: int, cancelled: Callable[[], bool]) -> bytes:
-    """Those of some pieces of an open file. Raises Cancelled."""
+    """The digests of pieces [first, last) of an open file. Raises Cancelled."""
     found = []
     for piece in range(first, min(last, count_of(size))):
         if cancelled():
@@ -206,7 +207,7 @@ def digests_of(opened: int, size: int, first: int, last: int, cancelled: Callabl
 
 
 def read_piece(opened: int, size: int, piece: int) -> bytes:
-    """A piece of an open file of ``size`` bytes; shorter where the file has become so."""
+    """A piece of an open file of ``size`` bytes; shorter if the file has become shorter."""
     start, end = bounds_of(size, piece)
     came = bytearray()
     while len(came) < end - start and (more := os.pread(opened, end - start - len(came), start + len(came))):
@@ -215,7 +216,7 @@ def read_piece(opened: int, size: int, piece: int) -> bytes:
 
 
 def bounds_of(size: int, piece: int) -> Range:
-    """From which byte of a file to before which a piece reaches."""
+    """The bytes [start, end) of a piece within a file of ``size`` bytes."""
     return piece * PIECE, min((piece + 1) * PIECE, size)
 
 
@@ -223,10 +224,10 @@ def bounds_of(size: int, piece: int) -> Range:
 
 
 def ranges_of(source: Path, layers: Collection[Layers], total: int) -> dict[str, list[Range]]:
-    """What stages of these layers read of a checkpoint of so many, by file: its small files, headers, and tensors.
+    """The bytes that stages of these ``layers`` read, by file: small files, headers, and tensors.
 
-    ``source`` is a folder or a GGUF file. As loading does, a stage at either end of the model has all that is outside
-    of the layers. Raises OSError, and ConfigError for a damaged file.
+    ``source`` is a folder or a GGUF file of a model with ``total`` layers. A stage at either end of the model has all
+    tensors outside of the layers, as when it is loaded. Raises OSError, and ConfigError for a damaged file.
     """
     if source.is_file():
         return gguf_ranges(source, layers, total)
@@ -240,7 +241,7 @@ def ranges_of(source: Path, layers: Collection[Layers], total: int) -> dict[str,
 
 
 def safetensors_ranges(file: Path, layers: Collection[Layers], total: int, wrapped: bool = False) -> list[Range]:
-    """What is needed of one file; of a multimodal checkpoint (``wrapped``) nothing but its text part is."""
+    """The needed bytes of one file; of a multimodal checkpoint (``wrapped``) only the text part is needed."""
     from penstock.models.carried.layout import is_outside
     from penstock.models.shards import layer_of
 
@@ -250,6 +251,7 @@ def safetensors_ranges(file: Path, layers: Collection[Layers], total: int, wrapp
         return is_needed(layer_of(name), layers, total) or (bool(layers) and is_outside(name))
 
     with file.open("rb") as opened:
+        # Safetensors: the header's length (8 bytes), the header (JSON), then the tensors; offsets count from these.
         begin = 8 + int.from_bytes(opened.read(8), "little")
         try:
             header = json.loads(opened.read(begin - 8))
@@ -260,7 +262,7 @@ def safetensors_ranges(file: Path, layers: Collection[Layers], total: int, wrapp
 
 
 def gguf_ranges(first: Path, layers: Collection[Layers], total: int) -> dict[str, list[Range]]:
-    """What is needed of a GGUF model, by file where it is split over several: the headers of all, and tensors."""
+    """The needed bytes of a GGUF model, by file, since it may be split over several: all headers, and tensors."""
     from penstock.models.gguf.header import read_header, read_one
     from penstock.models.gguf.weights import LAYER
 
@@ -273,14 +275,14 @@ def gguf_ranges(first: Path, layers: Collection[Layers], total: int) -> dict[str
 
 
 def is_needed(layer: int | None, layers: Collection[Layers], total: int) -> bool:
-    """Whether a tensor of this layer, or of none, is read by one of the stages."""
+    """Whether one of the stages reads a tensor of this layer; None is a tensor outside of the layers."""
     if layer is None:
         return any(first == 0 or last == total for first, last in layers)
     return any(first <= layer < last for first, last in layers)
 
 
 def pieces_of(ranges: Sequence[Range], size: int) -> list[Pieces]:
-    """The pieces of a file of ``size`` bytes that these ranges lie in, in ascending order; those that touch as one."""
+    """The pieces of a file of ``size`` bytes in which these ranges lie, in ascending order; neighbours are merged."""
     found: list[Pieces] = []
     for start, end in sorted(ranges):
         first, last = start // PIECE, count_of(min(end, size))

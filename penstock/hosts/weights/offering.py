@@ -1,4 +1,4 @@
-"""A checkpoint that is here, for hosts that lack it."""
+"""Offers a checkpoint of this host to hosts that lack it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BACKLOG: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Question:
-    """What a host is asked, with the digests that go with it."""
+    """A question to a host, with the digests of pieces that go with it."""
 
     asked: FindCheckpoint
     digests: bytes
@@ -51,7 +51,7 @@ class Question:
 
 
 class Offer:
-    """The checkpoint at ``source``, a folder or a file, of so many layers: as it was when this was made.
+    """The checkpoint at ``source``, a folder or a file, of ``layers`` layers: as it was when this was made.
 
     Every byte is hashed, at the rate of the disk or, with two cores, some GB a second. Raises OSError, and ConfigError.
     """
@@ -61,19 +61,19 @@ class Offer:
         self._source = source
         self._layers = layers
         places = {file.name: file for file in files_of(source)}
-        self._stamps = FileStamps.of(places.values())  # before they are read
+        self._stamps = FileStamps.of(places.values())  # before they are read: a change meanwhile then shows
         self._places = places
         self._files = {one.name: one for one in hashed(source, cancelled)}
         self._ranges: dict[tuple[Layers, ...], dict[str, list[tuple[int, int]]]] = {}
 
     def prepare(self, layers: Collection[Layers]) -> None:
-        """Look up which bytes these layers are in. Raises OSError, and ConfigError for a damaged file."""
+        """Look up the bytes that these layers need. Raises OSError, and ConfigError for a damaged file."""
         held = tuple(sorted(layers))
         if held not in self._ranges:
             self._ranges[held] = ranges_of(self._source, held, self._layers)
 
     def question(self, layers: Collection[Layers], number: int) -> Question:
-        """What a host is asked that is to hold these layers. Raises OSError, and ConfigError for a damaged file."""
+        """The question for a host that is to hold these layers. Raises OSError, and ConfigError for a damaged file."""
         self.prepare(layers)
         held = tuple(sorted(layers))
         ranges = self._ranges[held]
@@ -93,7 +93,7 @@ class Offer:
         return Question(asked, b"".join(self._files[one.name].digests for one in files if one.pieces))
 
     def check(self) -> None:
-        """Raise CheckpointChanged if a file is another one than it was."""
+        """Raise CheckpointChanged if a file has changed since this was made."""
         if (file := self._stamps.changed) is not None:
             raise CheckpointChanged(f"model: {file} {CHANGED}")
 
@@ -108,9 +108,9 @@ class Offer:
 
 
 class Courier:
-    """A thread that brings one host the pieces of an offer that it wants, over a connection of their own.
+    """A thread that sends one host the pieces of an offer that it wants, over a connection of their own.
 
-    Beats never wait behind a piece. ``on_fault`` is told why a piece cannot be brought.
+    Beats therefore never wait behind a piece. ``on_fault`` is told why a piece cannot be sent.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class Courier:
         self._tries = Counter[tuple[str, int]]()
         self._stopped = False
         self.brought = 0
-        """Bytes that have been handed to the connection."""
+        """Bytes of pieces that have been handed to the connection."""
         self._thread = threading.Thread(target=self._run, name="penstock courier", daemon=True)
         self._thread.start()
 
     def want(self, wanted: WantPiece) -> None:
-        """Bring a piece; one of an earlier question is passed over.
+        """Have a piece sent, unless it was wanted for an earlier question.
 
         Raises MalformedMessage for a piece that the host does not need or wants too often, and for too many at a time.
         """
@@ -147,15 +147,15 @@ class Courier:
             raise MalformedMessage(f"it wants more than {2 * ON_THEIR_WAY} pieces at a time") from None
 
     def stop(self) -> None:
-        """Bring no more. Waits for nothing."""
+        """Send no more. Does not wait."""
         self._stopped = True
-        with contextlib.suppress(queue.Full):
+        with contextlib.suppress(queue.Full):  # then the thread has something to take, and sees that it is stopped
             self._wanted.put_nowait(None)
 
     def _run(self) -> None:
         try:
             while (wanted := self._wanted.get()) is not None and not self._stopped:
-                self._outbox.drain(BACKLOG)
+                self._outbox.drain(BACKLOG)  # before the next piece is read, so that few are in memory
                 content = self._offer.read(wanted.file, wanted.piece)
                 piece = Piece(number=wanted.number, file=wanted.file, piece=wanted.piece)
                 self._outbox.send(encode(piece, self._lease), content)
