@@ -1,4 +1,4 @@
-"""From a plan to a stage that runs: its layers, its core and its driver."""
+"""From a stage's plan to its parts: layers, core and driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from penstock.stage.driver import Core, StageDriver
 
 
 def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = None) -> Any:
-    """The stage's layers, or the learned drafter's module. ``on_read`` hears how many of so many numbers are read."""
+    """Load the stage's layers, or the learned drafter's module.
+
+    ``on_read`` is called with how many numbers have been read, and how many there are.
+    """
     from penstock.models.stage_model import load_stage
 
     if plan.target:
@@ -51,7 +54,7 @@ def compute_with(threads: int) -> None:
 
 
 def make_core(plan: StagePlan, index: int, stages: int, layers: Any) -> StageCore:
-    """Computes with ``layers``, which ``load_layers`` gave, as stage ``index`` of so many."""
+    """The core of stage ``index`` of ``stages``, which computes with ``layers`` from ``load_layers``."""
     taps = plan.tap.layers if plan.tap is not None else ()
     if taps:
         layers.tap(taps)
