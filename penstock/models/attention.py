@@ -94,7 +94,7 @@ class Arenas:
     def store(
         self, layer: int, slots_N: Tensor, key_KNd: Tensor, value_KNe: Tensor, joint_XNd: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Put the rows' keys and values into their slots. Returns the layer's arenas [K, capacity, d] and [K, capacity, e].
+        """Store the rows' keys and values in their slots; returns the layer's arenas [K, capacity, d] and [.., e].
 
         ``joint_XNd`` holds keys and values in one tensor, where the layer has them so: one copy then stores both.
         """
@@ -178,7 +178,7 @@ class Span(NamedTuple):
     chunk: int | None = None
 
     def of(self, view: BatchView, request: RequestView, part: slice) -> np.ndarray:
-        """Which of a request's slots its rows ``part`` see within the span: bool [n, S]."""
+        """The slots of a request that its rows ``part`` see within the span, as a mask, bool [n, S]."""
         mask, own = request.mask[part], view.positions[request.rows[part], None]
         if self.window is not None:
             mask = mask & (own - request.positions[None, :] < self.window)

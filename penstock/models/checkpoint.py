@@ -81,7 +81,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """The format that the configuration names, if a model can compute in it; float32 if not, or if none is named."""
+        """The format that the configuration names, if a model can compute in it; float32 if not, or without one."""
         named = str(getattr(self.config, "dtype", None)).removeprefix("torch.")
         return named if named in DTYPE_BYTES else "float32"
 

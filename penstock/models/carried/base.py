@@ -33,7 +33,7 @@ class CarryingBase(nn.Module):
         self._per_layer = per_layer_width(config) > 0 and first < last
 
     def forward(self, tokens_1N: Tensor, positions_1N: Tensor, carried_NX: Tensor | None) -> Tensor:
-        """What the rows carry behind these layers, [N, Y]; behind the model's last layer hidden states [N, D].
+        """The rows' hidden states and all that they carry behind these layers, [N, Y]; after the last layer [N, D].
 
         ``carried_NX`` is what they carried before these layers; None on the first stage, which embeds the tokens.
         """

@@ -1,7 +1,7 @@
 """Rotary embeddings of a batch, laid out once for all layers, and applied to a layer's queries and keys at once.
 
-Width d of a head, in halves:  (a, b) * (cos, cos)  +  (b, a) * (-sin, sin) Values take part as a * 1 + b * 0, so that
-keys and values stay side by side.
+Width d of a head, in halves:  (a, b) * (cos, cos)  +  (b, a) * (-sin, sin)
+Values take part as a * 1 + b * 0, so that keys and values stay side by side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rotation(NamedTuple):
 
 
 def rotation_of(cos_1Nd: Tensor, sin_1Nd: Tensor, rotated: int, values: int) -> Rotation:
-    """The factors for ``rotated`` heads, from an architecture's cosines and sines, and for ``values`` heads beside them."""
+    """The factors for ``rotated`` heads, from an architecture's cosines and sines, and for ``values`` heads beside."""
     cos_Nd, sin_Nd = cos_1Nd[0], sin_1Nd[0]
     rows, width = cos_Nd.shape
     straight = cos_Nd.new_ones(rows, rotated + values, width)
