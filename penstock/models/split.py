@@ -1,4 +1,4 @@
-"""Which layers each stage has: an even split, or one that is written down."""
+"""The layers of each stage: split evenly, or as the user writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots of layers with a sliding window: a slot that no later row reaches gives its place to another. No torch here.
+"""Slots of layers that reach back only so far (windows, chunks): slots out of reach give back their places. No torch.
 
   slots of a request    0 1 2 3 4 5 6 7 8 9        all of them, as the engine names them
   places, reach 4       . . . . 1 2 0 3 4 5        0 to 3 are out of reach: their places are free again

@@ -2,7 +2,9 @@
 
 A layer's rows may come from several tensors, because layers that read the same input are joined before they are packed:
 
-``` q_proj [q, in]  k_proj [k, in]  v_proj [v, in]   ->   one layer [q + k + v, in] of three ``StoredRows`` ```
+```
+q_proj [q, in]  k_proj [k, in]  v_proj [v, in]   ->   one layer [q + k + v, in] of three ``StoredRows``
+```
 """
 
 from __future__ import annotations
