@@ -131,6 +131,7 @@ class Arenas:
 
     def _make(self, layer: int, key_KNd: Tensor, value_KNe: Tensor) -> None:
         groups, _, width = key_KNd.shape
+        # Keys and values of one shape share a tensor, so that ``store`` can write both with one copy.
         if key_KNd.shape == value_KNe.shape:
             joint = self._joint[layer] = key_KNd.new_zeros(2 * groups, self.capacity, width)
             self._layers[layer] = joint[:groups], joint[groups:]
@@ -307,6 +308,7 @@ class SlotAttention:
     def attended(self, query_HNd: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, span: Span) -> Tensor:
         """The output of the batch's attention over a layer's arenas: [N, H, e]."""
         segments = self.plan.segments(span)
+        # The usual batch of one request needs no copy into a joint output.
         if len(segments) == 1:
             (segment,) = segments
             return self.kernel(query_HNd, segment.read(keys), segment.read(values), segment, scoring).transpose(0, 1)
@@ -337,6 +339,7 @@ def folded_kernel(
     if scoring.softcap is None:
         scores_KRS = torch.baddbmm(bias_RS[None], query_KRd, keys_KSd.transpose(1, 2), alpha=scoring.scaling)
     else:
+        # The soft cap comes between the scale and the mask, which ``baddbmm`` would apply together.
         scores_KRS = torch.bmm(query_KRd, keys_KSd.transpose(1, 2)) * (scoring.scaling / scoring.softcap)
         scores_KRS = torch.tanh(scores_KRS) * scoring.softcap + bias_RS
     sinks_KR = None if scoring.sinks_H is None else scoring.sinks_H.repeat_interleave(rows).view(len(keys_KSd), -1)

@@ -119,6 +119,7 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
         weights = Shards(path) if method is None else PackedShards(path, method)
         if is_wrapper(stated_config(path)):
             weights = TextPart(weights)
+            # A head that the text part stores is used, whatever the wrapper says of tying.
             config.tie_word_embeddings &= f"{HEAD}.weight" not in weights.names()
     check_layers(config.num_hidden_layers, weights.names(), path / CONFIG_FILE)
     generation = read_json(path / GENERATION_FILE)

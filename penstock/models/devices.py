@@ -40,4 +40,5 @@ def placed(device: str, stages: int) -> tuple[str, ...]:
         return (device,) * (stages + 1)
     found = torch.cuda.device_count()
     used = min(stages, found)
+    # 5 stages on 2 GPUs: 0 0 0 1 1, and the drafter on 1.
     return *(f"cuda:{stage * used // stages}" for stage in range(stages)), f"cuda:{min(stages, found - 1)}"

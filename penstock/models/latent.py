@@ -54,6 +54,7 @@ class Latent(nn.Module):
             return self._attend_expanded(kernel, query_Hnx, latents_1Sy, segment, scoring)
         own, turned = query_Hnx.split([self.width, query_Hnx.shape[2] - self.width], dim=-1)
         query_Hny = torch.cat([own @ self.keys_Hnr, turned], dim=-1)
+        # All heads share the latents as keys, and their first r numbers as values.
         found_Hnr = kernel(query_Hny, latents_1Sy, latents_1Sy[..., : self.rank], segment, scoring)
         return found_Hnr @ self.values_Her.transpose(1, 2)
 

@@ -145,6 +145,7 @@ def _checked_device(device: str) -> torch.device:
 
 def _own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib.ExitStack) -> dict[str, Any]:
     """The stage's tensors, not read yet."""
+    # Tensors outside of the layers are embedding, norm and head: only the first and the last stage read them.
     at_an_end = first == 0 or last == checkpoint.num_layers
 
     def wanted(name: str) -> bool:
@@ -230,6 +231,7 @@ def _some(names: list[str], most: int = 5) -> str:
 def _drop_foreign(model: Any, checkpoint: Checkpoint, first: int, last: int) -> None:
     base = getattr(model, checkpoint.parts.base)
     if first > 0:
+        # A tied embedding was kept on both ends for loading; from here on each end has only its own part.
         setattr(base, checkpoint.parts.embed, PassThrough())
         for name in EMBEDDING_FACTORS:
             # granite scales the input of its first layer, which only the first stage may do.

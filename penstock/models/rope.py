@@ -31,6 +31,7 @@ def pin_rope(base: Any, config: Any, max_model_len: int | None) -> None:
         raise refusal(config, f"its {', '.join(sorted(kinds))} rope depends on the longest request: set max_model_len")
     for module in base.modules():
         if isinstance(getattr(module, "rope_type", None), str):
+            # A call with the last position lets transformers choose; the new type keeps it from choosing again.
             device = module.inv_freq.device
             module(torch.zeros(1, device=device), torch.tensor([[max_model_len - 1]], device=device))
             module.rope_type = "pinned"

@@ -119,6 +119,7 @@ class StageModel:
             share_tied(module, self._base, parts.embed)
         norm = getattr(self._base, parts.norm)
         setattr(module, parts.base, NormOnly(norm if plain else rms_norm(norm), self._base))
+        # The norm runs with the head, for the wanted rows only.
         setattr(self._base, parts.norm, nn.Identity())
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
@@ -322,6 +323,7 @@ class StageModel:
         check_finite(self.checkpoint.source, self._base, states)
         check_calls(config, self.first, self.last, probed)
         check_mixers(config, self.first, self.last, [mixer.calls for mixer in self._host.mixers])
+        # A row that carries more than its hidden state is unpacked before the first layer.
         if given is not None and not isinstance(self._base, CarryingBase):
             check_entry(config, given.to(self.device), entered[0] if entered else None)
         self._zero()

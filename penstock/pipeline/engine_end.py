@@ -39,6 +39,7 @@ class EngineEnd:
     def sending(self, message: Batch | Cancel) -> float:
         """Note that a message leaves now. Returns when it arrives; 0 if that is when it is received."""
         if isinstance(message, Batch):
+            # The buffer is taken until the first stage says Ready.
             self._free_at = None
             self._awaited.append((message.stream, frozenset(message.rows.nodes[row] for row in message.wanted)))
         return self._link.arrival(self._clock.now(), self._link.sending(message))
@@ -59,8 +60,8 @@ class EngineEnd:
             return self.listener is not None and self.listener(message)
         return True
 
-    # The stage may run on another host, which could send anything: only what was asked for is accepted.
     def _check(self, result: Result) -> None:
+        # The stage may run on another host, which could send anything: only what was asked for is accepted.
         stream, wanted = self._awaited.popleft() if self._awaited else (None, frozenset())
         if result.stream != stream:
             raise ProtocolError(f"result {result.stream} arrived where {stream} was due")

@@ -516,6 +516,7 @@ class ProcessPipeline:
         try:
             self._inboxes = [self._host.sockets.connect(address, self._session) for address in addresses]
         except ConfigError as error:
+            # A stage on another host names its own address, and may name a wrong one.
             raise PipelineLost(
                 f"{self._who(ANY_STAGE)} was lost: a stage says that it listens where it cannot: {error}"
             ) from error
@@ -665,6 +666,7 @@ class ProcessPipeline:
         error = PipelineLost(f"{self._who(stage)} was lost: {cause}")
         if details:
             error.add_note(details)
+        # Only the first report of a loss counts as the host's fault: others follow from it.
         if source is Source.STAGE and not self.lost and 0 <= stage < self.stages and self._plans[stage].host:
             self._host.note_fault(self._plans[stage].host, cause)
         self._loss.report(source, error, self._host.now())

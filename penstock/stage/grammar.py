@@ -77,6 +77,7 @@ class Grammars:
         """Compile on that thread. A late result is dropped: by then ``future`` holds a TimeoutError."""
         if not future.set_running_or_notify_cancel():
             return
+        # A compilation cannot be interrupted: when time is up, its thread is left alone and replaced.
         watch = threading.Timer(OVERRUN_S, self._give_up, (future, thread))
         watch.daemon = True
         watch.start()

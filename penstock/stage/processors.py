@@ -127,6 +127,7 @@ def penalize(scores_V: np.ndarray, sampling: Sampling, path: np.ndarray) -> None
         seen = np.bincount(path, minlength=len(scores_V)) > 0
         scores = scores_V[seen]
         scores_V[seen] = np.where(scores > 0, scores / factor, scores * factor)
+    # Tokens of the prompt count for the repetition penalty alone, as in vLLM.
     counts_V = np.bincount(path[sampling.prompt_length :], minlength=len(scores_V))
     scores_V -= sampling.frequency_penalty * counts_V
     scores_V -= sampling.presence_penalty * (counts_V > 0)

@@ -58,6 +58,7 @@ def pick_tokens(
     check_finite(best, nodes)
     picks = [SampledToken(int(node), token) for node, token in zip(nodes, tokens, strict=True)]
     rest = [i for i, sampling in enumerate(samplings) if not is_plain(sampling, positions[i])]
+    # Only the rows that need it leave the device.
     if rest:
         for i, logits_V in zip(rest, to_float64(logits[rest]), strict=True):
             context = contexts[i] if contexts else NO_CONTEXT

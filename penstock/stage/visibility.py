@@ -226,7 +226,6 @@ def array_of(values: Sequence[int]) -> np.ndarray:
 def unpack(sets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The union of sets of bits in ascending order [S], and which of it each set holds, bool [len(sets), S]."""
     union = reduce(or_, sets, 0)
-    # Shift by the lowest bit of all, since the bits of one request lie close together.
     first = max(0, (union & -union).bit_length() - 1)  # a request's bits lie close together, if far from 0
     octets = (union.bit_length() - first) // 8 + 1
     packed = np.frombuffer(b"".join((bits >> first).to_bytes(octets, "little") for bits in (union, *sets)), np.uint8)

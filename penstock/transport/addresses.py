@@ -65,6 +65,7 @@ def place_of(address: str, look_up: bool = False) -> Place:
     host, _, port = address.removeprefix(TCP).rpartition(":")
     if not address.startswith(TCP) or not host or not (port == "*" or PORT.fullmatch(port)):
         raise ConfigError(f"address {address!r} is neither {IPC}PATH nor {TCP}HOST:PORT")
+    # Port 0 lets the system choose.
     number = 0 if port == "*" else int(port)
     if number > MOST_PORT:
         raise ConfigError(f"address {address!r}: ports end at {MOST_PORT}")

@@ -99,6 +99,7 @@ class MessageReader:
             if end > len(held):
                 if length < LARGE:
                     break
+                # The rest is read into the frame's own buffer: nothing behind this frame has arrived yet.
                 self._begin_large(held[first:], length, more)
                 return messages, len(held)
             messages += self._with(held[first:end].tobytes(), more)

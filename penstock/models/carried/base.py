@@ -69,6 +69,7 @@ class CarryingBase(nn.Module):
         found = {name: part.unflatten(-1, shape) for (name, shape), part in parts}
         hidden = found.pop(HIDDEN).transpose(0, 1)
         embedded = found.pop(EMBEDDED, carried_NX)[None]
+        # [N, 2, K, d] -> keys and values [1, K, N, d] each.
         shared = {kind: (both.permute(1, 2, 0, 3)[:1], both.permute(1, 2, 0, 3)[1:]) for kind, both in found.items()}
         return hidden[:, None] if self._streams > 1 else hidden, embedded, shared
 

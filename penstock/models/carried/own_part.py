@@ -61,6 +61,7 @@ def keep_own(base: Any, config: Any, first: int, last: int) -> None:
         for name in OUTSIDE:
             setattr(base, name, nn.Identity())
         return
+    # transformers' methods go by the number of layers in the configuration.
     width = (last - first) * per_layer_width(config)
     base.config = copy.copy(config)
     base.config.num_hidden_layers = last - first

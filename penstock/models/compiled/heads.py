@@ -107,6 +107,7 @@ class _Pieces:
         return call(self.build, f"llvm.fma.v{self.lanes}f32", self.kind, [one, other, more])
 
     def added_up(self, vector: Any) -> Any:
+        # -0.0 changes no sum, where 0.0 would turn a sum of -0.0 into 0.0.
         start = ir.Constant(FLOAT, -0.0)
         return call(self.build, f"llvm.vector.reduce.fadd.v{self.lanes}f32", FLOAT, [start, vector], ("reassoc",))
 

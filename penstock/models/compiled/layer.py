@@ -100,6 +100,7 @@ class Stack:
     def __call__(self, hidden: Tensor, rotation: Turn) -> Tensor:
         """[1, N, D] -> [1, N, D]"""
         attention: CompiledAttention = chosen(self._layers, self._window)
+        # A copy, because the compiled layers add to it in place.
         left_ND = hidden[0].clone(memory_format=torch.contiguous_format)
         if self._count != len(left_ND):
             self._make_buffers(len(left_ND))
@@ -110,6 +111,7 @@ class Stack:
         stack["cos"], stack["sin"] = map(address_of, rotation)
         threads, parallel = whole_team()
         stack["threads"] = threads
+        # The threads count units up to the end of each phase: every run begins at 0.
         self._counters.fill(0)
         share(parallel, go.address, address_of(stack), threads)
         return left_ND[None]

@@ -56,6 +56,7 @@ def _multiply(kind: int, stack: Any, layer: Any, first: int, last: int) -> None:
 def _turn_row(row: int, stack: Any, layer: Any, attention: Any) -> None:
     """Rotate a row's queries for the attention, and put its keys and values into its slot."""
     width, heads = stack.width, stack.queries + 2 * stack.groups
+    # Bytes of a head: all addresses here are in bytes, and numbers in float32.
     size = 4 * width
     own = stack.qkv + size * heads * row
     if layer.bias:

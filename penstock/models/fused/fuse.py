@@ -75,6 +75,7 @@ def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
     with onlooker.watching(own), attending(onlooker):
         left = base(**inputs, position_ids=positions_1N, use_cache=False).last_hidden_state
     sights = onlooker.sights
+    # The output of each layer has to be the next one's input: otherwise the base model does something in between.
     passed = [entering, *(sight.gave for sight in sights)]
     met = [*(sight.given for sight in sights), left]
     turned = base.rotary_emb(entering, positions_1N)

@@ -99,6 +99,7 @@ def make(header: Header, folder: Path) -> None:
             write_tokenizer(header, vocabulary, made)
             check_tokenizer_files(made)
         try:
+            # If another process was faster, its folder serves: the contents are the same.
             made.rename(folder)
         except OSError:
             if not folder.is_dir():

@@ -184,6 +184,7 @@ class _Cursor:
         entries = self.entries(self.bounded(self.number("Q", "entry count"), MOST_ENTRIES, "entry count"))
         alignment = self.alignment(entries)
         infos = [self.tensor_info() for _ in range(tensors)]
+        # The end of the tensor table, rounded up to the alignment.
         data_start = -(-self.at // alignment) * alignment
         placed = {info.name: self.placed(info, data_start, alignment) for info in infos}
         if len(placed) < tensors:
@@ -253,6 +254,7 @@ class _Cursor:
         """One line of the tensor table; ``start`` still counts from the end of the header."""
         name = self.text(LONGEST_NAME, "a tensor's name")
         dimensions = self.bounded(self.number("I", name), MOST_DIMENSIONS, f"{name}: the number of dimensions")
+        # GGUF lists the axis whose numbers are neighbours first, torch last.
         shape = tuple(reversed([self.number("Q", name) for _ in range(dimensions)]))
         kind, start = self.number("I", name), self.number("Q", name)
         if not shape or 0 in shape:

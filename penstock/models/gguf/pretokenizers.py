@@ -73,7 +73,7 @@ BLOOM: Final = r" ?[^(\s|.,!?…。，、।۔،)]+"
 SIGN_RUNS: Final = r"[\p{P}$+<=>\^~|]+"
 SIGN_RUNS_OF_FALCON: Final = r"[\p{P}$+<=>\^~|`]+"
 THREES_FROM_THE_RIGHT: Final = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-"""The text before a number goes with its first group."""
+"""Groups of three digits, counted from the number's end; the first one includes the text before the number."""
 LINES: Final = r"[^\n]+|[\n]+"
 
 HAN: Final = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 LEAST_HALF: Final = 2.0**-24
-"""The smallest number of float16."""
+"""The smallest positive number of float16."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def from_zero(weight: GroupedWeight) -> GroupedWeight | None:
     if weight.bits > BITS or weight.group % GROUP:
         return None
     lowest = 2 ** (weight.bits - 1) if weight.values.dtype == torch.int8 else 0
+    # Signed values are raised to begin at 0; the minimums make up for that.
     minimums = -lowest * weight.scales if weight.minimums is None else weight.minimums
     if weight.zeros is not None:
         minimums = minimums - weight.zeros * weight.scales

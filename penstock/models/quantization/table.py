@@ -45,6 +45,7 @@ class TableEmbedding(nn.Module):
         self.table = table
         self._dtype = embedding.weight.dtype
         self._derived = None if type(embedding) is nn.Embedding else embedding
+        # The class may stay, for what it does to the rows, but its own table is freed.
         embedding.weight = nn.Parameter(embedding.weight[:0], requires_grad=False)
         embedding.padding_idx = None
 

@@ -74,6 +74,7 @@ class TreePlan:
         ]
 
     def _above(self, count: int) -> np.ndarray:
+        # Without an ancestor a row reads entry ``capacity`` of the arrays, which stays zero.
         found = np.full((len(self.view), count), self.capacity, dtype=np.int64)
         for request in self.view.views:
             own = self.view.positions[request.rows]

@@ -101,6 +101,7 @@ class FoldedState:
 
     def read(self, rows: Rows, plan: TreePlan) -> Tensor:
         given, rows = rows.value_NHe.dtype, rows.to(self._dtype)
+        # All keys first: a part reads those of the parts before it.
         self.slots.put("key", plan.slots_N, rows.key_NKd)
         self.slots.make("added", rows.value_NHe)
         output_NHe = torch.empty_like(rows.value_NHe)

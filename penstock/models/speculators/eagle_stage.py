@@ -58,6 +58,7 @@ class EagleStage(AttendingReader):
         nodes = self.nodes_in(view.parents)
         true = self.store.has(view.parents, nodes)
         feature_ND = self._own_SD[torch.from_numpy(view.parents)]
+        # A row without a parent has read the last slot (index -1); its feature is zero.
         feature_ND[torch.from_numpy(view.parents < 0)] = 0
         if true.any():
             rows = torch.from_numpy(np.flatnonzero(true))

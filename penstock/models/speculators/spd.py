@@ -61,6 +61,7 @@ class Spd(nn.Module):
         self.hidden_size = width
         self.levels = [tuple(level) for level in levels]
         self.asking = asking
+        # State 0, the embedding, is looked up here instead of being sent.
         self.reads = tuple(sorted({state for level in levels for state in level} - {0}))
         """The states that the target's stages send."""
         self.embed_tokens = embed_tokens
