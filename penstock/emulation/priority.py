@@ -60,7 +60,7 @@ def keeping_time(priority: int) -> Iterator[bool]:
 
 
 def set_timer_slack(nanoseconds: int) -> None:
-    """Let the calling thread's sleeps end at most so many nanoseconds late; 0 restores the thread's default."""
+    """Let the calling thread's sleeps end at most ``nanoseconds`` late; 0 restores the thread's default."""
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0)
 
 

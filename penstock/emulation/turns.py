@@ -16,7 +16,7 @@ class DeviceTurns:
         channel.listen(self._on_message)
 
     def ask(self, seconds: float, arrives: float) -> None:
-        """Request a turn for a pass of so many seconds. The message arrives at the moment ``arrives`` of the clock."""
+        """Request a turn for a pass of ``seconds``. The message arrives at the moment ``arrives`` of the clock."""
         self._channel.tell(self._stage, ReserveDevice(seconds=seconds), arrives)
 
     def taken(self) -> DeviceReserved | None:

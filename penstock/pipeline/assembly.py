@@ -47,7 +47,7 @@ def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = No
 
 
 def compute_with(threads: int) -> None:
-    """Have torch use so many threads in this process from now on."""
+    """Have torch use this number of threads in this process from now on."""
     import torch
 
     torch.set_num_threads(threads)

@@ -205,7 +205,7 @@ def kill(process: int) -> None:
 
 
 def wait(process: int, seconds: float) -> bool:
-    """Wait until the process of a pidfd has ended, for at most so many seconds. Returns whether it has."""
+    """Wait until the process of a pidfd has ended, for at most ``seconds``. Returns whether it has."""
     ended = select.poll()
     ended.register(process, select.POLLIN)
     return bool(ended.poll(1e3 * seconds))

@@ -80,7 +80,7 @@ class Patience:
                 self._slowest[span.stage] = max(self._slowest[span.stage], seconds)
 
     def seconds(self, rows: int) -> list[float]:
-        """The allowed seconds for each stage while a batch of so many rows is in flight; 0 rows where none is."""
+        """The allowed seconds for each stage while a batch of ``rows`` rows is in flight; 0 for none."""
         if rows and not self._most_rows:
             return [FIRST_PATIENCE] * len(self._slowest)
         more = max(1.0, rows / self._most_rows) if rows else 0.0

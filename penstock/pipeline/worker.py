@@ -183,6 +183,7 @@ class Worker:
             return
         # Encoded while there is time, so that at its moment the message only has to be sent.
         leaving, packed = self._driver.leaving, self._packed
+        # With clocks apart a message says when it leaves, so that it is encoded only then.
         if leaving is not None and not self._apart and (packed is None or packed[0] is not leaving):
             self._packed = leaving, self._frames(leaving)
         if slept_until(until - LOOK_AHEAD):

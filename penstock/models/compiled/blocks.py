@@ -45,7 +45,7 @@ ARGUMENTS: Final = (
 
 
 def block_of(kind: str, bits: int) -> Callable[..., None]:
-    """A block's product for compiled code, with an instruction of ``dot`` and weights of so many bits.
+    """A block's product for compiled code, with an instruction of ``dot`` and weights of ``bits`` bits.
 
     Its arguments: the addresses of weights, scales, rows, the rows' scales and sums, and results; the numbers of groups
     and outputs; ``shift``, where ``group >> shift`` is the index of a group's scales; and the number of rows, a

@@ -4,7 +4,7 @@ Torch's products run on the threads of an OpenMP runtime. Compiled loops use the
 competes with it for the cores.
 
 A team goes through phases whose units nobody hands out: each thread takes the next ones. A phase is over once all of
-its units are done, whoever did them: a thread that has lost its core delays only the units that it has taken.
+its units are done, by any thread: one that has lost its core delays only the units that it has taken.
 """
 
 from __future__ import annotations

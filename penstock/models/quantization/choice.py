@@ -70,6 +70,6 @@ def check_computed(field: str, quantization: str, device: str) -> None:
 
 
 def kept(bits: int | None) -> str:
-    """The format of a file's weights, of so many bits, if this processor computes in it; else "none"."""
+    """The format of a file's weights of ``bits`` bits, if this processor computes in it; else "none"."""
     name = {None: "none", 4: "int4", 8: "int8"}[bits]
     return name if usable(name) else "none"
