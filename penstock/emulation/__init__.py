@@ -1,5 +1,6 @@
-"""Devices and links that nobody here owns: stages, links and drafters take the times that a cluster file models.
+"""Emulated stages, links and drafters, which take the times that a cluster file models for devices we do not have.
 
-What is computed is real; it is handed on when the modelled device and link would have. A real engine runs none of this:
-its stages have the ``Device`` and the ``Link`` of ``penstock.stage.device``, which take no other time than they do.
+The computation is real; its outcome is held back until the modelled device and link would have delivered it. A real
+engine runs none of this code: its stages have the ``Device`` and the ``Link`` of ``penstock.stage.device``, which add
+no time of their own.
 """

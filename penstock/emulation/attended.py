@@ -1,4 +1,4 @@
-"""What the rows of a batch attend to, by their positions: each sees its path, which is as long as its position says."""
+"""How much of the KV cache a batch reads, from its rows' positions: a row at position p attends to p + 1 tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from penstock.messages import Rows
 
 
 def attended_by(rows: Rows, alive: Sequence[int]) -> Attended:
-    """Of the rows ``alive``. A request's tokens are read once, up to its longest path: branches are short beside it."""
+    """Attention pairs and distinct tokens read by the rows ``alive``.
+
+    Each request's tokens count as read once, up to its deepest row: the branches of a draft tree are short beside that.
+    """
     if not alive:
         return NOTHING
     pairs, longest = len(alive), dict[int, int]()

@@ -22,7 +22,7 @@ class BackgroundCore:
     """Has another core process its batches in a thread that yields to every other.
 
     A modelled device computes without disturbing its neighbours' network stacks. Here all stages end a step together:
-    while some compute the next batch, others still have to hand theirs over, and must not wait for a processor.
+    while some compute the next batch, others still have to send theirs, and must not wait for a processor.
     """
 
     def __init__(self, core: Core) -> None:
@@ -33,7 +33,7 @@ class BackgroundCore:
         threading.Thread(target=self._work, name="penstock background", daemon=True).start()
 
     def close(self) -> None:
-        """Nothing is processed any more."""
+        """Stop the thread; nothing is processed after that."""
         self._tasks.put(None)
 
     def cancel(self, message: Cancel) -> None:
@@ -53,7 +53,7 @@ class BackgroundCore:
         return self._core.tapped()
 
     def _do(self, task: Callable[[], Any]) -> Any:
-        """Have the thread do it, and wait. Two queues: an executor's futures take longer than a message does."""
+        """Have the thread run the task, and wait. Two queues are faster than the futures of an executor."""
         self._tasks.put(task)
         outcome = self._outcomes.get()
         if outcome.error is not None:
@@ -65,5 +65,6 @@ class BackgroundCore:
         while (task := self._tasks.get()) is not None:
             try:
                 self._outcomes.put(Outcome(task()))
+            # Whatever it is, the thread that waits in ``_do`` raises it; this one has to stay alive for the next task.
             except BaseException as error:
                 self._outcomes.put(Outcome(error=error))

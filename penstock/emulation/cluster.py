@@ -1,4 +1,4 @@
-"""What a cluster file has emulated of an engine: its stages, their links, and its drafter. All else is real."""
+"""The emulated parts of an engine by its cluster file: stages, links and the drafter. Everything else is real."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def stage_emulations(
     features: bool = False,
     apart: bool = False,
 ) -> list[StageEmulation | None]:
-    """One entry per stage, None where nothing is emulated. ``features``: whether the stages send the drafter some.
+    """One entry per stage, None where nothing is emulated.
 
-    ``apart``: whether stages are on several hosts. Raises ConfigError where the cluster file lacks a link.
+    ``features``: whether the stages send features to a learned drafter. ``apart``: whether stages are on several hosts.
+    Raises ConfigError where the cluster file lacks a link.
     """
     if cluster is None or not cluster.emulated:
         return [None] * stages
@@ -53,7 +54,7 @@ def stage_emulations(
 
 
 def check_drafter(cluster: Cluster, speculation: SpeculativeConfig | None) -> None:
-    """Raise ConfigError unless the emulated cluster says what drafting takes."""
+    """Raise ConfigError unless the emulated cluster says how long drafting takes."""
     priced_as = speculation.drafter_options.priced_as if speculation is not None else Weights.NONE
     if priced_as is Weights.SPECULATOR:
         if cluster.drafter is None:
@@ -66,7 +67,7 @@ def check_drafter(cluster: Cluster, speculation: SpeculativeConfig | None) -> No
 
 
 def drafter_pass(cluster: Cluster | None, depth: int | None) -> StageTiming | None:
-    """One pass on the cluster's modelled device for the drafter; None where there is none.
+    """The time of one pass on the cluster's modelled device for the drafter; None where there is none.
 
     ``depth`` is how many layers a learned drafter has, None for a draft model.
     """
@@ -76,12 +77,12 @@ def drafter_pass(cluster: Cluster | None, depth: int | None) -> StageTiming | No
 
 
 def drafter_emulation(cluster: Cluster | None, depth: int | None) -> StageEmulation | None:
-    """Of the drafter's process, which computes here in place of a modelled device. Its times: see ``on_its_device``."""
+    """The emulation of the drafter's process, which adds no times of its own: ``on_its_device`` does."""
     return None if drafter_pass(cluster, depth) is None else StageEmulation()
 
 
 def on_its_device(cluster: Cluster | None, drafter: Drafter, depth: int | None, clock: Clock) -> Drafter:
-    """The drafter on the cluster's modelled device, or as it is if there is none. ``depth``: see ``drafter_pass``."""
+    """The drafter on the cluster's modelled device, or unchanged if there is none. ``depth``: see ``drafter_pass``."""
     timing = drafter_pass(cluster, depth)
     if cluster is None or timing is None:
         return drafter
@@ -89,13 +90,13 @@ def on_its_device(cluster: Cluster | None, drafter: Drafter, depth: int | None, 
 
 
 def off_its_device(drafter: Drafter | None) -> Drafter | None:
-    """The drafter that ``on_its_device`` was given, or that has neither a device nor prompt lookup beside it."""
+    """Undo ``on_its_device``: the drafter without its modelled device and without prompt lookup beside it."""
     modelled = modelled_drafter(drafter)
     return modelled.inner if modelled is not None else without_lookup(drafter)
 
 
 def modelled_drafter(drafter: Drafter | None) -> EmulatedDrafter | None:
-    """The drafter on its modelled device, if it is on one; prompt lookup beside it is on none."""
+    """The drafter on its modelled device, if it has one. Prompt lookup beside it runs on no device."""
     own = without_lookup(drafter)
     return own if isinstance(own, EmulatedDrafter) else None
 
@@ -105,12 +106,12 @@ def without_lookup(drafter: Drafter | None) -> Drafter | None:
 
 
 def take_turns(cluster: Cluster | None, drafter: Drafter | None, pipeline: SideChannel) -> None:
-    """Have the drafter and the stage on whose device it is use that in turns, if the cluster places it there."""
+    """Let the drafter and a stage take turns on one modelled device, if the cluster places the drafter there."""
     stage, modelled = shared_stage(cluster, drafter), modelled_drafter(drafter)
     if stage is not None and modelled is not None:
         modelled.share(DeviceTurns(pipeline, stage))
 
 
 def shared_stage(cluster: Cluster | None, drafter: Drafter | None) -> int | None:
-    """The stage whose modelled device the drafter uses, too."""
+    """The stage whose modelled device the drafter uses, too; None if the drafter has a device of its own."""
     return cluster.drafting_stage if cluster is not None and modelled_drafter(drafter) is not None else None

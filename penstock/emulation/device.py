@@ -1,4 +1,4 @@
-"""A modelled device: a batch takes at least its modelled time, and a drafter may have the device in between."""
+"""A modelled device: a batch takes at least its modelled time, and a drafter's passes may run between batches."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.stage.device import Computation, Device
 
 
 class Pass(NamedTuple):
-    """A drafter's, which came at a moment and takes so many seconds."""
+    """A drafter's pass: the moment at which its request arrives at the device, and how many seconds it takes."""
 
     arrives: float
     seconds: float
 
 
 class ModelledDevice(Device):
-    """Does one thing at a time: a stage's batches and a drafter's passes take turns in the order in which they came."""
+    """A device that does one thing at a time: batches of a stage and passes of a drafter, first come, first served."""
 
     def __init__(self, stage: int, clock: Callable[[], float], timing: StageTiming, *, shared: bool = False) -> None:
         super().__init__(clock)
@@ -31,6 +31,7 @@ class ModelledDevice(Device):
 
     def computed(self, start: float, rows: Rows, alive: Sequence[int]) -> Computation:
         seconds, modelled = self._clock() - start, self._timing.seconds(len(alive), attended_by(rows, alive))
+        # Slower than modelled is possible on a busy host: the device is then free only when the computation is over.
         self.free_at = start + max(seconds, modelled)
         return Computation(self.free_at, seconds, modelled)
 
@@ -49,6 +50,7 @@ class ModelledDevice(Device):
             return None
         arrives, seconds = self._passes[0]
         start = max(arrives, self.free_at)
+        # A batch that was ready before the pass arrived goes first; on a tie, too.
         if start > self._clock() or (ready_since is not None and ready_since <= arrives):
             return None
         self._passes.popleft()

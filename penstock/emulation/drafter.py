@@ -16,11 +16,11 @@ from penstock.requests.request import Request
 
 
 class EmulatedDrafter:
-    """Wraps any drafter. An answer that really took longer than its modelled time is an overrun.
+    """Wraps any drafter, and counts as an overrun each answer that really took longer than its modelled time.
 
     A round is one pass. It begins when the question and the features that its rows wait for have arrived. After
-    ``share`` it also waits for its turn on the device. It asks for that turn with the question, before the features are
-    there; that the device could do something else until then is not modelled.
+    ``share`` it also waits for its turn on the device. The turn is requested with the question, before the features are
+    there; the model ignores that the device could do something else until then.
     """
 
     def __init__(self, drafter: Drafter, timing: StageTiming, link: LinkTiming | None, clock: Clock) -> None:
@@ -33,7 +33,7 @@ class EmulatedDrafter:
         self._answers: list[Draft] = []
         self._waiting = False
         self._link_s = self._pass_s = 0.0
-        """Of the round: what its question and its answer each take on the link, and what its pass takes."""
+        """Seconds of the current round: its question or its answer on the link, and its pass on the device."""
         self._asked_at = self._begins_at = 0.0
         """When the question arrives, and when the device begins the pass; infinite before that is known."""
         self._turns: DeviceTurns | None = None
@@ -42,7 +42,7 @@ class EmulatedDrafter:
     def share(self, turns: DeviceTurns) -> None:
         """From now on the drafter's passes and the batches of a stage take turns on one device.
 
-        A pass that waits for its turn on another device, which has been lost, begins now.
+        A pass that still waits for its turn on an earlier device, which has been lost, begins now.
         """
         self._turns = turns
         self._begins_at = min(self._begins_at, self._clock.now())
@@ -61,7 +61,7 @@ class EmulatedDrafter:
 
     @property
     def timing(self) -> DraftTiming:
-        """Of the round: modelled times."""
+        """The modelled times of the current round."""
         at = self.inner.timing.features_at
         features, device = max(0.0, at - self._asked_at), self._begins_at - self._asked_at
         return DraftTiming(features, at, device, self._pass_s, self._turn)
@@ -75,6 +75,7 @@ class EmulatedDrafter:
         self._turn = None
         if self._turns is not None and rows:
             self._turns.ask(self._pass_s, self._asked_at)
+            # Infinite until the stage grants the turn: ``_until`` then gives no moment, and ``due`` none to wake at.
             self._begins_at = math.inf
         self.asks += 1
         self._waiting = True
@@ -83,6 +84,7 @@ class EmulatedDrafter:
     def poll(self) -> list[Draft]:
         if not self._waiting:
             return []
+        # Whether the real answer came just now has to be known before ``poll`` takes it.
         was_busy = self.inner.busy
         self._answers += self.inner.poll()
         if self._turns is not None and (turn := self._turns.taken()) is not None:
@@ -98,7 +100,7 @@ class EmulatedDrafter:
 
     @property
     def _until(self) -> float:
-        """When the answer arrives, by what is known of the device and the features."""
+        """When the answer arrives, by what is known so far of the device and the features."""
         return max(self._begins_at, self.inner.timing.features_at) + self._pass_s + self._link_s
 
     @property
@@ -125,9 +127,9 @@ class EmulatedDrafter:
 
 
 def attended_by_asks(asks: Sequence[DraftRequest], rows: int) -> Attended:
-    """What a pass over the nodes asked about attends to.
+    """Attention pairs and distinct tokens read by one pass over the nodes asked about.
 
-    Of its ``rows`` those beyond them are tokens of the texts that the drafter lacks: on average each sees half a text.
+    Rows beyond those nodes are tokens of the texts that the drafter has not read yet: on average each sees half a text.
     """
     positions = [node.position for ask in asks for node in ask.nodes]
     texts = sum(max((node.position + 1 for node in ask.nodes), default=0) for ask in asks)

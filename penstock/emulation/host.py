@@ -1,4 +1,4 @@
-"""Stage processes whose emulated devices keep their times at real-time priority, for benches."""
+"""Stage processes that keep their modelled times at real-time priority, for benches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 
 
 class RealTimeHost(ProcessHost):
-    """Stages that stand for devices come before what else runs on this host, if Linux lets them: see priority.py."""
+    """Starts emulated stages ahead of everything else on this host, where Linux permits it: see priority.py."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
         return super().begin([in_real_time(plan) for plan in plans], name)
 
 
 def in_real_time(plan: StagePlan) -> StagePlan:
-    """Real stages have no other times than their own, and stay as they are."""
+    """The plan with real-time priority if its stage is emulated; a real stage has no modelled times to keep."""
     if plan.emulation is None:
         return plan
     return replace(plan, emulation=replace(plan.emulation, real_time=True))

@@ -1,4 +1,4 @@
-"""An emulated link: what is sent arrives when a modelled one would have delivered it."""
+"""An emulated link: a message arrives when the modelled link would have delivered it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock.stage.device import REAL_LINK, Link
 SECRET_SIZED: Final = "0" * 32
 """Stands in for the session's secret where only a message's size counts."""
 FRAMING_BYTES: Final = 17
-"""What a link adds to a message on its way, in the model."""
+"""Bytes that the modelled link adds to every message."""
 
 MOST_KNOWN: Final = 8
-"""Of a node's transfers, how many may lie ahead of now: a stage has one in its buffer, one computed, one leaving."""
+"""How many transfers of a node are remembered. Few can lie ahead: one buffered, one computed, one leaving."""
 
 
 class LinkModel(Link):
-    """Messages go out one after the other, each takes its bytes' time, and the link's latency passes."""
+    """A link that sends one message at a time; each takes its bytes' time, and then the link's latency passes."""
 
     def __init__(self, timing: LinkTiming) -> None:
         self._timing = timing
@@ -38,15 +38,14 @@ class Node:
 
     def __init__(self) -> None:
         self.busy: list[tuple[float, float]] = []
-        """From when to when, not in order: when something leaves is often known a while before."""
+        """(begin, end) of each transfer, not in order: when a message will leave is often known in advance."""
 
 
 class ExclusiveLink(LinkModel):
-    """A link whose ends do nothing else during a transfer, its latency included.
+    """A link whose ends do nothing else during a transfer, its latency included (PipeDec, algorithms 2 and 3).
 
-    Source: PipeDec, algorithms 2 and 3. A transfer begins at the first moment from which on both ends are free for as
-    long as it takes. Where several wait for one end, those that were announced first come first, as in the paper's
-    queue of pending transfers.
+    A transfer begins at the first moment from which both ends are free for as long as it takes. Where several wait for
+    one end, those that were announced first come first, as in the paper's queue of pending transfers.
     """
 
     def __init__(self, timing: LinkTiming, sender: Node, receiver: Node) -> None:
@@ -57,6 +56,7 @@ class ExclusiveLink(LinkModel):
         seconds = sending + self._timing.latency_s
         busy = [span for end in self._ends for span in end.busy]
         start = now
+        # Move behind every transfer that overlaps, until none does: the gap between two of them may be long enough.
         while later := [end for begin, end in busy if begin < start + seconds and end > start]:
             start = max(later)
         for end in self._ends:
@@ -65,5 +65,5 @@ class ExclusiveLink(LinkModel):
 
 
 def link_of(timing: LinkTiming | None) -> Link:
-    """A link that takes these times, or a real one."""
+    """A link that takes these times, or a real one for None."""
     return REAL_LINK if timing is None else LinkModel(timing)

@@ -16,9 +16,9 @@ from penstock.stage.driver import Core, StageDriver
 
 
 class StageEmulation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is modelled of a stage; None is real. ``up`` and ``down`` are its links against and along the stream.
+    """The modelled times of one stage; None is real. ``up`` and ``down`` are its links against and along the stream.
 
-    A drafter has its times from ``EmulatedDrafter``; of its process nothing is modelled, but it shares the host.
+    A drafter has its times from ``EmulatedDrafter``; nothing of its process is modelled, but it shares the host.
     """
 
     timing: StageTiming | None = None
@@ -28,7 +28,7 @@ class StageEmulation(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     """Whether a drafter's passes take turns with the stage's batches on its device."""
     real_time: bool = False
-    """Whether its process comes before all that do not keep modelled times, if the system lets it."""
+    """Whether its process goes before all that keep no modelled times, if the system permits it."""
     apart: bool = False
     """Whether stages, engine and drafter are on several hosts, whose clocks differ."""
 
@@ -36,7 +36,7 @@ class StageEmulation(msgspec.Struct, frozen=True, kw_only=True):
 def emulated_driver(
     index: int, core: Core, clock: Callable[[], float], emulation: StageEmulation, down: Link | None = None
 ) -> StageDriver:
-    """Stage ``index`` with modelled times. ``down``: in place of a link that the stage has to itself."""
+    """The driver of stage ``index`` with modelled times. ``down`` replaces its own link where several share one."""
     along = link_of(emulation.down) if down is None else down
     links = Links(along, link_of(emulation.up), link_of(emulation.to_drafter))
     timing = emulation.timing
@@ -45,7 +45,7 @@ def emulated_driver(
 
 
 def share_host(core: Core, emulation: StageEmulation) -> Core:
-    """Have this thread keep the stage's times on a host that plays many devices, and its core compute behind all else.
+    """Let this thread keep the stage's times on a host that plays many devices; the core computes at idle priority.
 
     Returns the core to use.
     """

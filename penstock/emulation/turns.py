@@ -1,4 +1,4 @@
-"""A drafter's way to a stage's device: it asks for its turn, and hears when the device has taken the pass."""
+"""How a drafter uses a stage's device: it requests a turn, and is told when the device has taken the pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class DeviceTurns:
         channel.listen(self._on_message)
 
     def ask(self, seconds: float, arrives: float) -> None:
-        """For a pass of so many seconds, by a message that arrives at this moment of the clock."""
+        """Request a turn for a pass of ``seconds``. The message arrives at the moment ``arrives`` of the clock."""
         self._channel.tell(self._stage, ReserveDevice(seconds=seconds), arrives)
 
     def taken(self) -> DeviceReserved | None:
-        """The turn that the device has given to the pass; None before, and once it has been told."""
+        """The turn that the device has given to the pass; None before, and None again once it has been returned."""
         taken, self._taken = self._taken, None
         return taken
 

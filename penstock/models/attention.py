@@ -26,10 +26,13 @@ ATTENTION: Final = "penstock"
 """The name under which transformers finds ``_dispatch``."""
 
 WIDEST_SLICE: Final = 1.5
-"""In units of the slots seen. Measured in float32 on a CPU: gathering S slots costs what reading S / 2 more does."""
+"""How many times as long as the number of slots seen a slice may be.
+
+Measured in float32 on a CPU: gathering S slots costs what reading S / 2 more does.
+"""
 
 MOST_SCORES: Final = 1 << 20
-"""Rows times slots that attend at once; with 32 heads their scores take 128 MiB in float32."""
+"""The most rows times slots that attend at once; with 32 heads their scores take 128 MiB in float32."""
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""
@@ -40,20 +43,20 @@ _attend: ContextVar[Attend] = ContextVar("penstock_attend")
 def _dispatch(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer; its tensors have a leading axis of one sequence.
+    """The attention function that transformers calls in every layer. Its tensors have a leading axis of one sequence.
 
-    As from its own attention, what comes back is contiguous: some layers take a view of it.
+    Like transformers' own, it returns a contiguous tensor: some layers take a view of it.
     """
     return attend(module, query[0], key[0], value[0], attention_mask, **options)[None].contiguous(), None
 
 
 def attend(module: Any, *arguments: Any, **options: Any) -> Tensor:
-    """What a layer's attention comes to, by whatever ``attending`` has named; the arguments of ``Attend``."""
+    """Answer a layer's attention call with the function set by ``attending``. The arguments are those of ``Attend``."""
     return _attend.get()(module, *arguments, **options)
 
 
 def chosen(modules: Sequence[Any], sliding_window: int | None) -> Any:
-    """What answers for these layers, of one window, which ask it nothing: they compute their attention themselves."""
+    """The attention for layers of one window that compute it themselves, in compiled code."""
     answering: Any = _attend.get()
     return answering.chosen(modules, sliding_window)
 
@@ -63,7 +66,7 @@ AttentionInterface.register(ATTENTION, _dispatch)
 
 @contextlib.contextmanager
 def attending(attend: Attend) -> Iterator[None]:
-    """Answer the attention calls of this thread with ``attend``."""
+    """Within the block, ``attend`` answers the attention calls of this thread."""
     token = _attend.set(attend)
     try:
         yield
@@ -74,7 +77,7 @@ def attending(attend: Attend) -> Iterator[None]:
 class Arenas:
     """Keys and values of every layer of a stage, by slot. A layer's arena is made, zeroed, when it first stores.
 
-    ``made_by`` says of layers that have none of their own which layer's they read.
+    ``made_by`` maps each layer without keys and values of its own to the layer whose it reads.
     """
 
     def __init__(self, capacity: int, made_by: Mapping[int, int] | None = None) -> None:
@@ -82,7 +85,7 @@ class Arenas:
         self.made_by = made_by or {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._joint: dict[int, Tensor] = {}
-        """Where keys and values are alike: the layer's two arenas as one, [2 K, capacity, d]."""
+        """The two arenas of a layer as one tensor [2 K, capacity, d], where keys and values have the same shape."""
 
     @property
     def bytes(self) -> int:
@@ -91,26 +94,27 @@ class Arenas:
     def store(
         self, layer: int, slots_N: Tensor, key_KNd: Tensor, value_KNe: Tensor, joint_XNd: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Put the rows' keys and values into their slots; returns the layer's arenas [K, capacity, d] and [.., e].
+        """Store the rows' keys and values in their slots; returns the layer's arenas [K, capacity, d] and [.., e].
 
-        ``joint_XNd`` are keys and values as one tensor, where the layer has them so: it is then stored at once.
+        ``joint_XNd`` holds keys and values in one tensor, where the layer has them so: one copy then stores both.
         """
         keys, values = self.of(layer, key_KNd, value_KNe)
         stored = [(keys, key_KNd), (values, value_KNe)] if joint_XNd is None else [(self._joint[layer], joint_XNd)]
         for arena, rows in stored:
-            # float16 overflows; a masked NaN still poisons a sum, so it must not get where a neighbour reads it.
+            # float16 can overflow. A masked NaN still poisons a sum, so none may get into an arena that another row
+            # reads.
             arena.index_copy_(1, slots_N, rows.nan_to_num() if rows.dtype == torch.float16 else rows)
         return keys, values
 
     def of(self, layer: int, key_KNd: Tensor, value_KNe: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's arenas [K, capacity, d] and [.., e], made for such keys and values if there are none."""
+        """A layer's arenas [K, capacity, d] and [K, capacity, e], made in the shape of these keys and values if new."""
         if layer not in self._layers:
             self._make(layer, key_KNd, value_KNe)
         return self._layers[layer]
 
-    @torch.inference_mode()  # some have been made in it
+    @torch.inference_mode()  # arenas may have been made in it, and are then changed only in it
     def grow(self, capacity: int) -> None:
-        """Have room for so many slots, those that are there as they are."""
+        """Make room for ``capacity`` slots. Slots that exist keep their contents."""
         if capacity == self.capacity:
             return
         before, self.capacity = self.capacity, capacity
@@ -127,6 +131,7 @@ class Arenas:
 
     def _make(self, layer: int, key_KNd: Tensor, value_KNe: Tensor) -> None:
         groups, _, width = key_KNd.shape
+        # Keys and values of one shape share a tensor, so that ``store`` can write both with one copy.
         if key_KNd.shape == value_KNe.shape:
             joint = self._joint[layer] = key_KNd.new_zeros(2 * groups, self.capacity, width)
             self._layers[layer] = joint[:groups], joint[groups:]
@@ -142,7 +147,7 @@ class Arenas:
 class Segment:
     """Rows that attend together. ``columns`` picks their slots out of an arena: a slice of it, or a gather.
 
-    slots 7 4 9 5 (in position order)  ->  arena[4:10], mask columns 4 5 . 7 . 9; slot 6 and 8 are another's: masked
+    slots 7 4 9 5 (in position order)  ->  arena[4:10], mask columns 4 5 . 7 . 9; slots 6 and 8 belong to others: masked
     """
 
     rows: slice | Tensor
@@ -156,7 +161,10 @@ class Segment:
         return arena[:, self.columns] if isinstance(self.columns, slice) else arena.index_select(1, self.columns)
 
     def bias_RS(self, groups: int, dtype: torch.dtype) -> Tensor:
-        """The mask as a summand, repeated for R = groups * n query rows. The same for every layer: made once."""
+        """The mask as a summand (0 or -inf), repeated for R = groups * n query rows.
+
+        Made once, since all layers use it.
+        """
         if groups not in self._bias:
             bias_nS = torch.zeros(self.mask_nS.shape, dtype=dtype, device=self.mask_nS.device)
             bias_nS.masked_fill_(~self.mask_nS, -torch.inf)
@@ -165,13 +173,13 @@ class Segment:
 
 
 class Span(NamedTuple):
-    """How far a layer looks back: the last ``window`` positions with its own, those since a multiple of ``chunk``."""
+    """How far a layer looks back: over the last ``window`` positions, or since the last multiple of ``chunk``."""
 
     window: int | None = None
     chunk: int | None = None
 
     def of(self, view: BatchView, request: RequestView, part: slice) -> np.ndarray:
-        """Of the rows ``part`` of a request, which of its slots they see: [n, S]."""
+        """The slots of a request that its rows ``part`` see within the span, as a mask, bool [n, S]."""
         mask, own = request.mask[part], view.positions[request.rows[part], None]
         if self.window is not None:
             mask = mask & (own - request.positions[None, :] < self.window)
@@ -184,9 +192,9 @@ EVERYTHING: Final = Span()
 
 
 class Plan:
-    """What the rows of one batch attend to: worked out once per batch, window and chunk, used by every layer.
+    """The slots that the rows of one batch attend to, worked out once per batch and span, and used by every layer.
 
-    ``in_place`` reads slots that lie close together as a slice of the arena instead of gathering them.
+    With ``in_place``, slots that lie close together are read as a slice of the arena instead of being gathered.
     """
 
     def __init__(self, view: BatchView, device: torch.device, in_place: bool) -> None:
@@ -201,7 +209,7 @@ class Plan:
         return self._tensor(self.view.positions)
 
     def segments(self, span: Span) -> list[Segment]:
-        """The rows request by request."""
+        """The segments of the batch, request by request."""
         if span not in self._segments:
             self._segments[span] = [
                 self._segment(request, part, span) for request in self.view.views for part in parts_of(request)
@@ -210,6 +218,7 @@ class Plan:
 
     def _segment(self, request: RequestView, part: slice, span: Span) -> Segment:
         rows, slots, mask = request.rows[part], request.slots, span.of(self.view, request, part)
+        # With a span, or with a part of the rows, some slots may be seen by nobody: leave them out.
         if span != EVERYTHING or len(rows) < len(request.rows):
             seen = mask.any(axis=0)
             slots, mask = slots[seen], mask[:, seen]
@@ -224,13 +233,13 @@ class Plan:
 
 
 def parts_of(request: RequestView) -> list[slice]:
-    """A long prompt's rows in parts, so that the scores of a layer stay within bounds."""
+    """Slices of a request's rows. A long prompt is cut, so that the scores of a layer stay within MOST_SCORES."""
     most = max(1, MOST_SCORES // len(request.slots))
     return [slice(start, start + most) for start in range(0, len(request.rows), most)]
 
 
 def _columns(slots: np.ndarray, mask: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
-    """A slice of the arena where the slots lie so close together that reading what lies between is the cheaper."""
+    """A slice of the arena instead of a gather, where the slots are so close together that it is cheaper to read."""
     low, high = int(slots.min()), int(slots.max()) + 1
     if high - low > WIDEST_SLICE * len(slots):
         return slots, mask
@@ -265,7 +274,7 @@ class SlotAttention:
         self.plan = plan
         self.kernel = kernel
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
-        """Arenas by the layers that have stored this batch: one may be read by others."""
+        """The arenas of the layers that have stored this batch's keys and values: other layers may read them, too."""
 
     def __call__(
         self,
@@ -297,8 +306,9 @@ class SlotAttention:
         return self
 
     def attended(self, query_HNd: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, span: Span) -> Tensor:
-        """What the rows see of a layer's arenas: [N, H, e]."""
+        """The output of the batch's attention over a layer's arenas: [N, H, e]."""
         segments = self.plan.segments(span)
+        # The usual batch of one request needs no copy into a joint output.
         if len(segments) == 1:
             (segment,) = segments
             return self.kernel(query_HNd, segment.read(keys), segment.read(values), segment, scoring).transpose(0, 1)
@@ -306,14 +316,14 @@ class SlotAttention:
         for segment in segments:
             keys_KSd, values_KSe = segment.read(keys), segment.read(values)
             output_Hne = self.kernel(query_HNd[:, segment.rows], keys_KSd, values_KSe, segment, scoring)
-            if not output_NHe.numel():  # its width is the kernel's to know
+            if not output_NHe.numel():  # only the kernel knows the output's width
                 output_NHe = output_Hne.new_empty(query_HNd.shape[1], *output_Hne.shape[::2])
             output_NHe[segment.rows] = output_Hne.transpose(0, 1)
         return output_NHe
 
 
 def fast_attention(arenas: Arenas, view: BatchView, device: torch.device, dtype: torch.dtype) -> SlotAttention:
-    """What answers a batch soonest on this device, in this format."""
+    """The fastest attention for a batch on this device in this format."""
     kernel = flash_kernel if device.type == "cpu" and dtype != torch.float32 else folded_kernel
     return SlotAttention(arenas, Plan(view, device, in_place=True), kernel)
 
@@ -321,7 +331,7 @@ def fast_attention(arenas: Arenas, view: BatchView, device: torch.device, dtype:
 def folded_kernel(
     query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scoring: Scoring
 ) -> Tensor:
-    """The fast one: the G query heads that share a key head become rows of one product, nothing is repeated."""
+    """The fast kernel. The G query heads of a key head become rows of one product, so that no key is repeated."""
     heads, rows, width = query_Hnd.shape
     groups = heads // len(keys_KSd)
     query_KRd = query_Hnd.reshape(len(keys_KSd), groups * rows, width)
@@ -329,6 +339,7 @@ def folded_kernel(
     if scoring.softcap is None:
         scores_KRS = torch.baddbmm(bias_RS[None], query_KRd, keys_KSd.transpose(1, 2), alpha=scoring.scaling)
     else:
+        # The soft cap comes between the scale and the mask, which ``baddbmm`` would apply together.
         scores_KRS = torch.bmm(query_KRd, keys_KSd.transpose(1, 2)) * (scoring.scaling / scoring.softcap)
         scores_KRS = torch.tanh(scores_KRS) * scoring.softcap + bias_RS
     sinks_KR = None if scoring.sinks_H is None else scoring.sinks_H.repeat_interleave(rows).view(len(keys_KSd), -1)
@@ -342,7 +353,7 @@ def flash_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
     Measured with one row over 200 slots and bfloat16: 33 microseconds a layer, where three products take 75.
     """
     if scoring.softcap is not None or scoring.sinks_H is not None:
-        # A batched half-precision product copies what is not contiguous, more slowly than this does.
+        # A batched half-precision product copies what is not contiguous, more slowly than ``contiguous`` does.
         return folded_kernel(query_Hnd, keys_KSd.contiguous(), values_KSe.contiguous(), segment, scoring)
     heads, rows, width = query_Hnd.shape
     groups = heads // len(keys_KSd)
@@ -357,7 +368,7 @@ def flash_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
 def precise_kernel(
     query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scoring: Scoring
 ) -> Tensor:
-    """``folded_kernel`` in float64, whose sums in another order are the same floats of 32 bits, but for one in 10^8."""
+    """``folded_kernel`` in float64. Whatever the order of its sums, the float32 results agree, but for one in 10^8."""
     sinks_H = None if scoring.sinks_H is None else scoring.sinks_H.double()
     exact = Scoring(scoring.scaling, scoring.softcap, sinks_H)
     found = folded_kernel(query_Hnd.double(), keys_KSd.double(), values_KSe.double(), segment, exact)
@@ -365,7 +376,7 @@ def precise_kernel(
 
 
 def plain_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scoring: Scoring) -> Tensor:
-    """The reference: keys and values repeated for every query head, a boolean mask, torch's own attention."""
+    """The reference kernel: keys and values repeated for every query head, a boolean mask, torch's own attention."""
     heads, rows, _ = query_Hnd.shape
     keys_HSd, values_HSe = (t.repeat_interleave(heads // len(t), dim=0) for t in (keys_KSd, values_KSe))
     if scoring.softcap is None and scoring.sinks_H is None:

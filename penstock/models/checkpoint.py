@@ -50,21 +50,21 @@ FORMAT_NAMES: Final = {
     **dict.fromkeys(("fp32", "float"), "float32"),
     **dict.fromkeys(("fp64", "double"), "float64"),
 }
-"""Other names of formats."""
+"""Other names of the formats, and the names that torch has for them."""
 OTHER_FLOATS: Final = ("float64", "float8_e4m3fn", "float8_e5m2")
-"""Formats that a configuration may name and nothing is computed in."""
+"""Formats that a configuration may name though no model computes in them."""
 MOST_PARTS: Final = 100_000
-"""Of anything that a configuration counts: layers, heads, experts, labels."""
+"""The most layers, heads, experts or labels that a configuration may count."""
 SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A supported checkpoint. ``source`` is what names it: its folder, or its GGUF file.
+    """A supported checkpoint. ``source`` names it: its folder, or its GGUF file.
 
-    Of a multimodal one, ``weights`` and ``config`` are those of the text part.
-    ``path`` is the folder of its configuration and tokenizer. ``sampling_defaults`` are the sampling parameters of its
-    generation_config; ``eos_token_ids`` end a text.
+    ``weights`` and ``config`` of a multimodal checkpoint are those of the text part. ``path`` is the folder of its
+    configuration and tokenizer. ``sampling_defaults`` are the sampling parameters of its generation_config;
+    ``eos_token_ids`` end a text.
     """
 
     source: Path
@@ -81,7 +81,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """The format that its configuration names, if a model can compute in it; float32 where it names none."""
+        """The format that the configuration names, if a model can compute in it; float32 if not, or without one."""
         named = str(getattr(self.config, "dtype", None)).removeprefix("torch.")
         return named if named in DTYPE_BYTES else "float32"
 
@@ -104,8 +104,8 @@ class Checkpoint:
 def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     """Read everything but the weights.
 
-    Raises ConfigError for what is missing, unreadable or not supported, for a configuration that its own shards belie,
-    and for a checkpoint that asks for code of its own.
+    Raises ConfigError for files that are missing, unreadable or not supported, for a configuration that its own shards
+    contradict, and for a checkpoint that needs code of its own.
     """
     source = resolve(model, revision)
     if source.is_file():
@@ -119,6 +119,7 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
         weights = Shards(path) if method is None else PackedShards(path, method)
         if is_wrapper(stated_config(path)):
             weights = TextPart(weights)
+            # A head that the text part stores is used, whatever the wrapper says of tying.
             config.tie_word_embeddings &= f"{HEAD}.weight" not in weights.names()
     check_layers(config.num_hidden_layers, weights.names(), path / CONFIG_FILE)
     generation = read_json(path / GENERATION_FILE)
@@ -127,7 +128,7 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
 
 
 def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
-    """What config.json in the folder says, where the parts of that architecture are, and how weights are packed."""
+    """The configuration in the folder, where the architecture's parts are, and the method that packed the weights."""
     file, stated = path / CONFIG_FILE, stated_config(path)
     check_model_type(stated, file)
     check_counts(stated, file)
@@ -147,9 +148,9 @@ def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
 
 
 def with_torch_formats(path: Path, stated: dict[str, Any]) -> Any:
-    """The configuration in the folder. transformers' class takes formats by torch's names alone, and others are usual.
+    """The configuration in the folder, with formats renamed: transformers' class accepts only torch's names.
 
-    "auto" is as if none were named. Raises ConfigError, which names the field, for what is no format of floats.
+    "auto" counts as naming none. Raises ConfigError, which names the field, for anything but a float format.
     """
     table = copy.deepcopy(stated)
     changed = False
@@ -176,7 +177,7 @@ def torch_format(named: str, field: str, file: Path) -> str | None:
 
 
 def check_model_type(table: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError if only code of the checkpoint's own makes its model."""
+    """Raise ConfigError if only the checkpoint's own code could make its model."""
     asked, model_type = table.get(CODE_FIELD), table.get("model_type")
     if asked and not (isinstance(model_type, str) and model_type in CONFIG_MAPPING):
         raise code_refusal(file, asked, f"model of type {shown(model_type)}")
@@ -191,7 +192,7 @@ def check_counts(table: dict[str, Any], file: Path) -> None:
 
 
 def check_sizes(config: Any, file: Path) -> None:
-    """Raise ConfigError unless the sizes that everything here reckons with are whole numbers above 0."""
+    """Raise ConfigError unless the sizes that are calculated with here are whole numbers above 0."""
     for name in SIZES:
         size = getattr(config, name, None)
         if type(size) is not int or size < 1:
@@ -215,14 +216,14 @@ def check_numbers(config: Any, file: Path) -> None:
 
 
 def check_layers(stated: int, names: Iterable[str], file: Path) -> None:
-    """Raise ConfigError if the tensors are of fewer layers than ``file`` states; there may be others beside them."""
+    """Raise ConfigError if the tensors belong to fewer layers than ``file`` states; more are allowed."""
     held = {layer_of(name) for name in names} - {None}
     if stated > len(held):
         raise problem_in(file, "num_hidden_layers", f"is {stated}, but the shards hold {len(held)} layers")
 
 
 def _eos_ids(config: Any, path: Path) -> tuple[int, ...]:
-    """What ends a text. Raises ConfigError for ids that are none, or not in the vocabulary."""
+    """The tokens that end a text. Raises ConfigError for ids that are not valid, or not in the vocabulary."""
     file, ids = path / GENERATION_FILE, generation_eos(path)
     if not ids:
         file = path / CONFIG_FILE
@@ -233,12 +234,12 @@ def _eos_ids(config: Any, path: Path) -> tuple[int, ...]:
 
 
 def _sampling_defaults(generation: Mapping[str, Any], path: Path) -> dict[str, float]:
-    """The checkpoint's recommended sampling, as SamplingParams names it; ``do_sample`` false means greedy.
+    """The checkpoint's recommended sampling, under SamplingParams' names; ``do_sample`` false means greedy.
 
-    Raises ConfigError for what SamplingParams refuses.
+    Raises ConfigError for values that SamplingParams refuses.
     """
     named = {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None}
-    if generation.get("do_sample") is False:  # greedy, which the penalty is for as well
+    if generation.get("do_sample") is False:  # greedy decoding uses the repetition penalty, too
         named = {"temperature": 0.0} | {name: named[name] for name in named.keys() & {"repetition_penalty"}}
     try:
         SamplingParams(**named)

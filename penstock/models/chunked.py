@@ -1,4 +1,4 @@
-"""Llama 4's attention over slots: most layers see one chunk of positions, in the others queries grow with theirs."""
+"""Llama 4's attention over slots: most layers see one chunk of positions; in the others queries grow with position."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ CHUNKED: Final = "chunked_attention"
 
 @dataclass(frozen=True)
 class Growth:
-    """Temperature tuning (arXiv 2501.19399), as Llama 4 has it in layers without rotary embeddings."""
+    """Temperature tuning (arXiv 2501.19399) in Llama 4's layers without rotary embeddings."""
 
     every: float
     by: float
 
     def of(self, positions_N: Tensor) -> Tensor:
-        """What the queries at these positions are multiplied by; [N]."""
+        """The factor for the queries at each of these positions, [N]."""
         return torch.log1p(torch.floor((positions_N.float() + 1.0) / self.every)) * self.by + 1.0
 
 
 def follow_positions(config: Any, layers: Sequence[Any], types: Sequence[str]) -> None:
-    """Have the attention of chunked models' layers, in place, say what ``attention.SlotAttention`` has to do.
+    """Give the attention modules of chunked models what ``attention.SlotAttention`` needs to know, in place.
 
-    transformers' modules count the rows of a batch where they mean positions. ``types`` are the layers'.
+    transformers' modules would take a row's place in the batch for its position. ``types`` are the layers'.
     """
     if CHUNKED not in (getattr(config, "layer_types", None) or ()):
         return

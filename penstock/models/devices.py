@@ -1,4 +1,4 @@
-"""Which of torch's devices there are on this machine, and who gets which, before any stage is started on one."""
+"""The torch devices of this machine, and which stage gets which, before any stage is started on one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from penstock.config import FieldError
 
 
 def check_device(device: str) -> None:
-    """Raise FieldError where there is no ``device`` ("cpu", "cuda" or "cuda:N") here.
+    """Raise FieldError if ``device`` ("cpu", "cuda" or "cuda:N") does not exist here.
 
-    The driver is only asked to count: a CUDA context would take memory that the stages need.
+    Asks the driver only for the number of GPUs: a CUDA context would take memory that the stages need.
     """
     kind, _, number = device.partition(":")
     if kind == "cpu":
@@ -25,18 +25,20 @@ def check_device(device: str) -> None:
 
 
 def drafting_device(device: str) -> str:
-    """The device of a drafter whose stages are on other hosts, where ``device`` may be what this one lacks."""
+    """The device of a drafter whose stages are on other hosts: this host may lack the ``device`` that they use."""
     return "cuda:0" if device.startswith("cuda") and torch.cuda.device_count() else "cpu"
 
 
 def placed(device: str, stages: int) -> tuple[str, ...]:
-    """The device of each stage and, behind them, the drafter's. ``device`` has been checked.
+    """The device of each stage and, last, of the drafter. ``device`` has been checked.
 
-    "cuda" spreads them over all GPUs: each stage gets one of its own while they last, and so does the drafter, else it
-    shares the last stage's; more stages than GPUs share them with their neighbours, as evenly as it goes.
+    "cuda" spreads them over all GPUs. Each stage gets a GPU of its own while they last, and so does the drafter;
+    otherwise the drafter shares the last stage's. More stages than GPUs share them with their neighbours, as evenly as
+    possible.
     """
     if device != "cuda":
         return (device,) * (stages + 1)
     found = torch.cuda.device_count()
     used = min(stages, found)
+    # 5 stages on 2 GPUs: 0 0 0 1 1, and the drafter on 1.
     return *(f"cuda:{stage * used // stages}" for stage in range(stages)), f"cuda:{min(stages, found - 1)}"

@@ -1,4 +1,4 @@
-"""Which checkpoints Penstock runs, told from their configuration alone, and the reason for those that it refuses."""
+"""Decides from the configuration alone whether Penstock runs a checkpoint, and why not if it does not."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.models.carried.layout import CARRYING
 from penstock.models.text_part import WRAPPED, WRAPPERS
 
 ATTENTION_TYPES: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention", "hybrid"})
-"""Layer types that attend; Falcon-H1's hybrid ones carry a state beside it."""
+"""Layer types that attend; Falcon-H1's hybrid layers carry a state beside that."""
 RECURRENT_TYPES: Final = frozenset({"linear_attention", "conv", "hybrid"})
-"""Layer types that carry a state, or do both."""
+"""Layer types that carry a state; hybrid ones attend as well."""
 OTHER_TYPES: Final = frozenset({"mlp", "moe"})
-"""Nemotron-H's layers that are a feed-forward and nothing else."""
+"""Nemotron-H's layers that consist of a feed-forward network."""
 PLAIN_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
-"""Those of which any architecture may have some."""
+"""The layer types that any architecture may have."""
 REFUSED: Final = {
     "deepseek_v4": "its attention reads compressed blocks of keys and values",
     "minimax_m3": "its attention selects blocks of keys",
@@ -31,7 +31,7 @@ REFUSED_FIELDS: Final = {
     "num_kv_shared_layers": "its layers share keys and values with each other",
     "hidden_size_per_layer_input": "its layers take per-layer embeddings",
 }
-"""What ``models/carried/`` knows of some architectures, and nobody of others."""
+"""Fields that only the architectures of ``models/carried/`` may set."""
 
 WHOLE: Final = "it is a multimodal wrapper; save its language model as a checkpoint of its own"
 REFUSING: Final = " is not supported: "
@@ -39,9 +39,9 @@ REFUSING: Final = " is not supported: "
 
 @dataclass(frozen=True)
 class Parts:
-    """Where a causal language model keeps its parts: ``base`` inside the model, the other three inside the base.
+    """The names of a causal language model's parts: ``base`` inside the model, the other three inside the base.
 
-    ``returned`` says how long a tuple each of its layers returns; 0 if they return hidden states alone.
+    ``returned`` is the length of the tuple that each layer returns; 0 if a layer returns only hidden states.
     """
 
     base: str
@@ -64,11 +64,12 @@ RECURRENT: Final[dict[str, Parts]] = {
     "nemotron_h": Parts("model", "embeddings", "layers", "norm_f"),
     "falcon_h1": Parts("model", "embed_tokens", "layers", "final_layernorm", returned=1),
 }
-"""By model type, the architectures with layers that ``models/recurrent/`` computes in a tree.
+"""Model type -> parts, for architectures whose state-carrying layers ``models/recurrent/`` computes in a tree.
 
-transformers claims no other attention for some of them; that they have it is found out when a stage is loaded."""
+For some of them transformers does not claim that another attention can be plugged in; loading a stage tests it.
+"""
 CHUNKED: Final[dict[str, Parts]] = {"llama4_text": Parts("model", "embed_tokens", "layers", "norm")}
-"""By model type, the architectures whose attention ``models/chunked.py`` knows."""
+"""Model type -> parts, for architectures whose attention ``models/chunked.py`` handles."""
 
 
 def model_class(config: Any) -> Any:
@@ -81,7 +82,7 @@ def model_class(config: Any) -> Any:
 
 
 def text_config(config: Any) -> Any:
-    """The configuration of the text part of a multimodal model, which says some things in its place; or ``config``.
+    """The configuration of a multimodal model's text part, completed from the whole one; else ``config`` itself.
 
     Raises ConfigError for a multimodal model whose text part is not known to be a model by itself.
     """
@@ -98,7 +99,7 @@ def text_config(config: Any) -> Any:
 
 
 def check_supported(config: Any) -> Parts:
-    """Say where the parts of this architecture are. Raises ConfigError naming the reason why it cannot be split."""
+    """The parts of this architecture. Raises ConfigError with the reason if it cannot be split."""
     cls = model_class(config)
     for beginning, reason in REFUSED.items():
         if config.model_type.startswith(beginning):
@@ -114,7 +115,7 @@ def check_supported(config: Any) -> Parts:
         return parts
     if WRAPPED in type(config).sub_configs:
         raise refusal(config, WHOLE)
-    # Of the class: a configuration file may set any attribute of an instance.
+    # Taken from the class, since a configuration file may set any attribute of an instance.
     plan = getattr(type(config), "base_model_pp_plan", None)
     if not plan:
         raise refusal(config, "transformers has no pipeline plan for it")
@@ -126,7 +127,7 @@ def check_supported(config: Any) -> Parts:
 
 
 def layer_types(config: Any) -> list[str]:
-    """The type of every layer; nothing where all are alike."""
+    """The type of every layer; empty where all are alike."""
     return list(getattr(config, "layer_types", None) or ())
 
 
@@ -141,7 +142,7 @@ def _read_plan(cls: Any, config: Any, plan: dict[str, Any]) -> Parts:
 
 
 def _why_not(inner: Any) -> str:
-    """Why a multimodal model with this text part does not run: the text part may not either."""
+    """Why a multimodal model with this text part is refused: the text part may not be supported either."""
     try:
         check_supported(inner)
     except ConfigError as error:
@@ -155,5 +156,5 @@ def refusal(config: Any, reason: str) -> ConfigError:
 
 
 def reason_of(error: ConfigError) -> str:
-    """What ``refusal`` was given."""
+    """The reason that ``refusal`` was given."""
     return str(error).partition(REFUSING)[2]

@@ -1,6 +1,6 @@
-"""A checkpoint at a glance: what its names, its JSON and a GGUF file's header say, without torch.
+"""A quick look at a checkpoint: its files' names, its JSON and a GGUF file's header, without torch.
 
-It is enough to refuse most of what cannot be run in a fraction of a second, before anything else is loaded.
+It is enough to refuse most unsupported models within a fraction of a second, before anything else is loaded.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ENCODERS: Final = frozenset(
         *("modernbert", "mpnet", "nomic_bert", "roberta", "roformer", "squeezebert", "xlm-roberta", "xlm-roberta-xl"),
     }
 )
-"""Types of models that read text and write none."""
+"""Model types that read text and write none."""
 NO_WRITER: Final = re.compile(r"For(MaskedLM|\w*Classification|QuestionAnswering|MultipleChoice|RewardModel)$")
-"""Classes that give scores for a text, on whatever model they stand."""
+"""Classes that score a text, whatever model they are built on."""
 TOKENIZER: Final = re.compile(r"tokenizer|vocab\.|merges\.|spiece|sentencepiece|tekken")
 """How the names of a tokenizer's files begin."""
 EMBEDDING: Final = "token_embd.weight"
@@ -38,16 +38,16 @@ EMBEDDING: Final = "token_embd.weight"
 
 DRAFT_MODEL: Final = "draft_model"
 MOST_HEADER: Final = 1 << 26
-"""Bytes of a safetensors file's header."""
+"""The largest header of a safetensors file, in bytes."""
 UNSUPPORTED: Final = {"dflash": "DFlash", "dspark": "DSpark", "peagle": "P-EAGLE", "hydra": "Hydra", "mlp": "MLP"}
-"""What names of drafters' configurations hold that are not supported, and what they are called."""
+"""Beginnings of names in the configurations of unsupported drafters -> what the drafter is called."""
 NAMED_BY: Final = ("speculators_model_type", "model_type", "architectures", "algorithm")
 MEDUSA: Final = re.compile(r"blocks\.\d+\.layers\.\d+\.weight|\d+\.\d+\.linear\.weight")
 
 
 @dataclass(frozen=True)
 class Glance:
-    """What is plain to see of a model; None is what the files do not say plainly."""
+    """Properties of a model that its files state; None for one that they do not state."""
 
     num_layers: int | None
     vocab_size: int | None
@@ -57,7 +57,7 @@ class Glance:
 
 
 def glance(model: str) -> Glance:
-    """Look at a folder, a GGUF file or what a hub id stands for. Raises ConfigError for what cannot be run."""
+    """Look at a folder, a GGUF file or a hub id. Raises ConfigError for a model that cannot be run."""
     place = resolve(model)
     if place.is_file():
         header = read_header(place)
@@ -77,7 +77,10 @@ def glance(model: str) -> Glance:
 
 
 def stated_config(folder: Path) -> dict[str, Any]:
-    """What config.json says. Raises ConfigError where there is none, saying what the folder is, and for encoders."""
+    """The table in config.json.
+
+    Raises ConfigError for encoders, and where there is none, saying what the folder holds.
+    """
     check_folder(folder)
     file = folder / CONFIG_FILE
     if not file.is_file():
@@ -91,7 +94,7 @@ def stated_config(folder: Path) -> dict[str, Any]:
 
 
 def check_writes(table: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError if the configuration is of a model that writes no text."""
+    """Raise ConfigError if the configuration belongs to a model that writes no text."""
     named = table.get("architectures")
     classes = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     scores = [name for name in classes if NO_WRITER.search(name)]
@@ -124,9 +127,9 @@ def whole(value: object) -> int | None:
 
 
 def method_of(model: str) -> str:
-    """The method that drafts with a folder or file: a small model's where nothing says otherwise.
+    """The method for drafting with a folder or file; "draft_model" unless something says otherwise.
 
-    Raises FieldError for drafters that are not supported, by their kind.
+    Raises FieldError, with the kind, for drafters that are not supported.
     """
     place = Path(model).expanduser()
     if place.is_file():
@@ -136,7 +139,7 @@ def method_of(model: str) -> str:
     try:
         config = read_json(place / CONFIG_FILE)
     except ConfigError:
-        return DRAFT_MODEL  # which says what is wrong with it
+        return DRAFT_MODEL  # loading it will say what is wrong
     names = frozenset(name for file in sorted(place.glob("*.safetensors")) for name in tensor_names(file))
     found = learned(config, names, place)
     if found is None:
@@ -145,7 +148,7 @@ def method_of(model: str) -> str:
 
 
 def learned(config: Mapping[str, Any], names: frozenset[str], place: Path) -> str | None:
-    """The method of a learned drafter that is supported."""
+    """The method of a supported learned drafter; None if it is none."""
     stated = config.get("speculator")
     if isinstance(stated, str):
         return stated
@@ -164,7 +167,7 @@ def learned(config: Mapping[str, Any], names: frozenset[str], place: Path) -> st
 
 
 def refuse_unsupported(config: Mapping[str, Any], place: Path) -> None:
-    """Raise FieldError for a drafter of a kind that is known and not supported."""
+    """Raise FieldError for a drafter of a kind that is known but not supported."""
     for name, kind in unsupported_names(config):
         raise FieldError(
             "speculative_config.model",
@@ -186,7 +189,7 @@ def flat(values: Iterable[Any]) -> Iterator[str]:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """The names in a safetensors file's header; none of a file that is damaged, which its reader says."""
+    """The names in a safetensors file's header; empty for a damaged file, which fails when it is read."""
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")

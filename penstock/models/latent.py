@@ -1,12 +1,13 @@
 """Multi-head latent attention with its compressed cache (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-A slot keeps what keys and values of all heads are made of: a latent of r numbers, and s more that hold the position and
-that all heads share. With U the layer's matrix from latents to a head's keys, and W that to its values,
+A slot stores the latent of which the keys and values of all heads are made, r numbers, and s more that hold the
+position and that all heads share. With U the layer's matrix from latents to a head's keys, and W that to its values,
 
     q . (U c)  =  (U^T q) . c          sum of p_i (W c_i)  =  W (sum of p_i c_i)
 
-so a query is brought to the latents once (left side: H heads' keys for every slot), and what comes of attention once
-back. Shapes: N rows, S slots, H heads, n and s the widths of a query without and with the position, e that of values.
+so each query is projected to the latents once (on the left: H heads' keys for every slot), and the attention's output
+back once. Shapes: N rows, S slots, H heads, n and s the widths of a query without and with the position, e that of
+values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from penstock.models.attention import Kernel, Scoring, Segment, SlotAttention
 from penstock.models.fused.norms import agree, sample_of
 
 MOST_EXPANDED: Final = 1 << 24
-"""Numbers of keys and values that are made of latents at once: 64 MiB in float32."""
+"""The most numbers of keys and values that are made of latents at once: 64 MiB in float32."""
 ALL: Final = slice(None)
 
 
@@ -34,31 +35,33 @@ class Latent(nn.Module):
         self.rank = int(attention.kv_lora_rank)
         self.width = int(attention.qk_nope_head_dim)
         weight_HXr = attention.kv_b_proj.weight.detach().view(attention.num_heads, -1, self.rank)
-        # Buffers: no linear layer that could be packed, and no parameter that should have been.
+        # Buffers: they are neither a linear layer that would be packed, nor parameters that should have been.
         self.register_buffer("keys_Hnr", weight_HXr[:, : self.width], persistent=False)
         self.register_buffer("values_Her", weight_HXr[:, self.width :], persistent=False)
         own = weight_HXr.shape[1]
         self.cheaper_expanded = self.rank * own / (2 * self.rank - own) if 2 * self.rank > own else math.inf
-        """Rows that attend together from which on it takes fewer products to make keys and values of the latents.
+        """From this many rows on, expanding latents to keys and values takes fewer products than projecting the
+        queries.
 
-        The n + e numbers of a head take r products each for a slot; a row then takes n + e for it in place of 2 r.
+        A head's n + e numbers take r products each for a slot; each row then takes n + e for it instead of 2 r.
         """
 
     def attend(
         self, kernel: Kernel, query_Hnx: Tensor, latents_1Sy: Tensor, segment: Segment, scoring: Scoring
     ) -> Tensor:
-        """What ``kernel`` gives over the keys and values that the latents [1, S, r + s] stand for; [H, rows, e]."""
+        """The output of ``kernel`` over the keys and values of the latents [1, S, r + s]; [H, rows, e]."""
         if query_Hnx.shape[1] >= self.cheaper_expanded:
             return self._attend_expanded(kernel, query_Hnx, latents_1Sy, segment, scoring)
         own, turned = query_Hnx.split([self.width, query_Hnx.shape[2] - self.width], dim=-1)
         query_Hny = torch.cat([own @ self.keys_Hnr, turned], dim=-1)
+        # All heads share the latents as keys, and their first r numbers as values.
         found_Hnr = kernel(query_Hny, latents_1Sy, latents_1Sy[..., : self.rank], segment, scoring)
         return found_Hnr @ self.values_Her.transpose(1, 2)
 
     def _attend_expanded(
         self, kernel: Kernel, query_Hnx: Tensor, latents_1Sy: Tensor, segment: Segment, scoring: Scoring
     ) -> Tensor:
-        """Some heads after others: those of all slots at once may take more memory than the cache."""
+        """Attend with expanded keys and values, some heads at a time: all may take more memory than the cache."""
         each = latents_1Sy.shape[1] * (query_Hnx.shape[2] + self.values_Her.shape[1])
         step = max(1, MOST_EXPANDED // each)
         parts = [slice(head, head + step) for head in range(0, len(query_Hnx), step)]
@@ -74,7 +77,7 @@ class Latent(nn.Module):
 
 
 class LatentAttention:
-    """``attention`` for layers whose slots hold latents: ``latents`` by their number."""
+    """``attention`` for layers whose slots hold latents; ``latents`` maps a layer's number to its matrices."""
 
     def __init__(self, attention: SlotAttention, latents: dict[int, Latent]) -> None:
         self._attention = attention
@@ -95,9 +98,9 @@ class LatentAttention:
 
 
 def keep_latents(layers: Sequence[Any]) -> dict[int, Latent]:
-    """Have those of ``layers`` that attend by latents store these alone, in place; their matrices by layer.
+    """Let the layers with latent attention store only latents, in place. Returns their matrices by layer number.
 
-    Layers that make something else of a latent stay as they are.
+    Layers that use a latent in another way stay as they are.
     """
     found = {}
     for layer in layers:
@@ -112,13 +115,13 @@ def keep_latents(layers: Sequence[Any]) -> dict[int, Latent]:
 
 
 def unexpanded(kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
-    """In place of transformers' ``expand_kv``: a row's latent [1, 1, N, r + s], and values of no width."""
+    """Replaces transformers' ``expand_kv``: returns a row's latent [1, 1, N, r + s], and values of no width."""
     return torch.cat([kv_nope, k_rot], dim=-1), kv_nope[..., :0]
 
 
 @torch.no_grad()
 def makes_the_same(latent: Latent, attention: Any) -> bool:
-    """Whether transformers' module makes the same keys and values of a latent. Some rows are tried."""
+    """Whether transformers' module makes the same keys and values of some sample latents."""
     if attention.kv_b_proj.bias is not None:
         return False
     latents = sample_of(attention.kv_b_proj.weight)

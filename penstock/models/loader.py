@@ -1,4 +1,4 @@
-"""Builds the transformers module of layers [first, last): only these layers' tensors are read."""
+"""Builds the transformers module of layers [first, last), and reads only these layers' tensors."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from penstock.models.shards import WEIGHT_TYPES, layer_of
 
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
 LONGEST_VECTOR: Final = 1 << 20
-"""Numbers of a vector that is read before any stage is started."""
+"""The longest vector that is read before any stage is started."""
 MOST_COPIES: Final = 2
-"""A tied embedding is stored once, and held twice while the model is built."""
+"""How many times the checkpoint's size a model may have: a tied embedding is stored once and held twice at first."""
 SPARE: Final = 1 << 24
-"""Numbers that no checkpoint stores: frequencies of rotary embeddings, masks."""
+"""Numbers that a model may have beyond its checkpoint: frequencies of rotary embeddings, masks."""
 
 
 class PassThrough(nn.Module):
-    """Stands where a part belongs to another stage: returns its first argument."""
+    """Replaces a part that belongs to another stage; returns its first argument."""
 
     def forward(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
         return hidden
 
 
 class ForeignLayer(nn.Module):
-    """Stands where a layer belongs to another stage: gives back the hidden states, in a tuple if ``returned`` is one.
+    """Replaces another stage's layer; returns the hidden states, in a tuple of ``returned`` elements unless that is 0.
 
-    What its base model looks up in a layer stays: Nemotron-H its kind, Falcon-H1 a vector that it fills.
+    Attributes that its base model looks up in a layer stay: the kind in Nemotron-H, a vector that Falcon-H1 fills.
     """
 
     def __init__(self, layer: Any, returned: int) -> None:
@@ -63,9 +63,9 @@ def load_module(
 ) -> Any:
     """The causal language model with layers [first, last) only; embedding, norm and head where they belong.
 
-    The first stage (``first`` 0) has the embedding, the last one (``last`` all layers) norm and head. What belongs
-    to another stage is a ``PassThrough``. ``on_read`` is told how much has been read. Raises ConfigError naming
-    tensors that are missing or of the wrong shape.
+    The first stage (``first`` 0) has the embedding, the last one (``last`` all layers) norm and head. Other stages'
+    parts are ``PassThrough``s. ``on_read`` is told how much has been read. Raises ConfigError naming tensors that are
+    missing or of the wrong shape.
     """
     if not 0 <= first <= last <= checkpoint.num_layers:
         raise ConfigError(f"layers {first} to {last} of a model with {checkpoint.num_layers} layers")
@@ -79,9 +79,9 @@ def load_module(
 
 
 def hold_in_memory(model: Any) -> None:
-    """Copy the weights, which safetensors only maps: who writes into the file would change them as they are used.
+    """Copy the weights, which safetensors only maps: a process that writes into the file would change them.
 
-    Tied ones stay one.
+    Tied weights stay one tensor.
     """
     copies: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
@@ -90,7 +90,7 @@ def hold_in_memory(model: Any) -> None:
 
 
 def load_whole(checkpoint: Checkpoint, dtype: str) -> Any:
-    """The causal language model with all its layers and transformers' own attention. Raises as ``load_module`` does."""
+    """The causal language model with all layers and transformers' own attention. Raises like ``load_module``."""
     return _load(checkpoint, 0, checkpoint.num_layers, None, dtype=torch_dtype(dtype))
 
 
@@ -102,7 +102,7 @@ def _load(
     changed: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> Any:
-    """transformers is given tensors, never the folder: it would choose among the files in it by itself."""
+    """Load with tensors, not from the folder: transformers would choose among its files by itself."""
     with contextlib.ExitStack() as files, quiet(), refusing(checkpoint):
         slices = _own_slices(checkpoint, first, last, files)
         if changed is not None:
@@ -125,7 +125,7 @@ def _load(
 
 @contextlib.contextmanager
 def refusing(checkpoint: Checkpoint) -> Iterator[None]:
-    """What torch and transformers say of a model that its configuration describes, and nobody can build or run."""
+    """Raise ConfigError instead of any error of torch or transformers for a model that cannot be built or run."""
     try:
         yield
     except (PenstockError, torch.OutOfMemoryError):
@@ -144,7 +144,8 @@ def _checked_device(device: str) -> torch.device:
 
 
 def _own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib.ExitStack) -> dict[str, Any]:
-    """Lazy slices of the tensors of this stage."""
+    """The stage's tensors, not read yet."""
+    # Tensors outside of the layers are embedding, norm and head: only the first and the last stage read them.
     at_an_end = first == 0 or last == checkpoint.num_layers
 
     def wanted(name: str) -> bool:
@@ -157,11 +158,11 @@ def _own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib
 
 
 def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping[str, Any]) -> Any:
-    """The model's class, except that its constructor (on the meta device) leaves out what other stages hold.
+    """The model's class with a constructor (on the meta device) that leaves out other stages' parts.
 
     ``stored`` are the stage's tensors: a model that they cannot fill is refused before it takes memory.
 
-    Tied embedding and head are both kept on either end while loading, so that whichever the checkpoint has serves.
+    A tied embedding and head are both kept on either end while loading, so that it does not matter which is stored.
     """
     cls, parts = model_class(checkpoint.config), checkpoint.parts
     is_first, is_last = first == 0, last == checkpoint.num_layers
@@ -186,15 +187,15 @@ def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping
             self.all_tied_weights_keys = {}
         check_fits(self, stored, f"layers {first} to {last} of {checkpoint.source.name!r}")
 
-    # The name and module of the original: transformers finds the weight conversions of an architecture by them.
+    # The original's name and module, by which transformers finds the weight conversions of an architecture.
     body = {"__init__": build, "__module__": cls.__module__, "_keys_to_ignore_on_load_missing": None}
     return type(cls.__name__, (cls,), body)
 
 
 def check_fits(model: nn.Module, stored: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError if tensors of the same name differ in shape, hold no floats, or the model is far too large.
+    """Raise ConfigError if shapes differ, a weight is no float, or the model is far larger than its tensors.
 
-    Some architectures store a tensor in parts or under another name; their shapes are compared when they are loaded.
+    Some architectures store a tensor in parts or under another name; those shapes are compared at loading.
     """
     wanted = dict(model.named_parameters())
     for name in wanted.keys() & stored.keys():
@@ -215,7 +216,7 @@ def _wrong_shapes(where: str, wrong: Iterable[tuple[str, Sequence[int], Sequence
 
 
 def _check_complete(checkpoint: Checkpoint, first: int, last: int, info: dict[str, Any]) -> None:
-    """transformers fills missing tensors with random numbers; a stage must not."""
+    """Raise ConfigError for wrong shapes, and for missing tensors: transformers fills them with random numbers."""
     where = f"layers {first} to {last} of {checkpoint.source.name!r}"
     if missing := sorted(info["missing_keys"]):
         raise ConfigError(f"model: {where}: the checkpoint lacks {_some(missing)}: download or save it again")
@@ -230,9 +231,10 @@ def _some(names: list[str], most: int = 5) -> str:
 def _drop_foreign(model: Any, checkpoint: Checkpoint, first: int, last: int) -> None:
     base = getattr(model, checkpoint.parts.base)
     if first > 0:
+        # A tied embedding was kept on both ends for loading; from here on each end has only its own part.
         setattr(base, checkpoint.parts.embed, PassThrough())
         for name in EMBEDDING_FACTORS:
-            # granite scales whatever enters its layers, so only the first stage may.
+            # granite scales the input of its first layer, which only the first stage may do.
             if hasattr(base, name):
                 setattr(base, name, 1.0)
     if last < checkpoint.num_layers:
@@ -241,7 +243,7 @@ def _drop_foreign(model: Any, checkpoint: Checkpoint, first: int, last: int) -> 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars, and no report of what is missing: the caller raises for that."""
+    """Without progress bars and reports of missing tensors within the block: the caller raises for those."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -257,7 +259,7 @@ def quiet() -> Iterator[None]:
 
 
 class HollowTensor:
-    """A tensor of a checkpoint in shape and type alone."""
+    """A tensor of a checkpoint with only its shape and type; its numbers are zeros."""
 
     def __init__(self, stored: Any) -> None:
         self._stored = stored
@@ -273,9 +275,9 @@ class HollowTensor:
 
 
 def check_loads(checkpoint: Checkpoint) -> None:
-    """Raise ConfigError where a stage could not load its part: tensors are missing or do not fit, vectors hold NaN.
+    """Raise ConfigError if a stage could not load its part: tensors are missing or do not fit, or vectors hold NaN.
 
-    The whole model is built of tensors that take no memory, so that transformers itself says what it misses.
+    The whole model is built from tensors that take no memory, so that transformers itself reports what it misses.
     """
     _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, dtype=torch.float32, attn_implementation=ATTENTION)
     with contextlib.ExitStack() as files:
@@ -284,7 +286,7 @@ def check_loads(checkpoint: Checkpoint) -> None:
 
 
 def check_finite(where: str, tensors: Mapping[str, Any], shapes: Iterable[tuple[str, Iterable[int]]]) -> None:
-    """Raise ConfigError if a vector holds something that is no number."""
+    """Raise ConfigError if a vector holds NaN or infinity."""
     for name, shape in shapes:
         sizes = list(shape)
         if len(sizes) == 1 and math.prod(sizes) <= LONGEST_VECTOR:

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: a folder, a GGUF file, or the hub's cache. No torch is needed to find it."""
+"""Finds a checkpoint: a folder, a GGUF file, or the hub's cache. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from penstock.models.text_part import is_read
 from penstock.models.weight_files import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, shards_of
 
 SMALL: Final = ["*.json", "*.model", "*.jinja", "*.txt"]
-"""What a repository is fetched for before its weights: configuration, tokenizer, chat template, index."""
+"""Files that are fetched before the weights: configuration, tokenizer, chat template, index."""
 GGUF: Final = ".gguf"
 
 
 def resolve(model: str, revision: str | None = None) -> Path:
-    """The place of a checkpoint: a local folder or GGUF file, or the folder of a hub id, from the cache or downloaded.
+    """The path of a checkpoint: a local folder or GGUF file, or the folder of a hub id, from the cache or downloaded.
 
-    Of a hub's repository only the files that something here reads are downloaded.
+    Only the files that Penstock reads are downloaded.
 
-    Raises ConfigError saying what to do when it is in none of these places.
+    Raises ConfigError, which says what to do, if it is in none of these places.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -42,9 +42,9 @@ def resolve(model: str, revision: str | None = None) -> Path:
 
 
 def weights_of(described: Path) -> list[str]:
-    """Names of a repository's files of weights, told from the small ones. Raises ConfigError for a wrong index.
+    """Names of a repository's weight files, from its small files. Raises ConfigError for a wrong index.
 
-    Many a repository has the same weights twice, for another library, and a multimodal one those of its towers.
+    Many repositories hold the same weights twice, for another library, and multimodal ones those of their towers.
     """
     if not (described / INDEX_FILE).is_file():
         return [SINGLE_FILE, MEDUSA_FILE]
@@ -53,7 +53,7 @@ def weights_of(described: Path) -> list[str]:
 
 
 def has_weights(described: Path) -> bool:
-    """Whether these files are there: all that an index names, or one of those that need none."""
+    """Whether the weights are there: all files that an index names, or one of those that need no index."""
     if (described / SINGLE_FILE).is_file():
         return True
     there = [(described / name).is_file() for name in weights_of(described)]

@@ -1,7 +1,7 @@
-"""A look at what an architecture really does, taken while one row runs through a freshly loaded stage.
+"""Tests what an architecture really does while one row runs through a freshly loaded stage.
 
-The gate judges by configuration; this catches what a configuration does not tell, which would give wrong tokens
-without any error: a mask of its own, a window that the attention is not told about, embeddings changed on the way in.
+The gate judges by configuration. This test finds what a configuration does not tell, and what would give wrong tokens
+without any error: a mask of its own, a window that the attention is not told about, changed embeddings.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ProbedAttention:
 
 
 def problem_of(mask: Any, options: dict[str, Any]) -> str:
-    """What of an attention call we cannot answer; nothing if we can."""
+    """Why an attention call cannot be answered here; empty if it can."""
     if mask is not None:
         return "it brings its own attention mask"
     if options.get("is_causal") is False:
@@ -59,7 +59,7 @@ def problem_of(mask: Any, options: dict[str, Any]) -> str:
 
 
 def check_calls(config: Any, first: int, last: int, probed: ProbedAttention) -> None:
-    """Raise ConfigError unless every layer of [first, last) that attends did so once, as we can answer."""
+    """Raise ConfigError unless every attending layer of [first, last) made exactly one call that can be answered."""
     calls, types = probed.calls, layer_types(config)
     attending = [layer for layer in range(first, last) if not types or types[layer] in ATTENTION_TYPES]
     if [call.layer for call in calls] != attending:
@@ -72,22 +72,22 @@ def check_calls(config: Any, first: int, last: int, probed: ProbedAttention) -> 
 
 
 def check_mixers(config: Any, first: int, last: int, calls: Sequence[int]) -> None:
-    """Raise ConfigError unless every layer of [first, last) that carries a state did so once, as ``calls`` count."""
+    """Raise ConfigError unless every state-carrying layer of [first, last) ran exactly once (``calls``)."""
     carrying = [kind for kind in layer_types(config)[first:last] if kind in RECURRENT_TYPES]
     if list(calls) != [1] * len(carrying):
         raise refusal(config, "not every layer that carries a state does so exactly once")
 
 
 def check_entry(config: Any, given_ND: Tensor, entered: Tensor | None) -> None:
-    """Raise ConfigError unless the first layer of a later stage got exactly what the stage before it sent."""
+    """Raise ConfigError unless the first layer of a later stage got exactly what the stage before had sent."""
     if entered is None or not torch.equal(given_ND, entered.reshape(given_ND.shape)):
         raise refusal(config, "it changes the hidden states before its first layer")
 
 
 def check_finite(source: Path, base: torch.nn.Module, states: Tensor) -> None:
-    """Raise ConfigError naming the first weight that holds what is no number, if the probe's ``states`` do.
+    """Raise ConfigError naming the first weight with NaN or infinity, if the probe's ``states`` have any.
 
-    Only then are all weights read.
+    All weights are read only in that case.
     """
     if states.isfinite().all():
         return

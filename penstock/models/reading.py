@@ -1,4 +1,4 @@
-"""How much of its weights a stage has read so far, told now and then while it loads."""
+"""The progress of a stage in reading its weights, reported while it loads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Final
 from torch import Tensor
 
 Listener = Callable[[int, int], None]
-"""Told how many numbers have been read, and of how many."""
+"""Called with how many numbers have been read, and how many there are."""
 
 SECONDS: Final = 0.1
-"""Between two words about it."""
+"""Seconds between two reports."""
 
 
 class Reading:
-    """Counts the numbers of tensors that are read, on whatever threads."""
+    """Counts the numbers that are read from tensors, on any threads."""
 
     def __init__(self, total: int, listener: Listener) -> None:
         self._total = total
@@ -36,12 +36,12 @@ class Reading:
                 self._listener(self._read, self._total)
 
     def end(self) -> None:
-        """A stage at one end of the model leaves out what the other end holds."""
+        """Report that everything has been read. A stage at one end of the model skips tensors of the other end."""
         self._listener(self._total, self._total)
 
 
 class CountedTensor:
-    """A tensor that is not read yet; reading it is counted."""
+    """A tensor that has not been read; reading it is counted."""
 
     def __init__(self, tensor: Any, reading: Reading) -> None:
         self._tensor = tensor
@@ -58,7 +58,7 @@ class CountedTensor:
 
 @contextmanager
 def counted(tensors: dict[str, Any], listener: Listener | None) -> Iterator[dict[str, Any]]:
-    """These tensors, such that ``listener`` hears in the ``with`` block of those that have been read."""
+    """These tensors, wrapped so that ``listener`` is told within the block how much of them has been read."""
     if listener is None:
         yield tensors
         return

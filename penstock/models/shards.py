@@ -1,4 +1,4 @@
-"""The weights of a folder: which file holds each tensor, of which type and size, told from indexes and headers."""
+"""The weights of a folder: each tensor's file, type and size, from indexes and headers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from penstock.models.weight_files import (
 )
 
 WEIGHT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
-"""Types of numbers, as safetensors calls them, that a weight may be stored in."""
+"""Types of numbers, under safetensors' names, that a weight may have."""
 
 
 LONGEST_NUMBER: Final = 10
-"""Digits; a longer one numbers no layer."""
+"""Digits; a longer number is no layer's."""
 
 
 class Shards:
@@ -38,7 +38,7 @@ class Shards:
         self._places = shards_of_stages(folder)
 
     bits = None
-    """Of weights in whole numbers: there are none."""
+    """The bits of quantised weights: None, since these files hold floats."""
 
     @property
     def files(self) -> list[Path]:
@@ -48,13 +48,13 @@ class Shards:
         return list(self._places)
 
     def sizes(self) -> dict[str, int]:
-        """The number of elements of every tensor, from the shards' headers."""
+        """Name -> number of elements, for every tensor, from the shards' headers."""
         with contextlib.ExitStack() as files:
             slices = self.slices(self._places, files)
             return {name: math.prod(found.get_shape()) for name, found in slices.items()}
 
     def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
-        """These tensors, not read yet. Opens only the shards that hold one, until ``files`` closes them."""
+        """Name -> tensor, not read yet. Opens only the shards that hold one, until ``files`` closes them."""
         opened: dict[Path, Any] = {}
         found = {}
         for name in names:
@@ -66,7 +66,7 @@ class Shards:
 
 
 def shards(path: Path) -> dict[str, Path]:
-    """The file of every tensor. Raises ConfigError if the checkpoint has no safetensors or a wrong index."""
+    """Tensor -> file. Raises ConfigError if the checkpoint has no safetensors or a wrong index."""
     check_weights(path)
     warn_of_two(path)
     if uses_index(path):
@@ -77,7 +77,7 @@ def shards(path: Path) -> dict[str, Path]:
 
 
 def shards_of_stages(path: Path) -> dict[str, Path]:
-    """The file of every tensor that some stage may need. Raises ConfigError as ``shards`` does."""
+    """Tensor -> file, for the tensors that some stage may need. Raises ConfigError like ``shards``."""
     return {name: file for name, file in shards(path).items() if not name.startswith(MTP)}
 
 
@@ -92,7 +92,7 @@ def open_shard(file: Path) -> Any:
 
 
 def slice_of(opened: Any, file: Path, name: str) -> Any:
-    """A tensor of an open shard, not read yet. Raises ConfigError if it is not there, or holds what no weight can."""
+    """A tensor of an open shard, not read yet. Raises ConfigError if it is missing, or of a type that no weight has."""
     try:
         found = opened.get_slice(name)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Which layers each stage has: an even split, or one that is written down."""
+"""The layers of each stage: split evenly, or as the user writes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ def even_split(num_layers: int, stages: int, head_layers: float = 1.0) -> list[t
     if stages < 1:
         raise ConfigError(f"pipeline_parallel_size is {stages}; it has to be at least 1")
     fair = (num_layers + head_layers) / stages
+    # The head takes its share of the last stage's work, but leaves it a layer where there are enough.
     last = num_layers if stages == 1 else min(num_layers, max(0, round(fair - head_layers)))
     last = max(last, min(1, num_layers // stages))
     counts = [last]
+    # Filled from the back with rounded-down shares, so that the first stages get what remains.
     for left in range(stages - 1, 0, -1):
         counts.insert(0, (num_layers - sum(counts)) // left)
     return _ranges(counts)

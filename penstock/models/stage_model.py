@@ -1,4 +1,4 @@
-"""The layers of one stage as the stage core wants them: rows in, hidden states or picks out."""
+"""The layers of one stage behind the stage core's interface: rows to hidden states or picks."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ from penstock.stage.visibility import BatchView, RequestView
 
 @dataclass
 class FinalStates(MoeModelOutputWithPast):  # type: ignore[misc]
-    """What a base model gives to its head, with what Gemma 4's looks for beside the states."""
+    """A base model's output for its head, with the field that Gemma 4's head looks up."""
 
     shared_kv_states: None = None
 
 
 class NormOnly(nn.Module):
-    """Stands in for the base model where only norm and head are to run; ``inputs_embeds`` are the final states."""
+    """Replaces the base model where only norm and head are to run; ``inputs_embeds`` are the final states."""
 
     def __init__(self, norm: nn.Module, base: Any) -> None:
         super().__init__()
@@ -98,7 +98,8 @@ class StageModel:
         gives_back: bool = False,
     ) -> None:
         parts = checkpoint.parts
-        self.drafted = checkpoint.vocab_size  # rows of the vocabulary that candidates are for; a target may have others
+        # The size of the vocabulary for candidates; a target's may differ from its draft model's.
+        self.drafted = checkpoint.vocab_size
         self.checkpoint = checkpoint
         self.grammars = grammars
         self.first = first
@@ -109,6 +110,7 @@ class StageModel:
         self._causal = module
         self._plain = plain
         self._precise = quantization != "none"
+        # Before packing, which would replace ``kv_b_proj``, and before fusing.
         self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
         if quantization != "none":
             quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))
@@ -117,6 +119,7 @@ class StageModel:
             share_tied(module, self._base, parts.embed)
         norm = getattr(self._base, parts.norm)
         setattr(module, parts.base, NormOnly(norm if plain else rms_norm(norm), self._base))
+        # The norm runs with the head, for the wanted rows only.
         setattr(self._base, parts.norm, nn.Identity())
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
@@ -135,7 +138,7 @@ class StageModel:
         makers = made_by(checkpoint.config) if carries(checkpoint.config) else None
         self._arenas = Arenas(capacity, makers)
         self._near_arenas = Arenas(near_capacity, makers)
-        """Of layers with windows, where these give back what is out of reach."""
+        """The arenas of layers with a limited reach, where they free slots that are out of reach."""
         self._taps: list[int] = []
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
@@ -150,10 +153,11 @@ class StageModel:
             self._base = compiled(self._base)
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Keep the hidden states of these layers for ``features``: 0 the embedding, k what layer k - 1 gives.
+        """Keep the hidden states of these layers for ``features``: 0 the embedding, k the output of layer k - 1.
 
-        The number of layers itself means the states after the last layer's norm, as in transformers; one more means
-        the same before it. Those of an earlier call are kept no longer. Raises ConfigError where a layer gives several.
+        The number of layers means the states after the last layer's norm, as in transformers; one more means the same
+        before the norm. Layers of an earlier call are no longer kept. Raises ConfigError if layers have several hidden
+        states.
         """
         if streams(self.checkpoint.config) > 1 and any(index < self.checkpoint.num_layers for index in layers):
             raise refusal(self.checkpoint.config, "its layers have several hidden states, which no drafter reads")
@@ -173,7 +177,7 @@ class StageModel:
 
     @torch.inference_mode()
     def forget(self) -> None:
-        """Know no row any more, and no request, and keep no states: as when loaded."""
+        """Forget all rows, requests and tapped layers, as after loading."""
         self._zero()
         self.tap(())
         self.grammars.forget_all()
@@ -183,7 +187,7 @@ class StageModel:
 
     @torch.inference_mode()
     def features(self, hidden: Tensor) -> Tensor:
-        """The tapped states of the rows of the last ``forward``, side by side; ``hidden`` [N, D] is what it gave."""
+        """The tapped states of the last ``forward``'s rows, side by side; ``hidden`` [N, D] is what it returned."""
         last = self.checkpoint.num_layers
         if last in self._taps:
             self._tapped[last] = getattr(self._causal, self.checkpoint.parts.base).norm(hidden)[None]
@@ -205,12 +209,12 @@ class StageModel:
 
     @property
     def entering_width(self) -> int:
-        """Numbers that the stage before sends of a row: its hidden states, and what it carries beside them."""
+        """How many numbers the previous stage sends for a row: its hidden state and what it carries beside that."""
         return row_width(self.checkpoint.config, self.first)
 
     @property
     def leaving_width(self) -> int:
-        """Numbers that this stage sends on of a row."""
+        """How many numbers this stage sends on for a row."""
         return row_width(self.checkpoint.config, self.last)
 
     @property
@@ -219,19 +223,20 @@ class StageModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Size of what is kept by slot."""
+        """Bytes of everything that is stored by slot."""
         return self._arenas.bytes + self._near_arenas.bytes + self._host.bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights, each counted once."""
+        """Bytes of the weights, each counted once."""
         return weight_bytes(nn.ModuleList([self._base, self._causal]))
 
     @torch.inference_mode()
     def forward(self, view: BatchView, hidden: Tensor | None) -> Tensor:
         """Compute the rows and store their keys and values.
 
-        [N, entering width] in, None to embed the tokens; [N, leaving width] out, behind the last layer [N, D].
+        ``hidden`` is [N, entering width], None on the first stage, which embeds the tokens. Returns [N, leaving width],
+        behind the last layer [N, D].
         """
         if hidden is not None and self.first == self.last:
             return hidden
@@ -263,7 +268,7 @@ class StageModel:
         return rank_candidates(logits_nV, samplings, positions, nodes, count, contexts)
 
     def _entered(self, view: BatchView) -> BatchView:
-        """The batch as layers see it that give back what is out of reach; for them there is room afterwards."""
+        """The batch with places for slots, for layers that free slots out of reach; makes room for the places."""
         if self._near is None:
             return view
         near = self._near.enter(view)
@@ -289,7 +294,7 @@ class StageModel:
 
     def _run(self, view: BatchView, near: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
-        # A target's vocabulary may be padded further than its draft model's: those rows are no tokens.
+        # A target's vocabulary may be padded further than its draft model's; the padding is no token.
         tokens_1N = torch.from_numpy(view.tokens)[None].clamp(max=self.checkpoint.vocab_size - 1).to(self.device)
         if hidden is not None:
             hidden = hidden.to(self.device, torch_dtype(self.dtype))
@@ -303,7 +308,7 @@ class StageModel:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Run one row through slot 0: makes the arenas, and checks that the architecture does what we think."""
+        """Run one row through slot 0. It makes the arenas, and checks that the architecture behaves as expected."""
         if self.first == self.last:
             return
         config, view = self.checkpoint.config, _one_row()
@@ -318,12 +323,13 @@ class StageModel:
         check_finite(self.checkpoint.source, self._base, states)
         check_calls(config, self.first, self.last, probed)
         check_mixers(config, self.first, self.last, [mixer.calls for mixer in self._host.mixers])
+        # A row that carries more than its hidden state is unpacked before the first layer.
         if given is not None and not isinstance(self._base, CarryingBase):
             check_entry(config, given.to(self.device), entered[0] if entered else None)
         self._zero()
 
     def _zero(self) -> None:
-        """As if no row had ever come."""
+        """Clear everything that is stored by slot, as if no row had ever come."""
         for arenas in (self._arenas, self._near_arenas):
             arenas.zero()
         self._host.zero()
@@ -332,7 +338,7 @@ class StageModel:
 
 
 def new_state(plain: bool, precise: bool, capacity: int) -> State:
-    """What a layer that carries a state keeps by slot."""
+    """The state of one layer by slot: the reference for ``plain``, float64 for ``precise``."""
     if plain:
         return SteppedState(capacity)
     return FoldedState(capacity, torch.float64 if precise else torch.float32)
@@ -350,7 +356,7 @@ def _places(view: BatchView, wanted: Sequence[int]) -> tuple[list[int], list[int
 
 
 def grammars_of(checkpoint: Checkpoint) -> Grammars:
-    """Grammars over the checkpoint's tokenizer, where a text ends as the engine says."""
+    """Grammars over the checkpoint's tokenizer, with the engine's ends of texts."""
     return Grammars(checkpoint.path, checkpoint.vocab_size, checkpoint.eos_token_ids)
 
 
@@ -373,9 +379,9 @@ def load_stage(
 
     ``quantization`` is "none" or a format of ``quantization.pack``. ``plain`` selects the slow reference path.
     ``max_model_len`` is needed only for rotary embeddings that depend on the length of a text. A draft model's grammars
-    are those of its target, the checkpoint in ``tokenizer``. With ``gives_back`` layers that look back only so far keep
-    nothing that is out of reach, and no two requests may share slots. ``on_read`` hears how many of so many numbers
-    have been read. Raises ConfigError for whatever cannot work.
+    are those of its target, the checkpoint in ``tokenizer``. With ``gives_back`` layers with a limited reach free slots
+    that are out of reach; no two requests may share slots then. ``on_read`` is called with how many numbers have been
+    read, and how many there are. Raises ConfigError for anything that cannot work.
     """
     checkpoint = open_checkpoint(path)
     target = open_checkpoint(tokenizer) if tokenizer else checkpoint
@@ -401,6 +407,6 @@ def load_stage(
 
 
 def fitted(logits_nV: Tensor, rows: int) -> Tensor:
-    """Logits for a vocabulary of so many rows: those beyond are left out, those that are missing never chosen."""
+    """Logits for a vocabulary of ``rows`` tokens: cut to it, or padded with -inf."""
     more = rows - logits_nV.shape[-1]
     return logits_nV[:, :rows] if more <= 0 else torch.nn.functional.pad(logits_nV, (0, more), value=-torch.inf)

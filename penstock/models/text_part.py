@@ -1,4 +1,4 @@
-"""The text part of a multimodal checkpoint: which of its tensors it is, by the names of a language model alone."""
+"""The text part of a multimodal checkpoint: its tensors, under the names that a language model alone has."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, Final, Protocol
 WRAPPERS: Final = frozenset(
     {"qwen3_5", "qwen3_5_moe", "gemma3", "gemma3n", "mistral3", "llama4", "gemma4", "gemma4_unified"}
 )
-"""Multimodal architectures whose text part, given text alone, computes what the whole does."""
+"""Multimodal architectures whose text part, given only text, computes the same as the whole."""
 WRAPPED: Final = "text_config"
-"""Where a multimodal configuration has that of its language model."""
+"""The field of a multimodal configuration that holds the language model's."""
 INSIDE: Final = "language_model"
 HEAD: Final = "lm_head"
 MTP: Final = "mtp."
-"""What Qwen's heads for multi-token prediction begin with: drafters' weights (``models/speculators/``), no stage's."""
+"""The prefix of Qwen's MTP heads: weights of drafters (``models/speculators/``), not of stages."""
 
 
 def is_wrapper(stated: Mapping[str, Any]) -> bool:
-    """Whether a configuration file describes a language model inside of another."""
+    """Whether a configuration file describes a language model inside of another model."""
     model_type = stated.get("model_type")
     return isinstance(model_type, str) and model_type in WRAPPERS and isinstance(stated.get(WRAPPED), dict)
 
 
 def text_name(name: str) -> str | None:
-    """What a language model alone calls this tensor; None for what belongs to towers, projectors and the like.
+    """A language model's own name for this tensor; None for tensors of vision or audio towers, projectors and the like.
 
     Over the years transformers has written ``model.language_model.layers..`` and ``language_model.model.layers..``.
     """
@@ -60,7 +60,7 @@ class Weights(Protocol):
 
 
 class TextPart:
-    """Those of ``weights`` that are the text part's. No other is looked at."""
+    """The tensors among ``weights`` that belong to the text part. No other is read."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -79,12 +79,12 @@ class TextPart:
         return list(self._stored)
 
     def sizes(self) -> dict[str, int]:
-        """The number of elements of every tensor."""
+        """Name -> number of elements, for every tensor."""
         with contextlib.ExitStack() as files:
             return {name: prod(found.get_shape()) for name, found in self.slices(self._stored, files).items()}
 
     def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
-        """These tensors, not read yet, until ``files`` closes them."""
+        """Name -> tensor, not read yet, until ``files`` closes them."""
         wanted = list(names)
         found = self._weights.slices([self._stored[name] for name in wanted], files)
         return {name: found[self._stored[name]] for name in wanted}

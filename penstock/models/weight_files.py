@@ -1,4 +1,4 @@
-"""Which files of a folder hold its weights. None of them is opened."""
+"""Finds the files of a folder that hold its weights, without opening any."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
 MEDUSA_FILE: Final = "medusa_lm_head.safetensors"
-"""Medusa's heads may lie beside the model that they belong to."""
+"""Medusa's heads may be stored beside the model that they belong to."""
 ADAPTER_FILE: Final = "adapter_config.json"
 REFUSED: Final = {
     "*.bin": (
@@ -24,16 +24,16 @@ REFUSED: Final = {
     ),
     "**/*.onnx": "holds a model for ONNX Runtime, which cannot be split; give the safetensors that it was made of",
 }
-"""What a folder without safetensors may hold in their place."""
+"""Pattern of files that a folder without safetensors may hold -> what to tell the user."""
 
 
 def uses_index(path: Path) -> bool:
-    """Whether the index says where the weights are: a single file beside it is taken first, as in transformers."""
+    """Whether the index says where the weights are. A single file beside it takes precedence, as in transformers."""
     return (path / INDEX_FILE).is_file() and not (path / SINGLE_FILE).is_file()
 
 
 def warn_of_two(path: Path) -> None:
-    """Say so where an index beside a single file names other files or other tensors' places."""
+    """Warn if an index beside a single file names other files."""
     if not ((path / INDEX_FILE).is_file() and (path / SINGLE_FILE).is_file()):
         return
     try:
@@ -48,7 +48,7 @@ def warn_of_two(path: Path) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Raise ConfigError unless the folder holds safetensors, saying what else it is."""
+    """Raise ConfigError unless the folder holds safetensors, saying what else it holds."""
     if (path / INDEX_FILE).is_file() or (path / SINGLE_FILE).is_file():
         return
     check_no_adapter(path)
@@ -69,7 +69,7 @@ def check_no_adapter(path: Path) -> None:
 
 
 def check_complete(path: Path, wanted: Callable[[str], bool]) -> None:
-    """Raise ConfigError if a file is not there that the index names for a ``wanted`` tensor."""
+    """Raise ConfigError if a file is missing that the index names for a ``wanted`` tensor."""
     if not uses_index(path):
         return
     for file in shards_of(path, wanted):
@@ -82,12 +82,12 @@ def missing_shard(file: Path) -> ConfigError:
 
 
 def shards_of(path: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """The files that hold a ``wanted`` tensor as the index says, in order. Raises ConfigError as ``indexed`` does."""
+    """The files that hold a ``wanted`` tensor by the index, in order. Raises ConfigError like ``indexed``."""
     return sorted({file for name, file in indexed(path).items() if wanted(name)})
 
 
 def indexed(path: Path) -> dict[str, Path]:
-    """The file of every tensor as the index says. Raises ConfigError for a file that is not one of the folder's."""
+    """Tensor -> file, by the index. Raises ConfigError for a file outside of the folder."""
     index = path / INDEX_FILE
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):

@@ -1,4 +1,4 @@
-"""Layers that see a window or a chunk of positions keep what they reach in places of their own."""
+"""Layers that see a window or a chunk of positions store what they reach in places of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WINDOWED_TYPES: Final = frozenset({"sliding_attention", "chunked_attention"})
 
 
 class WindowedAttention:
-    """``near`` answers layers that look back ``reach`` positions at most, ``far`` all others."""
+    """``near`` answers layers that look back at most ``reach`` positions, ``far`` all others."""
 
     def __init__(self, far: Attend, near: SlotAttention, reach: int) -> None:
         self._far = far
@@ -35,7 +35,7 @@ class WindowedAttention:
 
 
 def reach_of(config: Any) -> int | None:
-    """How far back windows, chunks and rows that are not folded reach, in positions; None where all attend to all."""
+    """How many positions windows, chunks and unfolded rows reach back at most; None if all layers attend to all."""
     spans = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     spans.append(FOLD if RECURRENT_TYPES.intersection(layer_types(config)) else None)
     return max((int(span) for span in spans if span), default=None)

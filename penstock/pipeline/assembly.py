@@ -1,4 +1,4 @@
-"""From a plan to a stage that runs: its layers, its core and its driver."""
+"""From a stage's plan to its parts: layers, core and driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from penstock.stage.driver import Core, StageDriver
 
 
 def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = None) -> Any:
-    """The stage's layers, or the learned drafter's module. ``on_read`` hears how many of so many numbers are read."""
+    """Load the stage's layers, or the learned drafter's module.
+
+    ``on_read`` is called with how many numbers have been read, and how many there are.
+    """
     from penstock.models.stage_model import load_stage
 
     if plan.target:
@@ -44,14 +47,14 @@ def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = No
 
 
 def compute_with(threads: int) -> None:
-    """Have torch use so many threads in this process from now on."""
+    """Have torch use this number of threads in this process from now on."""
     import torch
 
     torch.set_num_threads(threads)
 
 
 def make_core(plan: StagePlan, index: int, stages: int, layers: Any) -> StageCore:
-    """Computes with ``layers``, which ``load_layers`` gave, as stage ``index`` of so many."""
+    """The core of stage ``index`` of ``stages``, which computes with ``layers`` from ``load_layers``."""
     taps = plan.tap.layers if plan.tap is not None else ()
     if taps:
         layers.tap(taps)

@@ -1,4 +1,4 @@
-"""What the engine needs of a pipeline, whatever carries it."""
+"""The interface between the engine and a pipeline, however its stages are connected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pipeline(Protocol):
     def last_heartbeat(self) -> list[float]:
         """When each stage was last heard of (seconds, this pipeline's clock). May be read from any thread.
 
-        A stage that computes says nothing, so silence tells how long one computation takes, or that it will not end.
+        A stage sends nothing while it computes: a long silence is a long computation, or one that will not end.
         """
         ...
 
@@ -36,11 +36,11 @@ class Pipeline(Protocol):
         ...
 
     def has_grammar(self, request: int) -> bool:
-        """Whether the last stage has the grammar that it was told to prepare: now the request's rows delay nobody."""
+        """Whether the last stage has compiled the grammar, so that the request's rows do not delay others."""
         ...
 
     def forget_grammar(self, request: int) -> None:
-        """The request needs it no more, or not for now."""
+        """Drop the grammar of a request that has ended or is preempted."""
         ...
 
     def poll(self) -> list[Result]:
@@ -49,11 +49,14 @@ class Pipeline(Protocol):
 
     @property
     def due(self) -> float | None:
-        """The moment (seconds, this pipeline's clock) at which ``poll`` has something without any further message."""
+        """When ``poll`` has something without a further message (seconds, this pipeline's clock), or None."""
         ...
 
     def tap(self, layers: tuple[int, ...]) -> TapSpec:
-        """Where the target's stages send these layers' states, if the first of these stages is a learned drafter."""
+        """The address to which the target's stages send these layers' states.
+
+        This pipeline's first stage has to be a learned drafter.
+        """
         ...
 
     def close(self) -> None:
@@ -65,20 +68,22 @@ class SideChannel(Protocol):
     """Messages to and from single stages, beside the stream."""
 
     def tell(self, stage: int, message: Message, arrives: float = 0.0) -> None:
-        """Send a stage a message, which arrives at this moment of the pipeline's clock; 0 if when it is received."""
+        """Send a stage a message that arrives at this moment of the pipeline's clock (0: when it is received)."""
         ...
 
     def listen(self, listener: Callable[[Message], bool]) -> None:
-        """Offer ``listener`` what stages say beside the stream; it returns whether the message was its own."""
+        """Offer ``listener`` the stages' messages beside the stream; it returns whether a message was for it."""
         ...
 
 
 class HostedPipeline(Pipeline, SideChannel, Protocol):
-    """What a host starts. It can be used once it has ``joined``."""
+    """A pipeline that a host starts. It can be used once it has ``joined``."""
 
     def joined(self) -> bool:
-        """Whether all stages have loaded their layers and know each other: to be asked until they do, after messages
-        and at ``due``. Raises PipelineError when one cannot start."""
+        """Whether all stages have loaded their layers and know each other.
+
+        Ask after every message and at ``due`` until they do. Raises PipelineError when a stage cannot start.
+        """
         ...
 
     @property
@@ -87,11 +92,11 @@ class HostedPipeline(Pipeline, SideChannel, Protocol):
         ...
 
     def abandon(self) -> None:
-        """As ``close``, but no stage is waited for: all are killed."""
+        """Close without waiting for any stage: all are killed."""
         ...
 
     def release(self) -> None:
-        """End what is lost. The other stages wait with their layers, for a pipeline of which some are the same."""
+        """End the stages that are lost. The others keep their layers, for a later pipeline that needs the same ones."""
         ...
 
 
@@ -105,7 +110,7 @@ class Clock(Protocol):
         ...
 
     def wake(self) -> None:
-        """Have a ``wait`` under way, or else the next one, return at once. May be called from any thread."""
+        """Make the current ``wait``, or else the next one, return at once. May be called from any thread."""
         ...
 
 
@@ -113,9 +118,9 @@ class Host(Clock, Protocol):
     """Where an engine's pipelines run: each stage in a process of its own, or all in the engine's."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> HostedPipeline:
-        """Begin to start a pipeline of these stages, and wait for none of them.
+        """Begin to start a pipeline of these stages, without waiting for any.
 
-        Those that have been released elsewhere with the same layers are used again.
+        Released stages that hold the same layers are used again.
         """
         ...
 
@@ -124,5 +129,5 @@ class Host(Clock, Protocol):
         ...
 
     def close(self) -> None:
-        """Its pipelines have been closed. Safe to call twice."""
+        """Free what the host holds. Its pipelines have to be closed before. Safe to call twice."""
         ...

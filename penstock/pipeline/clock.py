@@ -6,7 +6,7 @@ from penstock.core import PenstockError
 
 
 class VirtualClock:
-    """Time that moves only by waiting. Waiting for nothing is an error: the engine would hang."""
+    """Time that passes only in ``wait``. Waiting without a moment is an error: the engine would hang."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -20,4 +20,4 @@ class VirtualClock:
         self._now = max(self._now, until)
 
     def wake(self) -> None:
-        """Nothing to do: no wait takes any time."""
+        """Do nothing: no wait takes any real time."""

@@ -12,22 +12,24 @@ from penstock.stage.visibility import ProtocolError
 
 
 class EngineEnd:
-    """The first stage's buffer, what is sent into it over ``link``, and results on their way.
+    """The state of the first stage's buffer, the link into it, and the results under way.
 
-    Every batch that leaves is remembered until its result has come: results arrive in stream order, and speak of
-    nothing but the rows whose successors were asked for, in tokens below ``vocab_size``.
+    Every batch that leaves is remembered until its result comes. Results have to arrive in stream order, answer only
+    rows that were asked about, and name tokens below ``vocab_size``.
     """
 
     def __init__(self, clock: Clock, link: Link, vocab_size: int = MOST) -> None:
         self.listener: Callable[[Message], bool] | None = None
         self.unprepared: set[int] = set()
-        """Requests whose grammars the last stage has yet to compile."""
+        """Requests whose grammars the last stage has not compiled yet."""
         self._clock = clock
         self._link = link
         self._vocab_size = vocab_size
+        # When the first stage's buffer is free; None from a batch's leaving to the stage's Ready.
         self._free_at: float | None = 0.0
         self._results: deque[tuple[Result, float]] = deque()
-        """Each with the moment at which it arrives."""
+        """(result, the moment at which it arrives), in stream order."""
+        # (stream number, nodes whose next tokens are wanted) of each batch in flight.
         self._awaited: deque[tuple[int, frozenset[int]]] = deque()
 
     @property
@@ -37,14 +39,15 @@ class EngineEnd:
     def sending(self, message: Batch | Cancel) -> float:
         """Note that a message leaves now. Returns when it arrives; 0 if that is when it is received."""
         if isinstance(message, Batch):
+            # The buffer is taken until the first stage says Ready.
             self._free_at = None
             self._awaited.append((message.stream, frozenset(message.rows.nodes[row] for row in message.wanted)))
         return self._link.arrival(self._clock.now(), self._link.sending(message))
 
     def received(self, message: Message, arrives: float) -> bool:
-        """Take in a message of the stages. Returns whether it was one that belongs here.
+        """Take in a message from a stage. Returns whether it was expected.
 
-        Raises ProtocolError for a result that answers no batch of ours, or names a token that there is not.
+        Raises ProtocolError for a result that answers no batch in flight, or names a token beyond the vocabulary.
         """
         if isinstance(message, Ready) and message.stage == 0:
             self._free_at = arrives
@@ -58,6 +61,7 @@ class EngineEnd:
         return True
 
     def _check(self, result: Result) -> None:
+        # The stage may run on another host, which could send anything: only what was asked for is accepted.
         stream, wanted = self._awaited.popleft() if self._awaited else (None, frozenset())
         if result.stream != stream:
             raise ProtocolError(f"result {result.stream} arrived where {stream} was due")
@@ -76,7 +80,7 @@ class EngineEnd:
 
     @property
     def due(self) -> float | None:
-        """When the buffer is free or the next result arrives, as far as that is known and yet to come."""
+        """When the buffer is free or the next result arrives, if a moment for that is known."""
         free = self._free_at if self._free_at is not None and self._free_at > self._clock.now() else None
         if not self._results:
             return free
@@ -85,7 +89,7 @@ class EngineEnd:
 
 
 def highest_token(result: Result) -> int:
-    """-1 if it names none."""
+    """The highest token that a result names; -1 if it names none."""
     picks = max(
         (max(pick.token, *(token for token, _ in pick.top)) if pick.top else pick.token for pick in result.picks),
         default=-1,

@@ -1,17 +1,17 @@
 """The fork server: forks stages from one process that has imported torch and transformers once.
 
-It is a fresh interpreter (the user's ``__main__`` is never imported again, so no guard is asked of it). Its standard
-input is a socket, on which both sides write lines of JSON:
+It is a fresh interpreter: the user's ``__main__`` is not imported again, so scripts need no guard. Its standard input
+is a socket, on which both sides write lines of JSON:
 
-      engine --{"start": {...}}-->      fork server --fork--> stage 0, stage 1, ...
-             <-{"started": true, ...}-- each stage, before anything else, with a descriptor of its own process
-             <-{"cause": ..., ...}----- fork server, when a stage has ended
+  engine --{"start": {...}}-->      fork server --fork--> stage 0, stage 1, ...
+         <-{"started": true, ...}-- each stage, before anything else, with a descriptor of its own process
+         <-{"cause": ..., ...}----- fork server, when a stage has ended
 
-A stage keeps the socket until it has told the engine of itself. When the socket ends, the server has ended, and
-the engine knows every stage that is left.
+A stage keeps the socket until it has introduced itself to the engine. When the socket closes, the server has therefore
+ended, and the engine knows every stage that is left.
 
-Nothing outlives the engine: server and stages hold an end of the socket or of a pipe, the lifeline, and leave when the
-engine's end closes, however the engine came to its own. Whoever leaves so removes the sockets' folder.
+Nothing outlives the engine, however it ends: server and stages hold an end of the socket or of a pipe, the lifeline,
+and exit when the engine's end closes. Each then removes the folder of the sockets.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ PRELOADED: Final = ("torch", "transformers.modeling_utils", "transformers.models
 COMMANDS: Final = 0
 """The descriptor of the socket."""
 GOES_FIRST: Final = "500"
-"""Of 1000: added to the share of memory, in thousandths, by which Linux chooses what to end."""
+"""The oom_score_adj of stages: 500 thousandths of memory are added to their score when Linux chooses a victim."""
 MOST_CONFIG: Final = 1 << 20
-"""Bytes of a configuration that is looked at before forking."""
+"""Bytes; a larger configuration is not read before forking."""
 MODEL_TYPE: Final = re.compile(r"[a-z0-9_-]{1,64}")
 MOST_CAUSE: Final = 500
-"""Characters, which JSON makes six bytes each of at most: a pipe takes 4096 bytes at once, or in parts."""
+"""Characters of a cause. JSON makes at most six bytes of each, and a pipe writes up to 4096 bytes at once."""
 UNREACHED: Final = 3
-"""The exit code of a stage that cannot tell the engine anything."""
+"""The exit code of a stage that cannot reach the engine."""
 
 
 def serve(lifeline: int, folder: str) -> None:
-    """The server's main. It never returns."""
+    """The server's main function. It never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = Server(lifeline, folder)
     try:
         for module in PRELOADED:
             importlib.import_module(module)
         server.run()
-    except ConnectionError:  # the engine has gone
+    except ConnectionError:  # the engine has ended
         pass
     except Exception:
         traceback.print_exc()
@@ -75,11 +75,12 @@ class Server:
         self._folder = folder
         self._engine = socket.socket(fileno=COMMANDS)
         self._children: dict[int, str] = {}
-        """By process number: the name that the engine gave it."""
+        """Process id -> the name that the engine gave it."""
         self._unread = b""
 
     def run(self) -> None:
-        """Until the engine's end of the socket closes."""
+        """Obey commands and report exits until the engine's end of the socket closes."""
+        # A signal's arrival has to wake the selector: without this pipe an exit could go unseen until the next command.
         woken, wake = os.pipe()
         for end in (woken, wake):
             os.set_blocking(end, False)
@@ -97,7 +98,7 @@ class Server:
                     return
 
     def _take_commands(self) -> bool:
-        """Obey what has come; whether more may come."""
+        """Obey the commands that have arrived. Returns whether more may come."""
         came = self._engine.recv(65536)
         *lines, self._unread = (self._unread + came).split(b"\n")
         for line in lines:
@@ -116,7 +117,7 @@ class Server:
             self._engine.sendall(exit_report(command["start"]["process"], f"its plan makes no sense: {error}"))
             return
         preload_architecture(spec.plan.model)
-        gc.freeze()  # what is imported stays: no stage's collector walks it, nor copies its pages by that
+        gc.freeze()  # keeps the collectors of stages from touching imported objects, which would copy their pages
         pid = os.fork()
         if pid == 0:
             become_stage(spec, self._engine, self._lifeline, self._folder)
@@ -128,23 +129,23 @@ class Server:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid not in self._children:  # of some library's making
+                if pid not in self._children:  # a library's own child
                     continue
                 name = self._children.pop(pid)
                 self._engine.sendall(exit_report(name, cause_of(os.waitstatus_to_exitcode(status))))
 
     def end(self) -> None:
-        """End the stages, and take the sockets' folder along."""
+        """Kill the stages, and remove the folder of the sockets."""
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, 0):
-                pass  # who is still there may still make a socket
+                pass  # a stage that is still alive could make another socket
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def exit_report(process: str, cause: str) -> bytes:
-    """One line that says that a stage's process has ended, and how: short enough that a pipe takes it whole."""
+    """One line of JSON: a stage's process has ended, and why. It is short enough for a single write to a pipe."""
     return json.dumps({"process": process, "cause": cause[:MOST_CAUSE]}).encode() + b"\n"
 
 
@@ -155,10 +156,10 @@ def cause_of(code: int) -> str:
 
 
 def preload_architecture(model: str) -> None:
-    """Import the model's own module once, before forking.
+    """Import the module of the model's architecture once, before forking.
 
-    Nothing of a checkpoint is looked at but the name of its architecture: this process serves every engine of the host,
-    and a checkpoint may come from anybody. A bad one fails in the stage, which reports it.
+    Only the architecture's name is read from the checkpoint: this process serves every engine of the host, and a
+    checkpoint may come from anybody. A bad one fails in the stage, which reports it.
     """
     with contextlib.suppress(Exception):
         from transformers.models.auto.configuration_auto import model_type_to_module_name
@@ -176,14 +177,17 @@ def preload_architecture(model: str) -> None:
 
 
 def become_stage(spec: StageSpec, engine: socket.socket, lifeline: int, folder: str) -> None:
-    """The forked child: never returns."""
+    """Run as the forked child. It never returns."""
     code = 1
     try:
+        # The server's handlers would write into its wake-up pipe, which the child shares.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.Thread(target=leave_with, args=(lifeline, folder), daemon=True).start()
+        # Before anything that can fail or take long: from here on the engine can wait for this process and kill it.
         introduce(spec, engine)
         go_first()
+        # The socket (descriptor 0) is not needed any more. What libraries print goes to stderr.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(2, 1)
@@ -193,7 +197,7 @@ def become_stage(spec: StageSpec, engine: socket.socket, lifeline: int, folder: 
         code = 0
     except BaseException as error:
         code = UNREACHED if isinstance(error, EngineUnreached) else 1
-        # The engine has been told; the traceback is for whoever reads stderr in a debugging session.
+        # The engine has been told; the traceback is for those who debug.
         if os.environ.get("PENSTOCK_DEBUG"):
             sys.excepthook(type(error), error, error.__traceback__)
     finally:
@@ -201,9 +205,9 @@ def become_stage(spec: StageSpec, engine: socket.socket, lifeline: int, folder: 
 
 
 def introduce(spec: StageSpec, engine: socket.socket) -> None:
-    """Give the engine a descriptor of this process, by which it can wait for it and kill it, but nobody else.
+    """Give the engine a descriptor of this process, with which it can wait for exactly this process and kill it.
 
-    Where the system has none (Linux before 5.3, others), the engine can only let the lifeline go.
+    Where the system has none (Linux before 5.3, other systems), the engine can only close the lifeline.
     """
     descriptors = []
     with contextlib.suppress(AttributeError, OSError):
@@ -215,13 +219,13 @@ def introduce(spec: StageSpec, engine: socket.socket) -> None:
 
 
 def go_first() -> None:
-    """Have the system end this process before the agent and the stages' server where memory runs out."""
+    """Have the system end this process before the agent and the fork server when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(GOES_FIRST)
 
 
 def leave_with(lifeline: int, folder: str) -> None:
-    """End this process when the engine's end of the lifeline closes. Nobody else may be left to remove the folder."""
+    """End this process when the engine's end of the lifeline closes; nobody else may be left to remove the folder."""
     os.read(lifeline, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

@@ -28,24 +28,25 @@ from penstock.pipeline.plan import StageSpec
 from penstock.scratch import PREFIX, let_go, make_scratch
 
 END_TIMEOUT: Final = 5.0
-"""Seconds that the server may take to leave before it is killed, and killed stages to be gone."""
+"""Seconds that the server may take to exit before it is killed, and that killed stages may take to be gone."""
 MOST_DESCRIPTORS: Final = 16
-"""That one call takes; the next one takes the rest."""
+"""How many descriptors one call receives; the next call receives the others."""
 SHORT_SPINS: Final = {"GOMP_SPINCOUNT": "1000"}
-"""How long libgomp's threads wait for each other before they sleep, unless the user says otherwise.
+"""How long libgomp's threads spin while they wait for each other, unless the user says otherwise.
 
 Its default is thousands of times as long. Measured with two threads on two cores, a step of 30 layers takes 12.6 ms
 either way. Beside a process that keeps one core busy it takes 26 ms with this and 306 ms with the default, as the
 thread that waits keeps the one that works from its core. Without any spinning it is 18.7 and 17 ms.
 """
 CUDA_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""GPUs have the driver's numbers, as hosts tell them (``hosts/facts.py``), unless the user says otherwise."""
+"""GPUs are numbered as by the driver, and as hosts report them (``hosts/facts.py``), unless the user says otherwise."""
 
 
 class ForkServer:
-    """A thread passes on the server's reports, each to the engine whose stage it concerns.
+    """Starts and ends stage processes. A thread forwards each report to the engine whose stage it concerns.
 
-    When the server has died it does what is left to do: no stage outlives the server, nor does the sockets' folder.
+    When the server has died, this object does the rest: no stage outlives the server, nor does the folder of the
+    sockets.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class ForkServer:
         self._engine_end, server_end = socket.socketpair()
         lifeline_read, lifeline = os.pipe()
         self._lifeline = os.fdopen(lifeline, "wb", buffering=0)
-        # Modules are found where this process finds them, neither more (the working directory) nor less.
+        # The child finds modules where this process does. ``-c`` alone would add the working directory.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from penstock.pipeline.forking import serve; serve({lifeline_read}, {self.folder!r})"
@@ -72,7 +73,7 @@ class ForkServer:
         server_end.close()
         self._listeners: dict[str, int] = {}
         self._stages: dict[str, int] = {}
-        """By the process's name: a descriptor of it, which never comes to mean another one (a pidfd)."""
+        """Process name -> its pidfd, which never comes to mean another process, as a process id may."""
         self._lock = threading.Lock()
         self._ended = False
         self._thread = threading.Thread(target=self._pass_on, name="penstock fork server", daemon=True)
@@ -80,7 +81,7 @@ class ForkServer:
 
     @property
     def clock_offset(self) -> float:
-        """There is none: its stages are on this host."""
+        """0.0: its stages are on this host."""
         return 0.0
 
     @property
@@ -88,7 +89,7 @@ class ForkServer:
         return self._process.poll() is None
 
     def listen(self, process: str, pipe: int) -> None:
-        """Have a process's end written to ``pipe``, as a line of JSON; see ``exit_report``."""
+        """Have the end of a process written to ``pipe`` as a line of JSON; see ``exit_report``."""
         with self._lock:
             self._listeners[process] = pipe
             if self._ended:
@@ -99,18 +100,18 @@ class ForkServer:
             self._listeners.pop(process, None)
 
     def start(self, spec: StageSpec) -> None:
-        """Have a stage process started. That it came to nothing is reported like any other exit."""
+        """Start a stage process. A failure to start is reported like any other exit."""
         self._write({"start": msgspec.to_builtins(spec)})
 
     def kill(self, process: str) -> None:
-        """End a process, whatever has become of the server."""
-        self._write({"kill": process})  # it may have yet to fork it
+        """Kill a process, also if the server has died."""
+        self._write({"kill": process})  # the server may not have forked it yet
         with self._lock:
             if process in self._stages:
                 kill(self._stages[process])
 
     def ended(self, process: str) -> bool:
-        """Whether a process has begun and ended, should the server not have said so by now."""
+        """Whether a process has started and ended, even if the server has not said so yet."""
         with self._lock:
             return process in self._stages and wait(self._stages[process], 0)
 
@@ -118,16 +119,16 @@ class ForkServer:
         """End the server and its stages, and wait for that. Safe to call twice."""
         self._lifeline.close()
         let_go(Path(self.folder))
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the server has ended
             self._engine_end.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(END_TIMEOUT)
-        except subprocess.TimeoutExpired:  # it is stopped
+        except subprocess.TimeoutExpired:  # the server is stopped, by SIGSTOP for example
             self._process.kill()
         self._thread.join()
 
     def disown(self) -> None:
-        """Called in a child that the user's process forks: the server and its folder are the parent's.
+        """Give up the server and its folder in a child that the user's process forks: they are the parent's.
 
         A child that kept the lifeline open would keep the stages alive after their engine's death.
         """
@@ -138,7 +139,7 @@ class ForkServer:
         self._stages.clear()
 
     def _write(self, command: dict[str, Any]) -> None:
-        """Send a command. A server that has died cannot take it, and that is reported."""
+        """Send a command. A dead server cannot take it; its death is reported elsewhere."""
         with contextlib.suppress(OSError):
             self._engine_end.sendall(json.dumps(command).encode() + b"\n")
 
@@ -160,7 +161,7 @@ class ForkServer:
             os.write(self._listeners[name], exit_report(name, told["cause"]))
 
     def _end(self) -> None:
-        """The server has died: do what it would have done, then say so."""
+        """The server has died: kill its stages, remove its folder, and report all of them as ended."""
         self._lifeline.close()
         self._engine_end.close()
         self._process.wait()
@@ -181,7 +182,7 @@ class ForkServer:
 
 
 def reports(engine_end: socket.socket) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """What server and stages say until all of them have closed the socket; with a process's descriptor, if one came."""
+    """Reports of server and stages, each with a process's pidfd if one came, until all have closed the socket."""
     unread, descriptors = b"", deque[int]()
     with contextlib.suppress(ConnectionError):
         while True:
@@ -192,24 +193,26 @@ def reports(engine_end: socket.socket) -> Iterator[tuple[dict[str, Any], int | N
             *lines, unread = (unread + came).split(b"\n")
             for line in lines:
                 told = json.loads(line)
+                # Descriptors arrive with the bytes that they were sent with, so their order is that of the "started"
+                # lines.
                 yield told, descriptors.popleft() if "started" in told and descriptors else None
 
 
 def kill(process: int) -> None:
-    """By its descriptor."""
+    """Kill the process of a pidfd."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
 def wait(process: int, seconds: float) -> bool:
-    """Until it has ended, for so long at most. Returns whether it has."""
+    """Wait until the process of a pidfd has ended, for at most ``seconds``. Returns whether it has."""
     ended = select.poll()
     ended.register(process, select.POLLIN)
     return bool(ended.poll(1e3 * seconds))
 
 
 def socket_folder() -> str:
-    """A private folder for sockets: their paths have room for 107 bytes, which the TMPDIR of some clusters outgrows."""
+    """A new private folder for sockets. Its path is short: a socket's may have 107 bytes, which some TMPDIRs exceed."""
     usual = tempfile.gettempdir()
     return str(make_scratch(PREFIX, Path(usual if len(os.fsencode(usual)) <= 60 else "/tmp")))
 

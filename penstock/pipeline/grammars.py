@@ -1,4 +1,4 @@
-"""The grammars of a stage's process: compiled on a thread beside its loop."""
+"""The grammars in a stage's process: compiled on a thread beside its loop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from penstock.transport.inbox import Inbox
 
 
 class GrammarDesk:
-    """Takes what the engine says of grammars, and tells it of each that is there. The stage's inbox wakes for that."""
+    """Handles the engine's messages about grammars, and reports each grammar that has been compiled.
+
+    The compiling thread wakes the stage's inbox for that, since only the loop may send.
+    """
 
     def __init__(self, grammars: Grammars, inbox: Inbox, tell_engine: Callable[[Message], None]) -> None:
         self._grammars = grammars
         self._inbox = inbox
         self._tell_engine = tell_engine
         self._done: deque[int] = deque()
-        """Requests, from the thread."""
+        """Requests whose grammars are compiled: filled by the thread, emptied by the loop."""
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
@@ -39,11 +42,11 @@ class GrammarDesk:
 
     def _wake(self, request: int) -> None:
         self._done.append(request)
-        with contextlib.suppress(OSError):  # full: enough to wake it; closed: nobody is told any more
+        with contextlib.suppress(OSError):  # full: already awake; closed: nobody is to be told any more
             self._waker.send(b"!")
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Report no further grammars."""
         self._inbox.unwatch(self._woken.fileno())
         self._woken.close()
         self._waker.close()

@@ -17,10 +17,10 @@ from penstock.stage.visibility import ProtocolError
 
 
 class InProcessPipeline:
-    """Drives the stages whenever it is polled, as far as the clock allows.
+    """Runs the stages whenever it is polled, as far as the clock allows.
 
-    ``entrance`` is the link from the engine to the first stage; ``drafter`` the pipeline, of one stage, of the
-    learned drafter that reads these stages' features.
+    ``entrance`` is the link from the engine to the first stage. ``drafter`` is the one-stage pipeline of the learned
+    drafter that reads these stages' features.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class InProcessPipeline:
         self._clock = clock
         self._end = EngineEnd(clock, entrance, vocab_size)
         self._dues = [math.inf] * len(drivers)
-        """When each driver has something to do: asked anew only after a message to it or a step of it."""
+        """When each driver has something to do; asked again only after a message to it or a step of it."""
 
     @property
     def ready(self) -> bool:
@@ -52,7 +52,7 @@ class InProcessPipeline:
 
     @property
     def last_heartbeat(self) -> list[float]:
-        """Now: the stages are as alive as the engine."""
+        """The present moment: the stages are as alive as the engine."""
         return [self._clock.now()] * self.stages
 
     def submit(self, batch: Batch) -> None:
@@ -61,10 +61,10 @@ class InProcessPipeline:
     def cancel(self, message: Cancel) -> None:
         arrives = self._end.sending(message)
         for index in range(self.stages):
-            self.tell(index, message, arrives)  # a batch that waits for features may now wait for less
+            self.tell(index, message, arrives)  # a batch that waits for features may now wait for fewer
 
     def prepare_grammar(self, request: int, grammar: str) -> None:
-        """Nothing: there is no other process to go on meanwhile. The last stage compiles what it needs."""
+        """Do nothing: no other process could compile meanwhile. The last stage compiles when it needs a grammar."""
 
     def has_grammar(self, request: int) -> bool:
         return True
@@ -94,7 +94,7 @@ class InProcessPipeline:
 
     @property
     def address(self) -> str:
-        """This pipeline's own among those of its process."""
+        """The pipeline's name among those of its process."""
         return str(id(self))
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class InProcessPipeline:
         pass
 
     def _work(self) -> None:
-        """Have the stages do everything that is due by now."""
+        """Let the stages do everything that is due by now, in the order of their moments."""
         while (due := min(self._dues)) <= self._clock.now():
             index = self._dues.index(due)
             for sent in self.drivers[index].step():
@@ -115,7 +115,7 @@ class InProcessPipeline:
             self._ask_due(index)
 
     def _receive(self, message: Message, arrives: float) -> None:
-        """Take in what a stage has for the engine."""
+        """Take in a stage's message to the engine."""
         if not self._end.received(message, arrives):
             raise ProtocolError(f"unexpected {type(message).__name__} to the engine")
 
@@ -140,12 +140,12 @@ class InProcessPipeline:
 
 
 class InProcessHost:
-    """Runs whole engines, models included, in one process: under a virtual clock each run is the same."""
+    """Runs whole engines, models included, in one process. Under a virtual clock all runs are alike."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._pipelines: dict[str, InProcessPipeline] = {}
-        """By address."""
+        """Address -> pipeline."""
 
     def now(self) -> float:
         return self._clock.now()

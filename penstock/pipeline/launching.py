@@ -1,4 +1,4 @@
-"""What starts stage processes: this host's fork server, or the agent of another host."""
+"""The interface for starting stage processes: through this host's fork server, or through another host's agent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from penstock.pipeline.plan import StageSpec
 
 
 class Launcher(Protocol):
-    """Starts stages on one host, and says which of them have ended. Its methods may be called from any thread."""
+    """Starts stages on one host, and reports those that have ended. Its methods may be called from any thread."""
 
     @property
     def alive(self) -> bool:
-        """Whether it can start stages. One that cannot reports all that it has started as ended."""
+        """Whether it can start stages. When it no longer can, it reports all stages that it started as ended."""
         ...
 
     @property
@@ -23,13 +23,13 @@ class Launcher(Protocol):
         ...
 
     def listen(self, process: str, pipe: int) -> None:
-        """Have the end of the process of this name written to ``pipe``, as a line of JSON; it has yet to start."""
+        """Have the end of a process written to ``pipe`` as a line of JSON. Call it before the process starts."""
         ...
 
     def forget(self, process: str) -> None: ...
 
     def start(self, spec: StageSpec) -> None:
-        """Have a stage process started. That it came to nothing is reported like any other end."""
+        """Start a stage process. A failure to start is reported like any other end."""
         ...
 
     def kill(self, process: str) -> None: ...
@@ -44,10 +44,10 @@ class Elsewhere:
     """The hosts beside the engine's own."""
 
     launchers: Mapping[str, Launcher]
-    """By the name that plans give a host."""
+    """Host's name in plans -> its launcher."""
     reached_at: str
     """This host's address, as those hosts reach it."""
     cut_off: Callable[[str, str], None]
-    """Have a host, by that name, be lost for a cause: others do not reach it, though this one does."""
+    """Declare the host of this name lost, with a cause: other hosts do not reach it, though this one does."""
     private_network: bool = False
     """Whether plain connections may leave this host."""

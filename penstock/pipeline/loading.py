@@ -1,4 +1,4 @@
-"""How far stages and drafter are with reading their weights, and what a person sees of it."""
+"""The progress of stages and drafter in reading their weights, and how it is shown."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from penstock.messages import Loading, Started
 from penstock.progress import progress_of
 
 FETCH: Final = "fetch"
-"""In place of a pipeline's name: a host gets what it lacks of the checkpoint, counted in bytes."""
+"""Stands for a pipeline's name while a host fetches missing parts of the checkpoint, counted in bytes."""
 
 
 class LoadingCount:
-    """How much of their weights all processes have read, and what those hold that have started, host by host.
+    """The weights that all processes have read, host by host, and the memory of those that have started.
 
-    In a ``with`` block, which ends when they have. Call it with what each says (``ProcessHost.on_loading``).
+    Use it as a ``with`` block around their start, and as ``on_loading`` of ``ProcessHost``.
     """
 
     def __init__(self) -> None:
         self._heard: dict[str, dict[tuple[str, int], Loading]] = {}
-        """By host, as plans name it."""
+        """Host's name in plans -> (pipeline, stage) -> its latest report."""
         self._started: list[Started] = []
 
     def __call__(self, host: str, pipeline: str, said: Loading | Started) -> None:
@@ -38,13 +38,13 @@ class LoadingCount:
         """Called whenever a host has read or fetched more."""
 
     def read(self, host: str) -> tuple[int, int]:
-        """How many numbers have been read there, and of how many, as far as the processes have said."""
+        """How many numbers the processes on a host have read, and how many there are, as far as they have reported."""
         heard = self._heard.get(host, {}).values()
         return sum(one.read for one in heard), sum(one.total for one in heard)
 
     @property
     def held(self) -> tuple[int, int]:
-        """Bytes of weights, and of room for keys and values, that the processes hold that have started."""
+        """Bytes of weights, and of KV cache, that the started processes hold."""
         return sum(one.weight_bytes for one in self._started), sum(one.kv_bytes for one in self._started)
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class LoadingBar(LoadingCount):
         self._progress = progress_of(console, *columns)
         self._waits: TaskID | None = self._progress.add_task("starting", total=None, in_percent=True)
         self._bars: dict[str, TaskID] = {}
-        """By host."""
+        """Host's name in plans -> its bar."""
 
     def show(self, host: str, does: str, done: int, total: int) -> None:
         if host not in self._bars:

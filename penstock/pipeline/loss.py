@@ -1,4 +1,4 @@
-"""Which loss of a pipeline's counts where several are reported, and from when on."""
+"""The loss of a pipeline: which of several reports is the one to raise, and when."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from penstock.core import PenstockError, PipelineLost
 
 
 class Source(IntEnum):
-    """Who reports a loss: the higher, the more it says of the cause."""
+    """The source of a report; a higher one says more about the cause."""
 
     CONNECTION = 0
-    """Whoever had a connection with the stage: it has ended."""
+    """A process that was connected with the stage: the connection has ended."""
     PROCESS = 1
-    """Whoever forked the stage: its process has ended."""
+    """The process that forked the stage: the stage's process has ended."""
     STAGE = 2
-    """The stage itself, or who has waited for it in vain. Nothing says more."""
+    """The stage itself, or a process that has waited for it in vain. Nothing says more."""
 
 
 GRACE_S: Final = {Source.CONNECTION: 1.5, Source.PROCESS: 0.1, Source.STAGE: 0.0}
-"""Seconds that a report may take to arrive which says more of the cause. A connection's end is most often that of the
-process behind it, which may be another pipeline's. What a process has said before its end is on its way already."""
+"""Seconds to wait for a report that says more about the cause.
+
+A connection mostly ends with the process behind it, which may belong to another pipeline. A process's own report is
+already under way when its end is noticed.
+"""
 
 
 class EngineUnreached(PenstockError):
@@ -30,12 +33,12 @@ class EngineUnreached(PenstockError):
 
 
 class Loss:
-    """The first report counts, unless one that says more follows within its grace."""
+    """The loss of a pipeline. The first report counts unless one that says more follows within its grace."""
 
     def __init__(self) -> None:
         self.error: PipelineLost | None = None
         self.at = math.inf
-        """When it is to be told: by then nothing can change it."""
+        """When the loss is raised; later reports no longer change it."""
         self._source = Source.CONNECTION
 
     def report(self, source: Source, error: PipelineLost, now: float) -> None:
@@ -45,7 +48,7 @@ class Loss:
 
     @property
     def source(self) -> Source:
-        """Who has reported it."""
+        """The source of the report that counts."""
         return self._source
 
     def raise_if_due(self, now: float) -> None:

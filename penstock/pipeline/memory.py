@@ -1,7 +1,7 @@
-"""What loading takes beside the weights goes back to the system at once.
+"""Returning memory to the system as soon as loading frees it.
 
-glibc keeps freed memory for later. It learns to keep pieces of up to 32 MiB, and a model that is dequantised and packed
-tensor by tensor leaves so many of them behind that a stage would hold nearly twice its weights.
+glibc keeps freed memory for later. It adapts to keep blocks of up to 32 MiB, and a model that is dequantised and packed
+tensor by tensor frees so many of them that a stage would hold nearly twice its weights.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
-"""glibc's names and numbers, malloc.h."""
+"""Parameters of glibc's mallopt (malloc.h)."""
 LARGE: Final = 1 << 18
-"""Bytes from which a piece of memory is the system's own while a stage loads: smaller than any matrix that matters."""
+"""Size in bytes from which an allocation is mapped from the system on its own while a stage loads: any large matrix."""
 USUAL: Final = 32 << 20
-"""What glibc itself goes up to. Activations then stay with the process, and cost no page faults."""
+"""The limit in bytes up to which glibc itself goes. Activations then stay with the process, without page faults."""
 
 
 @contextlib.contextmanager
 def returned_at_once() -> Iterator[None]:
-    """Large pieces that are freed in the ``with`` block are the system's again. Without glibc it does nothing."""
+    """Within the block, freed large blocks of memory return to the system at once. Does nothing without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         yield
@@ -32,4 +32,5 @@ def returned_at_once() -> Iterator[None]:
         yield
     finally:
         mallopt(M_MMAP_THRESHOLD, USUAL)
+        # mallopt has turned off glibc's own adaptation, which would set the trim threshold to twice the other.
         mallopt(M_TRIM_THRESHOLD, 2 * USUAL)

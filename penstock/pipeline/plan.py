@@ -1,4 +1,4 @@
-"""What stages are to hold, and what a stage's process is told: plain data, sent to the fork server as JSON."""
+"""The plan of a stage, and the specification of its process: plain data, sent to the fork server as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_THREADS: Final = 1024
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Hidden states that a stage sends a drafter: of these layers, to this inbox, under the drafter's session."""
+    """The hidden states that a stage sends a drafter: of these layers, to this inbox, under the drafter's session."""
 
     layers: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     address: Address
@@ -22,7 +22,7 @@ class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stage is to hold: layers [first, last) of the checkpoint in ``model``."""
+    """The part of a model that one stage holds: layers [first, last) of the checkpoint in ``model``."""
 
     model: FilePath
     first: Index
@@ -31,21 +31,21 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Label
     device: Label
     host: Label = ""
-    """Where the stage runs, by the name that its launcher goes by; empty: on the engine's own host."""
+    """The host on which the stage runs, as its launcher is named; empty for the engine's own."""
     quantization: Annotated[str, msgspec.Meta(max_length=4, pattern=r"\A(?:none|int8|int4)\Z")] = "none"
-    """What the weights are held as."""
+    """The format in which the weights are held."""
     max_model_len: Index
     vocab_size: Index
-    """The target's, a drafter's too."""
+    """The target's vocabulary, for a drafter, too."""
     gives_back: bool = False
-    """Whether layers that look back only so far keep nothing that is out of reach: where no requests share slots."""
+    """Whether layers with a limited reach free slots that are out of reach. Only where no requests share slots."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=MOST_THREADS)] = 1
-    """That compute, where the stage has a process of its own."""
+    """How many threads compute, where the stage has a process of its own."""
     tap: TapSpec | None = None
     target: FilePath = ""
-    """A learned drafter's target, whose features it reads; ``model`` is then the drafter's checkpoint."""
+    """The target whose features a learned drafter reads; ``model`` is then the drafter's checkpoint. Else empty."""
     tokenizer: FilePath = ""
-    """The checkpoint whose tokens a request's grammar speaks of, if it is not ``model``: a draft model's target."""
+    """The checkpoint with the tokenizer for grammars, if it is not ``model``: a draft model's target."""
     emulation: StageEmulation | None = None
 
     @property
@@ -56,13 +56,13 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a stage process needs to start: its plan, and its place in a running pipeline.
+    """Everything that a stage process needs to start: its plan, and its place in a running pipeline.
 
     ``process`` is the name by which its launcher knows the process for as long as that lives. ``bind`` is the address
-    its inbox listens on (a tcp port of * lets the system choose), ``engine`` the address of the engine's inbox. With
-    ``security`` connections over tcp are those of TLS; in a ``private_network`` plain ones may leave the host. On
-    another host its agent fills in ``bind`` and ``security``, which are the host's own. A process that runs keeps them
-    where it is told to be a stage of another pipeline.
+    on which its inbox listens (a tcp port of * lets the system choose), ``engine`` the address of the engine's inbox.
+    With ``security`` tcp connections use TLS; in a ``private_network`` plain ones may leave the host. On another host
+    its agent fills in ``bind`` and ``security``, which are the host's own. A running process keeps both when it joins
+    another pipeline.
     """
 
     process: Label

@@ -1,4 +1,4 @@
-"""Stages as processes: on this host, where messages go over Unix-domain sockets (ipc) or tcp, and on others (tcp)."""
+"""Stages as processes: on this host over Unix-domain sockets (ipc) or tcp, on other hosts over tcp."""
 
 from __future__ import annotations
 
@@ -62,26 +62,26 @@ from penstock.transport.sockets import Sockets
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = 300.0
-"""Seconds that a stage may take to start without having read more of its layers."""
+"""Seconds that a stage may take to start, counted anew whenever it has read more of its layers."""
 PROGRESS = 0.001
-"""The share of its layers that a stage has to have read more to be given as much time again."""
+"""The share of its layers that a stage has to read for that."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
 MOST_FAULTS = 2
 FAULTS_WITHIN_S = 600.0
-"""A host whose stages have failed so often in so many seconds is taken for broken."""
+"""A host is cut off when its stages have failed MOST_FAULTS times within this many seconds."""
 ANY_STAGE = -1
-"""One of a pipeline's, nobody knows which."""
+"""The number that stands for an unknown stage of a pipeline."""
 EXIT_LOOK_EVERY = 0.05
-"""Seconds between two looks at whether processes have ended that the fork server may not report."""
+"""Seconds between two checks for ended processes that the fork server may not report."""
 
 
 Owner = Callable[[Delivery, Sequence[Frame]], bool]
-"""Takes in a message and the frames that it came in, and says whether it gives the engine something to do."""
+"""Takes in a message with its frames, and returns whether the engine now has something to do."""
 
 
 def handed(owner: Owner, delivery: Delivery, frames: Sequence[Frame]) -> bool:
-    """Hand a message to its owner. Whatever it makes of it, at worst the owner's own pipeline is lost."""
+    """Hand a message to its owner. If that fails, only the owner's pipeline is lost."""
     try:
         return owner(delivery, frames)
     except Exception as error:
@@ -91,19 +91,19 @@ def handed(owner: Owner, delivery: Delivery, frames: Sequence[Frame]) -> bool:
 
 
 OnBroken = Callable[[], None]
-"""Told that a connection of the session has ended."""
+"""Called when a connection of the session has ended."""
 OnLoading = Callable[[str, str, Loading | Started], None]
-"""Given a host, as plans name it, a pipeline's name and what one of its stages there says."""
+"""Called with a host's name in plans, a pipeline's name, and a message from one of its stages there."""
 
 
 class ProcessHost:
-    """The engine's inbox, its clock, and the fork server: what all pipelines of one engine share.
+    """The engine's inbox, its clock and the fork server, which all pipelines of one engine share.
 
-    ``transport`` is "ipc" or "tcp", the latter with TLS where there is ``security``. With ``elsewhere`` a plan may name
-    another host; everybody then talks over tcp, and no address is loopback's. A frame that names no session of ours is
-    refused and counted. A stage that has said nothing for ``stage_timeout`` seconds of listening is lost; None: for
-    longer than ``Patience`` allows. ``on_loading`` hears which pipeline's stages have read how much of their weights,
-    and what each holds once it has started.
+    ``transport`` is "ipc" or "tcp", the latter with TLS if there is ``security``. With ``elsewhere`` a plan may name
+    another host; all then talk over tcp, and none at a loopback address. A frame of an unknown session is refused and
+    counted. A stage is lost if it has been silent for ``stage_timeout`` seconds of listening (None: as ``Patience``
+    says). ``on_loading`` is told which stages have read how much of their weights, and what each holds once it has
+    started.
     """
 
     def __init__(
@@ -131,32 +131,32 @@ class ProcessHost:
         self.inbox = self._open_inbox()
         self._owners: dict[str, Owner] = {}
         self._processes: dict[str, StageProcess] = {}
-        """By name, those that have been started and not forgotten."""
+        """Process name -> process, from its start until it is forgotten."""
         self._unused: list[StageProcess] = []
-        """Those of them that are in no pipeline."""
+        """The processes among them that are in no pipeline."""
         self._on_broken: dict[str, OnBroken] = {}
         self._on_listened: dict[str, Callable[[float], bool]] = {}
         self._faults: dict[str, deque[float]] = {}
-        """By other hosts, when stages there have failed lately."""
+        """Other host's name in plans -> when its stages failed lately."""
         self.stage_timeout = stage_timeout
         self._listening = Listening(self.now())
 
     def launcher(self, host: str) -> Launcher:
-        """What starts stages on that host, as a plan names it."""
+        """The launcher for a host, as a plan names it; empty is this one."""
         if not host:
             return self.server
         assert self._elsewhere is not None, f"a plan names host {host!r}, and this engine knows no other"
         return self._elsewhere.launchers[host]
 
     def cut_off(self, host: str, cause: str) -> None:
-        """Have another host be lost, as a plan names it: this one reaches it, but others do not."""
+        """Declare another host lost, as a plan names it: this host reaches it, but others do not."""
         assert self._elsewhere is not None
         self._elsewhere.cut_off(host, cause)
 
     def note_fault(self, host: str, cause: str) -> None:
-        """A stage on another host, as a plan names it, has failed by itself: once more, and the host is to be lost.
+        """Note that a stage on another host failed by itself. The second time within FAULTS_WITHIN_S the host is lost.
 
-        Stages then start elsewhere, if they can: neither a broken device nor a member that lies ends the engine.
+        Stages then start elsewhere, if they can: neither a broken device nor a lying member ends the engine.
         """
         faults = self._faults.setdefault(host, deque(maxlen=MOST_FAULTS))
         faults.append(self.now())
@@ -171,10 +171,11 @@ class ProcessHost:
         return inbox
 
     def _outlive_server(self) -> None:
-        """Where the fork server has died, go on with another one: its stages and the sockets' folder went with it."""
+        """Replace a fork server that has died. Its stages and the folder of the sockets are gone with it."""
         if self.server.alive:
             return
         self.server = shared_fork_server()
+        # The inbox's socket was in that folder, so nobody could connect to it any more.
         if self.inbox.address.startswith(IPC):
             self.inbox.close()
             self.inbox = self._open_inbox()
@@ -192,9 +193,9 @@ class ProcessHost:
         return time.monotonic()
 
     def wait(self, until: float | None) -> None:
-        """Wait for messages or until the moment, and hand each message to the pipeline it belongs to.
+        """Wait for messages or until the moment, and hand each message to the pipeline that it belongs to.
 
-        What gives the engine nothing to do, a heartbeat for one, is taken in on the way and does not end the wait.
+        A message that gives the engine nothing to do, such as a heartbeat, does not end the wait.
         """
         end = math.inf if until is None else until
         ended = False
@@ -206,35 +207,35 @@ class ProcessHost:
                     ended |= on_listened(seconds)
 
     def _wait_once(self, until: float) -> bool:
-        """Whether the engine may have something to do now."""
+        """Wait once, and hand over the messages. Returns whether the engine may have something to do now."""
         told = self.inbox.wait(until)
         try:
             news = [self._deliver(frames) for frames in self.inbox.take()]
-        except BaseException:  # an interrupt: messages may have been lost
+        except BaseException:  # an interrupt, which may have cost messages
             for owner in self._owners.values():
                 interrupted = Failed(stage=-1, cause="the engine was interrupted while it took messages in")
                 owner(Delivery(message=interrupted), [])
             raise
         for session in self.inbox.broken():
             self._on_broken[session]()
-        return told or any(news)  # else it was a heartbeat, a new connection, a part of a message, or the moment
+        return told or any(news)  # else: a heartbeat, a new connection, a part of a message, or the moment
 
     def wake(self) -> None:
-        """Have a ``wait`` under way, or else the next one, return at once. May be called from any thread."""
-        with contextlib.suppress(OSError):  # full: enough to wake it; closed: nobody waits any more
+        """Make the current ``wait``, or else the next one, return at once. May be called from any thread."""
+        with contextlib.suppress(OSError):  # full: already awake; closed: nobody waits any more
             self._waker.send(b"!")
 
     def _read_wakes(self) -> None:
         self._woken.recv(4096)
 
     def _deliver(self, frames: Sequence[Frame]) -> bool:
-        """Hand a message to its owner; whether it gives the engine something to do."""
+        """Hand a message to its owner. Returns whether the engine now has something to do."""
         for session, owner in self._owners.items():
             if not belongs(frames, session):
                 continue
             try:
                 delivery = decode(frames, session)
-            except ForeignFrame:  # too large, which nobody of ours would send
+            except ForeignFrame:  # too large: no stage of this engine sends that
                 continue
             except MalformedMessage as error:
                 delivery = Delivery(message=Failed(stage=ANY_STAGE, cause=str(error)))
@@ -244,17 +245,17 @@ class ProcessHost:
         return False
 
     def _read_reports(self) -> None:
-        """What the fork server has to say of our stages. Lines are short, so the pipe never holds half of one."""
+        """Read the fork server's reports. Each line is written at once, so the pipe never holds a part of one."""
         for line in os.read(self._reports, 65536).splitlines():
             told = json.loads(line)
             if (process := self._processes.get(told["process"])) is not None:
                 process.end(told["cause"])
 
     def register(self, session: str, owner: Owner, on_broken: OnBroken, on_listened: Callable[[float], bool]) -> None:
-        """Have ``owner`` given the session's messages, and ``on_broken`` told when a connection of it has ended.
+        """Route the session's messages to ``owner``, and call ``on_broken`` when a connection of it has ended.
 
-        ``on_listened`` is told now and then for how many seconds more the engine has listened, and says whether that
-        gives it something to do.
+        ``on_listened`` is called about once a second with the seconds that the engine has listened since, and returns
+        whether the engine now has something to do.
         """
         self._owners[session] = owner
         self._on_listened[session] = on_listened
@@ -268,17 +269,18 @@ class ProcessHost:
         self._on_listened.pop(session, None)
 
     def process_for(self, plan: StagePlan) -> StageProcess:
-        """One that holds the plan's layers and is in no pipeline, or else a new one, which has yet to be started."""
+        """An unused process that holds the plan's layers, or a new one, which has not been started yet."""
         found = take(self._unused, plan)
         if found is not None:
             return found
         process = StageProcess(plan, self.launcher(plan.host))
         self._processes[process.name] = process
+        # Before the start, so that no end can be missed.
         process.launcher.listen(process.name, self._report_pipe)
         return process
 
     def keep(self, processes: Sequence[StageProcess]) -> None:
-        """Those are in no pipeline any more."""
+        """Keep these processes for later pipelines; they are in none now."""
         for process in processes:
             process.on_end = None
         self._unused += processes
@@ -288,7 +290,7 @@ class ProcessHost:
         self.end(unused)
 
     def end(self, processes: Sequence[StageProcess], seconds: float = 0.0) -> None:
-        """Have processes be gone; those that have not left after so many seconds are killed."""
+        """End processes. Those that have not left after ``seconds`` are killed."""
         try:
             self._wait_until_gone(processes, seconds)
         finally:
@@ -300,7 +302,10 @@ class ProcessHost:
             del self._processes[process.name]
 
     def _wait_until_gone(self, processes: Sequence[StageProcess], seconds: float) -> None:
-        """For so long at most, also where a stopped fork server reports none of them."""
+        """Wait until they are gone, for at most ``seconds``.
+
+        Also notices those that a stopped fork server does not report.
+        """
         deadline = time.monotonic() + seconds
         while living(processes):
             now = time.monotonic()
@@ -330,11 +335,11 @@ class ProcessHost:
 
 
 class ProcessPipeline:
-    """Joins one process per stage: engine -> stage 0 -> ... -> stage N-1 -> engine.
+    """One process per stage, joined to a pipeline: engine -> stage 0 -> ... -> stage N-1 -> engine.
 
-    Each is one that has left another pipeline with the layers that are asked for, or a new one. The session is always a
-    new one, so that nobody takes in what was said in another. Raises PipelineLost from ``joined`` when a stage cannot
-    start, and from ``poll`` when one is lost.
+    A process is new, or has left another pipeline and holds the layers that are needed. The session is always new, so
+    that messages of an earlier one are refused. Raises PipelineLost from ``joined`` when a stage cannot start, and from
+    ``poll`` when one is lost.
     """
 
     def __init__(self, plans: Sequence[StagePlan], host: ProcessHost, name: str = "stage") -> None:
@@ -347,32 +352,33 @@ class ProcessPipeline:
         self._session = secrets.token_hex(16)
         self._processes: list[StageProcess] = []
         self._calls: list[Outbox] = []
-        """To those that have been in another session."""
+        """Connections to processes that come from another session, to call them into this one."""
         self._loss = Loss()
         self._inboxes: list[Outbox] = []
         self._closing = False
         self._hears = True
-        """Whether every stage would notice that it is to leave."""
+        """Whether every stage would notice that it is asked to leave."""
         self._end = EngineEnd(host, entrance(plans[0]), plans[0].vocab_size)
         self._last_heartbeat = [host.now()] * self.stages
         self._silence = Silence(self.stages)
         self._patience = Patience(self.stages)
         self._rows: deque[int] = deque()
-        """Of the batches in flight."""
+        """The number of rows of each batch in flight."""
         self._submitted: deque[float] = deque()
-        """When these left."""
+        """When each batch in flight was submitted."""
+        # The moment by which each stage has to have started.
         self._start_by = [math.inf] * self.stages
         self._read = [0] * self.stages
-        """Bytes of its layers that each stage has read when it was last given time for it."""
+        """Bytes of its layers that each stage had read when its time was last extended."""
         self._cut_off = ("", "")
-        """A host that others do not reach, and the cause, should nobody report a better one for the loss."""
+        """A host that other hosts do not reach, and the cause. It is cut off unless a better cause is reported."""
         host.register(self._session, self._on_message, self._on_broken, self._on_listened)
         for index, plan in enumerate(plans):
             self._processes.append(host.process_for(plan))
             self._call(index, plan)
 
     def _call(self, index: int, plan: StagePlan) -> None:
-        """Have a process be a stage of this pipeline."""
+        """Start a process as a stage of this pipeline, or call a running one into it."""
         process = self._processes[index]
         process.on_end = partial(self._on_exit, index, Source.PROCESS)
         spec = self._spec(index, plan)
@@ -398,7 +404,7 @@ class ProcessPipeline:
 
     @property
     def _lacking(self) -> list[int]:
-        """The stages that have yet to start."""
+        """The stages that have not started yet."""
         return [index for index in range(self.stages) if index not in self.started]
 
     @property
@@ -451,7 +457,10 @@ class ProcessPipeline:
         return self._end.arrived()
 
     def _raise_if_due(self) -> None:
-        """Raise the loss. Where no process has ended, it is a host's that others do not reach."""
+        """Raise the loss if it is due.
+
+        If only connections were lost, first cut off the host that others do not reach.
+        """
         try:
             self._loss.raise_if_due(self._host.now())
         except PipelineLost:
@@ -468,7 +477,7 @@ class ProcessPipeline:
         return min((self._start_by[index] for index in self._lacking), default=None)
 
     def close(self) -> None:
-        """Ask every stage to leave, then kill what has not left in time; at once where one has stopped."""
+        """Ask every stage to leave, and kill those that do not in time: at once if one does not respond."""
         for inbox in self._inboxes:
             inbox.send(encode(Stop(), self._session))
         self._leave(self._processes, CLOSE_TIMEOUT if self._inboxes and self._hears else 0.0)
@@ -489,11 +498,12 @@ class ProcessPipeline:
         return not process.gone and not process.distrusted and process.launcher.alive
 
     def _leave(self, ending: Sequence[StageProcess], seconds: float) -> None:
-        """End the session, and these of its processes: those that have not left after so many seconds are killed."""
+        """End the session and these processes; those that have not left after ``seconds`` are killed."""
         if self._closing:
             return
         self._closing = True
         try:
+            # The session goes last: until then ``_wait_until_gone`` still takes in its messages.
             self._host.end(ending, seconds)
         finally:
             self._host.unregister(self._session)
@@ -501,11 +511,12 @@ class ProcessPipeline:
                 self._host.sockets.disconnect(outbox)
 
     def _join(self) -> None:
-        """All have started: make their addresses known to each other."""
+        """Tell all stages the addresses of their neighbours, now that all have started."""
         addresses = [self.started[index].address for index in range(self.stages)]
         try:
             self._inboxes = [self._host.sockets.connect(address, self._session) for address in addresses]
         except ConfigError as error:
+            # A stage on another host names its own address, and may name a wrong one.
             raise PipelineLost(
                 f"{self._who(ANY_STAGE)} was lost: a stage says that it listens where it cannot: {error}"
             ) from error
@@ -514,7 +525,11 @@ class ProcessPipeline:
             inbox.send(encode(ConnectNeighbours(upstream=upstream, downstream=downstream), self._session))
 
     def _neighbours(self, index: int) -> tuple[str, str]:
-        """Addresses of whoever is before a stage and after it: the engine is at both ends."""
+        """The addresses before and after a stage. The engine is at both ends:
+
+        around            engine  stage 0  stage 1  ...  stage N-1  engine
+        stage i's index   i       i + 1    i + 2
+        """
         engine = self._host.inbox.address
         around = [engine, *(self.started[stage].address for stage in range(self.stages)), engine]
         return around[index], around[index + 2]
@@ -557,7 +572,10 @@ class ProcessPipeline:
         return True
 
     def _give_time(self, message: Loading) -> None:
-        """A stage has read more of its layers: it may take as long again. Words alone give it nothing."""
+        """Extend the time of a stage that has read more of its layers.
+
+        A message that reports no progress extends nothing.
+        """
         if message.read >= self._read[message.stage] + max(1, PROGRESS * message.total):
             self._read[message.stage] = message.read
             self._start_by[message.stage] = self._host.now() + START_TIMEOUT
@@ -567,7 +585,7 @@ class ProcessPipeline:
             self._host.on_loading(self._plans[message.stage].host, self.name, message)
 
     def _take_in(self, message: Message, arrives: float) -> None:
-        """What belongs to the stream, or to whoever listens beside it."""
+        """Take in a message of the stream, or one for the listener beside it."""
         if isinstance(message, Result):
             message.spans = [self._by_our_clock(span) for span in message.spans]
         try:
@@ -586,7 +604,7 @@ class ProcessPipeline:
             self._patience.computed(message.spans, longest)
 
     def _by_our_clock(self, span: Span) -> Span:
-        """What a stage says of itself; its moments, of another host's clock, are only roughly those of this one's."""
+        """A span with its moments moved from the stage's clock to this one's, roughly; durations stay exact."""
         offset = self._processes[span.stage].launcher.clock_offset if span.stage < self.stages else 0.0
         return shifted(span, -offset) if offset else span
 
@@ -596,7 +614,7 @@ class ProcessPipeline:
             self._silence.heard(stage)
 
     def _on_link_broken(self, told: LinkBroken) -> None:
-        """A stage says that somebody's connection to it has ended, or that it does not reach a neighbour."""
+        """A stage reports that a connection to it has ended, or that it does not reach a neighbour."""
         if not told.to or told.stage >= self.stages:
             self._on_exit(told.stage, Source.CONNECTION, "a connection to it has ended")
             return
@@ -606,14 +624,15 @@ class ProcessPipeline:
         self._on_unreached(told.stage, other if inside else ANY_STAGE, f"it does not reach {name}: {told.cause}")
 
     def _on_unreached(self, stage: int, other: int, cause: str) -> None:
-        """A stage and another one, or engine or drafter (ANY_STAGE), are not connected: one's host is to be lost."""
+        """Two stages, or a stage and engine or drafter (ANY_STAGE), are not connected: mark a host to be cut off."""
+        # The later stage's host comes first; the engine's own (empty) is never cut off.
         hosts = [self._plans[one].host if one != ANY_STAGE else "" for one in sorted((stage, other), reverse=True)]
         if hosts[0] != hosts[1]:
             self._cut_off = hosts[0] or hosts[1], f"{self._who(stage)}: {cause}"
         self._on_exit(stage, Source.CONNECTION, cause)
 
     def _on_listened(self, seconds: float) -> bool:
-        """Whether a stage has been silent for too long. One that loads its layers or is to leave says nothing."""
+        """Whether a stage has been silent for too long. Stages that load or leave are not checked: they say nothing."""
         if not self._inboxes or self._closing or self.lost:
             return False
         for stage, inbox in enumerate(self._inboxes):
@@ -642,10 +661,12 @@ class ProcessPipeline:
 
     def _lose(self, stage: int, source: Source, cause: str, details: str = "") -> None:
         for index, process in enumerate(self._processes):
+            # Distrusted processes are not used again: a stage that failed may hold anything.
             process.distrusted |= source is Source.STAGE and stage in (index, ANY_STAGE)
         error = PipelineLost(f"{self._who(stage)} was lost: {cause}")
         if details:
             error.add_note(details)
+        # Only the first report of a loss counts as the host's fault: others follow from it.
         if source is Source.STAGE and not self.lost and 0 <= stage < self.stages and self._plans[stage].host:
             self._host.note_fault(self._plans[stage].host, cause)
         self._loss.report(source, error, self._host.now())
@@ -657,7 +678,7 @@ class ProcessPipeline:
 
 
 def shifted(span: Span, seconds: float) -> Span:
-    """The span so much later; a moment of 0 is none."""
+    """The span moved by ``seconds``. A moment of 0 means none, and stays."""
     features = span.features + seconds if span.features else span.features
     return replace(
         span,

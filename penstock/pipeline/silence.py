@@ -1,4 +1,4 @@
-"""How long stages have said nothing while somebody listened, and how long they may."""
+"""How long each stage has been silent while the engine listened, and how long it may be."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 from penstock.messages import Span
 
 LOOK_EVERY: Final = 1.0
-"""Seconds of listening between two looks at who has been silent."""
+"""Seconds of listening between two checks for silent stages."""
 LEAST_PATIENCE: Final = 10.0
-"""Seconds that every stage may be silent: some heartbeats, of which a busy host delays one or two."""
+"""Seconds that any stage may be silent: several heartbeats, of which a busy host may delay one or two."""
 BATCHES: Final = 5
-"""A stage may be silent for as long as so many of its slowest batches take."""
+"""A stage may be silent for as long as this many of its slowest batches take."""
 FIRST_PATIENCE: Final = 120.0
-"""Seconds that a stage may be silent which computes, while nobody knows how long it takes."""
+"""Seconds that a computing stage may be silent while it is not known how long a batch takes."""
 
 
 class Listening:
-    """Counts the time for which the engine listens, from look to look.
+    """Measures the time for which the engine has listened, from check to check.
 
-    Time counts only as far as the engine looked: one that was stopped, or not stepped for a day, has missed what the
-    stages said meanwhile, so that a look after a longer while counts for two at most.
+    An engine that was stopped, or not stepped for a day, has not heard what the stages said meanwhile. A check
+    therefore counts at most two intervals, however long ago the last one was.
     """
 
     def __init__(self, now: float, every: float = LOOK_EVERY) -> None:
@@ -33,7 +33,7 @@ class Listening:
         return self._looked_at + self._every
 
     def look(self, now: float) -> float:
-        """Seconds that count since the latest look."""
+        """The seconds that count since the last check."""
         counted = min(now - self._looked_at, 2 * self._every)
         self._looked_at = now
         return counted
@@ -52,7 +52,7 @@ class Silence:
         self._seconds = [before + seconds for before in self._seconds]
 
     def longer_than(self, allowed: Sequence[float]) -> int | None:
-        """The stage that has been silent for longest of those that were for longer than they may, by stage."""
+        """The stage that has been silent longest, of those that exceed their allowed seconds; None if there is none."""
         silent = [stage for stage, seconds in enumerate(self._seconds) if seconds > allowed[stage]]
         return max(silent, key=self._seconds.__getitem__, default=None)
 
@@ -60,26 +60,27 @@ class Silence:
 class Patience:
     """How long each stage may be silent: a stage says nothing while it computes a batch.
 
-    Five of its slowest batches, at least 10 seconds. Where a batch is on its way with more rows than any before, it may
-    take longer by as much as it has more.
+    It may take five times its slowest batch, at least 10 seconds. While a batch with more rows than any before is in
+    flight, the time grows in proportion to the rows.
     """
 
     def __init__(self, stages: int) -> None:
         self._slowest = [0.0] * stages
-        """Seconds that a stage has computed at most."""
+        """The longest computation of each stage, in seconds."""
         self._most_rows = 0
-        """Of a batch that has come out."""
+        """The most rows that a batch has had, of those that have come out."""
 
     def computed(self, spans: Sequence[Span], longest: float) -> None:
         """A batch has come out, ``longest`` seconds after it was sent: no stage has computed it for longer."""
         for span in spans:
             self._most_rows = max(self._most_rows, span.rows)
             if 0 <= span.stage < len(self._slowest):
+                # A span is a stage's own statement: one that lies gains no patience beyond the batch's real time.
                 seconds = min(longest, span.end - span.start)
                 self._slowest[span.stage] = max(self._slowest[span.stage], seconds)
 
     def seconds(self, rows: int) -> list[float]:
-        """By stage, while a batch of so many rows is on its way; of 0 where none is."""
+        """The allowed seconds for each stage while a batch of ``rows`` rows is in flight; 0 for none."""
         if rows and not self._most_rows:
             return [FIRST_PATIENCE] * len(self._slowest)
         more = max(1.0, rows / self._most_rows) if rows else 0.0

@@ -1,4 +1,4 @@
-"""The process of a stage, which may serve one pipeline after another for as long as it lives."""
+"""A stage's process, which may serve one pipeline after another for as long as it lives."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from penstock.pipeline.plan import StagePlan
 
 @dataclass(eq=False)
 class StageProcess:
-    """Known to its ``launcher`` by its ``name``. ``plan`` says what it holds."""
+    """A stage's process. Its ``launcher`` knows it by ``name``; ``plan`` says what it holds."""
 
     plan: StagePlan
     launcher: Launcher
     name: str = field(default_factory=lambda: secrets.token_hex(16))
     address: str = ""
-    """Of its inbox; empty before it has started."""
+    """The address of its inbox; empty until it has started."""
     session: str = ""
-    """The latest one in which it has started."""
+    """The session in which it started last."""
     patience: float = 0.0
-    """Seconds within which it has to answer who calls it into another session: it may compute a batch by then."""
+    """Seconds that it has to answer a call into another session: it may still be computing a batch."""
     distrusted: bool = False
-    """Whether it has said nothing for too long, or what it should not have."""
+    """Whether it was silent for too long, or broke the protocol."""
     reported: bool = False
     """Whether its end has been reported."""
     on_end: Callable[[str], None] | None = None
-    """Told why it has ended."""
+    """Called with the cause when it has ended."""
 
     @property
     def gone(self) -> bool:
         return self.reported or self.launcher.ended(self.name)
 
     def end(self, cause: str) -> None:
-        """It has ended."""
+        """Note that it has ended."""
         self.reported = True
         if self.on_end is not None:
             self.on_end(cause)
 
     def holds(self, plan: StagePlan) -> bool:
-        """Whether it has loaded what this plan asks for, wherever it was in its pipeline."""
+        """Whether it has loaded what this plan needs, whatever its place in a pipeline was."""
         return held(self.plan) == held(plan)
 
 
 def held(plan: StagePlan) -> StagePlan:
-    """What of a plan is settled once its layers are loaded."""
+    """The part of a plan that cannot change once its layers are loaded."""
     return replace(plan, threads=1, tap=None, emulation=None)
 
 
 def take(processes: list[StageProcess], plan: StagePlan) -> StageProcess | None:
-    """One of them that holds what the plan asks for, which is then none of them any more."""
+    """Remove and return a living process that holds what the plan needs; None if there is none."""
     found = next((one for one in processes if one.holds(plan) and not one.gone), None)
     if found is not None:
         processes.remove(found)

@@ -47,18 +47,18 @@ from penstock.transport.waiting import sleep_until, slept_until
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 1.0
-"""Seconds between a stage's signs of life."""
+"""Seconds between a stage's heartbeats."""
 LOOK_AHEAD = 5e-4
-"""Seconds before something is due at which a stage takes in what has come: then only the due thing is left to do."""
+"""Seconds before a due moment at which a stage takes in messages, so that only the due work is left for the moment."""
 FLUSH_S = 1.0
-"""Seconds that a stage which failed waits for the engine to hear of it. One told to stop has nothing to say."""
+"""Seconds that a failed stage waits for its report to reach the engine. One told to stop has nothing to report."""
 
 
 Frames = tuple[bytes] | tuple[bytes, memoryview]
 
 
 def run(spec: StageSpec) -> None:
-    """Serve until told to stop: in one session or, where others of its stages are lost, in one after another.
+    """Serve until told to stop: one session, or several in turn if stages beside this one are lost.
 
     Any error is reported to the engine before the process ends with it.
     """
@@ -70,9 +70,9 @@ def run(spec: StageSpec) -> None:
 
 
 def serve_session(spec: StageSpec, sockets: Sockets, inbox: Inbox, layers: Any) -> tuple[Any, StageSpec | None]:
-    """Serve until told to leave the session. ``layers`` are those of the session before; None in the first one.
+    """Serve until told to leave the session. ``layers`` come from the session before; None in the first one.
 
-    Returns the layers, and where to go on with them, if anywhere.
+    Returns the layers, and the specification to go on with, None to stop.
     """
     inbox.admit(spec.session)
     engine = sockets.connect(spec.engine, spec.session)
@@ -92,21 +92,24 @@ def serve_session(spec: StageSpec, sockets: Sockets, inbox: Inbox, layers: Any) 
 
 
 class Worker:
-    """One stage at its sockets. Without ``layers`` it loads them; those of another session forget what they know."""
+    """One stage at its sockets.
+
+    Loads its layers, or takes over ``layers`` from another session and clears their state.
+    """
 
     def __init__(self, spec: StageSpec, sockets: Sockets, inbox: Inbox, engine: Outbox, layers: Any) -> None:
         self._spec = spec
         self._inbox = inbox
         self._sockets = sockets
         self._outboxes: dict[str, Outbox] = {"engine": engine}
-        """By where a message goes: "engine", "upstream", "downstream" and "drafter", as far as they are known."""
+        """Destination -> outbox: "engine", "upstream", "downstream" and "drafter", as far as they are known."""
         self._unreached: set[str] = set()
-        """Those of them that the engine has been told of."""
+        """Destinations that were reported to the engine as out of reach."""
         self._packed: tuple[Outgoing, Frames] | None = None
-        """What leaves next, as it does."""
+        """The message that leaves next, already encoded."""
         self._apart = spec.plan.emulation is not None and spec.plan.emulation.apart
         self._wired = self._stopped = self._acknowledged = False
-        """The last: the engine has taken in the latest heartbeat, or waits for the first one."""
+        """``_acknowledged``: the engine has answered the latest heartbeat, or there was none yet."""
         self._following: StageSpec | None = None
         compute_with(spec.plan.threads)
         if layers is None:
@@ -115,7 +118,7 @@ class Worker:
         else:
             layers.forget()
         self.layers = layers
-        # Looked up once: a checkpoint's configuration takes as long as a message.
+        # Read once: asking a checkpoint's configuration takes as long as a message.
         self._width = layers.hidden_size
         self._entering, self._leaving = layers.entering_width, layers.leaving_width
         self._core = self._framed(make_core(spec.plan, spec.index, spec.stages, layers))
@@ -144,10 +147,10 @@ class Worker:
         self._outboxes["engine"].send(encode(message, self._spec.session))
 
     def serve(self) -> StageSpec | None:
-        """Until told to leave the session. Returns what to be in another one, or None."""
+        """Serve until told to leave the session. Returns the specification for the next one, or None."""
         while not self._stopped:
             self._wait()
-            # What has been computed leaves before anything is looked at that came meanwhile and cannot change it.
+            # A computed batch leaves first: messages that came meanwhile cannot change it.
             if self._wired and (leaving := self._driver.leave()) is not None:
                 self._send(leaving)
             self._look()
@@ -158,7 +161,7 @@ class Worker:
         return self._following
 
     def leave(self) -> None:
-        """Hear nobody of the session any more, and say nothing."""
+        """Receive nothing more of the session, and send nothing."""
         self._inbox.dismiss(self._spec.session)
         for outbox in self._outboxes.values():
             self._sockets.disconnect(outbox)
@@ -167,16 +170,20 @@ class Worker:
             self._core.close()
 
     def _wait(self) -> None:
-        """Until something is due: no message makes that earlier, unless the device is shared. Else for a message.
+        """Wait until something is due, or else for a message.
 
-        Or until the next heartbeat, which takes microseconds: what is due stays due at its moment.
+        Only on a shared device can a message make it due earlier.
+
+        Also ends for the next heartbeat, which takes microseconds: due work stays due at its moment.
         """
         due = self._driver.due if self._wired else None
         until = self._beat_at if due is None else min(due, self._beat_at)
         if due is None or self._driver.device.shared:
             self._inbox.wait(until)
             return
+        # Encoded while there is time, so that at its moment the message only has to be sent.
         leaving, packed = self._driver.leaving, self._packed
+        # With clocks apart a message says when it leaves, so that it is encoded only then.
         if leaving is not None and not self._apart and (packed is None or packed[0] is not leaving):
             self._packed = leaving, self._frames(leaving)
         if slept_until(until - LOOK_AHEAD):
@@ -184,15 +191,15 @@ class Worker:
         sleep_until(until)
 
     def _look(self) -> None:
-        """Take in what has come."""
+        """Take in the messages that have arrived."""
         for frames in self._inbox.take():
-            if not self._stopped:  # what follows is of the session that has been left
+            if not self._stopped:  # later messages belong to the session that has been left
                 self._receive(frames)
         if self._inbox.broken() and not self._stopped:
             self._tell_engine(LinkBroken(stage=self._spec.index))
 
     def _look_at_links(self) -> None:
-        """Tell the engine whom this stage does not reach. Raises EngineUnreached."""
+        """Report destinations that are out of reach. Raises EngineUnreached if it is the engine."""
         for to in self._outboxes.keys() - self._unreached:
             if cause := self._outboxes[to].unreached:
                 if to == "engine":
@@ -201,7 +208,7 @@ class Worker:
                 self._tell_engine(LinkBroken(stage=self._spec.index, to=to, cause=cut(cause)))
 
     def _beat(self) -> None:
-        """Tell the engine that this loop goes round, unless it has not even taken in the last time."""
+        """Send the engine a heartbeat when it is time, unless it has not answered the last one."""
         if time.monotonic() < self._beat_at:
             return
         self._look_at_links()
@@ -236,7 +243,7 @@ class Worker:
             self._driver.on_message(message, None, arrives)
 
     def _hidden_states(self, batch: Batch, frames: list[Frame]) -> Frame | None:
-        """What came with a batch: a line per surviving row, except from the engine, which sends tokens only."""
+        """The hidden states of a batch, a line per surviving row; None from the engine, which sends only tokens."""
         if self._spec.index == 0 or not batch.alive:
             return None
         if (batch.dtype, batch.width) != (self._spec.plan.dtype, self._entering):
@@ -264,7 +271,7 @@ class Worker:
 
 
 def following(message: Rejoin) -> StageSpec:
-    """Raises MalformedMessage for what is none."""
+    """The specification in a Rejoin. Raises MalformedMessage if it does not decode."""
     try:
         return msgspec.json.decode(message.spec, type=StageSpec)
     except UNDECODABLE as error:

@@ -1,4 +1,4 @@
-"""What a stage has been told of dead rows, beside the stream of batches."""
+"""The dead nodes that cancels have announced to a stage beside the stream of batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.messages import Batch, Cancel
 class Cancels:
     """Dead nodes, each remembered until the stream number that its cancel precedes has passed.
 
-    A cancel may come late, early or twice: late ones are of batches that have passed and are not kept.
+    A cancel may come late, early or twice. A late one concerns batches that have passed, and is not kept.
     """
 
     def __init__(self) -> None:
@@ -29,14 +29,17 @@ class Cancels:
         return alive
 
     def awaited(self, batch: Batch) -> set[tuple[int, int]]:
-        """Nodes whose features the batch's surviving rows need, and of which level."""
+        """(node, level) of the features that the batch's surviving rows need.
+
+        The level is 0 where the batch names none.
+        """
         if not batch.feature_nodes:
             return set()
         rows = (row for row in self.surviving(batch) if batch.feature_nodes[row])
         return {(batch.feature_nodes[row], batch.feature_levels[row] if batch.feature_levels else 0) for row in rows}
 
     def passed(self, stream: int) -> None:
-        """The batch with this number has been computed: forget what concerned it and its forerunners alone."""
+        """The batch with this number has been computed: forget the cancels that only it and earlier ones needed."""
         self.next_stream = stream + 1
         if self._known:
             self._known = [(before, nodes) for before, nodes in self._known if before > self.next_stream]

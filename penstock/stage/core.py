@@ -33,36 +33,33 @@ class Layers(Protocol):
         ...
 
     def features(self, hidden: Any) -> Any:
-        """What a learned drafter reads of the rows just computed [N, F]; ``hidden`` is what ``forward`` gave."""
+        """The features [N, F] of the rows just computed, for a learned drafter. ``hidden`` comes from ``forward``."""
         ...
 
 
 class Reader(Protocol):
-    """What the layers of a learned drafter also do: they read the features that the target's stages send."""
+    """The further interface of a learned drafter's layers, which read features that the target's stages send."""
 
     def add_features(self, features: Features, states: Any) -> None:
-        """Features have arrived; ``states`` [rows, width]."""
+        """Take in features that have arrived; ``states`` [rows, width] are their values."""
         ...
 
     def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        """What has not arrived yet, as (node, layer), of the features of ``awaited``: (node, level)."""
+        """The features missing for ``awaited``, given as (node, level), each as (node, layer)."""
         ...
 
 
 class StageCore:
-    """One stage: drops dead rows, computes the others, and says what the last stage has to say.
-
-    ``process`` gives back the rows that survived and either their hidden states or, on the last stage, picks.
-    """
+    """One stage: drops dead rows and computes the others; the last stage also picks tokens or ranks candidates."""
 
     def __init__(
         self, layers: Layers, capacity: int, is_last: bool, taps: Sequence[int] = (), vocab_size: int = MOST
     ) -> None:
         self.layers = layers
         self.taps = list(taps)
-        """Layers whose states go to a drafter."""
+        """Layers whose hidden states go to a learned drafter."""
         self.reader: Reader | None = None
-        """The layers again, where they are a learned drafter's."""
+        """``layers`` once more if they are a learned drafter's, else None."""
         self.visibility = Visibility(capacity, vocab_size)
         self._vocab_size = vocab_size
         self.is_last = is_last
@@ -87,7 +84,10 @@ class StageCore:
         self.reader.add_features(features, states)
 
     def tapped(self) -> tuple[Features, Any] | None:
-        """What the drafter is to be told of the batch that has just been processed."""
+        """The features of the batch that was processed last, for the drafter; None if there are none.
+
+        Asking clears them.
+        """
         tapped, self._tapped = self._tapped, None
         return tapped
 
@@ -99,6 +99,7 @@ class StageCore:
         ProtocolError when the batch does not follow the last one. The first one may have any number: a stage may take
         another's place.
         """
+        # The first batch of a stage that replaces a lost one may have any number.
         if self._begun and batch.stream != self._cancels.next_stream:
             raise ProtocolError(f"batch {batch.stream} arrived where {self._cancels.next_stream} was due")
         self._begun = True
@@ -107,6 +108,7 @@ class StageCore:
         for opened in batch.opened:
             check_tokens(opened, self._vocab_size)
             self._samplings[opened.request] = opened.sampling
+        # The header counts also where no row survives: what it commits, opens and closes is never said again.
         self.visibility.apply_header(batch)
         rows = self._cancels.surviving(batch)
         self._cancels.passed(batch.stream)
@@ -115,6 +117,10 @@ class StageCore:
         view = self.visibility.view(batch, rows)
         if hidden is not None and len(rows) < len(batch.alive):
             kept = set(rows)
+            # The stages before dropped rows too, so ``hidden`` holds only ``batch.alive``:
+            #   rows of the batch   0 1 2 3 4
+            #   batch.alive         0 . 2 3 .     hidden has 3 rows
+            #   surviving           0 . . 3 .     keep hidden[0], hidden[2]
             hidden = hidden[[i for i, row in enumerate(batch.alive) if row in kept]]
         hidden = self.layers.forward(view, hidden)
         if self.taps:
@@ -122,6 +128,7 @@ class StageCore:
             self._tapped = features, self.layers.features(hidden)
         if not self.is_last:
             return rows, hidden, [], []
+        # ``wanted`` counts within the batch, the layers within the surviving rows.
         place = {row: i for i, row in enumerate(rows)}
         wanted = [place[row] for row in batch.wanted if row in place]
         samplings = [self._samplings[int(view.requests[i])] for i in wanted]
@@ -133,9 +140,9 @@ class StageCore:
 
 
 def check_tokens(opened: Opened, vocab_size: int) -> None:
-    """Raise ProtocolError unless the model has the tokens that a request's sampling names.
+    """Raise ProtocolError unless the model has every token that a request's sampling names.
 
-    ``barred`` ones, which may be any that a client calls its stop tokens, need not exist.
+    The tokens in ``barred`` need not exist: they may be any that a client calls its stop tokens.
     """
     sampling = opened.sampling
     named = max((*sampling.allowed_token_ids, *(token for token, _ in sampling.logit_bias)), default=-1)

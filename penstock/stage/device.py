@@ -1,4 +1,4 @@
-"""What a stage runs on: here the process's own device, and links that have delivered what is received from them."""
+"""The device and the links of a stage; here the real ones, which add no time of their own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from penstock.messages import Message, Rows
 
 
 class Computation(NamedTuple):
-    """One batch on a device: when it was over, and how many seconds it took and, where they are modelled, should have.
+    """The time of one batch on a device.
 
-    ``end`` is on the clock of the driver.
+    ``end`` is when it was over, on the driver's clock; ``computed`` are the seconds that it took, and ``modelled``
+    those that the device is modelled to take (0 for a real one).
     """
 
     end: float
@@ -20,47 +21,47 @@ class Computation(NamedTuple):
 
 
 class Device:
-    """Computes a stage's batches, and nothing else. Each takes as long as it does."""
+    """Computes a stage's batches and nothing else, each for as long as it takes."""
 
     free_at = 0.0
-    """When it has done what it has begun."""
+    """When the device is done with everything that it has begun."""
     shared = False
-    """Whether a message may give it something to do besides the stage's batches."""
+    """Whether messages may give it other work besides the stage's batches."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
 
     def computed(self, start: float, rows: Rows, alive: Sequence[int]) -> Computation:
-        """A batch, begun at ``start``, has just been computed; ``alive`` are the indices of its surviving rows."""
+        """A batch that began at ``start`` has just been computed; ``alive`` are the indices of its surviving rows."""
         seconds = self._clock() - start
         return Computation(start + seconds, seconds)
 
     def on_message(self, message: Message, arrives: float) -> bool:
-        """Take in a message that is not the stage's. Returns whether it is the device's."""
+        """Take in a message that is not for the stage. Returns whether it was for the device."""
         return False
 
     @property
     def due(self) -> float | None:
-        """When it can do something besides the stage's batches; None while there is nothing."""
+        """When it can do something besides the stage's batches; None while there is nothing to do."""
         return None
 
     def take_turn(self, ready_since: float | None) -> Message | None:
-        """Do something else that is due, if it comes before the batch that is ready since then (None: no batch is).
+        """Do other work that is due, if it comes before the batch that is ready since then (None: no batch is ready).
 
-        Returns what the engine is to be told of it; None if nothing has been done.
+        Returns the message that tells the engine of it; None if nothing has been done.
         """
         return None
 
 
 class Link:
-    """One direction of a link. What is received has arrived."""
+    """One direction of a link. On a real one, a message has arrived when it is received."""
 
     def sending(self, message: Message, rows: int = 0) -> float:
-        """Seconds for which a message with the hidden states of so many rows keeps the link busy."""
+        """Seconds for which a message with the hidden states of ``rows`` rows keeps the link busy."""
         return 0.0
 
     def arrival(self, now: float, sending: float) -> float:
-        """The clock's moment at which what is sent now arrives; 0 if that is when it is received."""
+        """When a message that is sent now arrives, on the driver's clock; 0 if that is when it is received."""
         return 0.0
 
 
@@ -68,7 +69,7 @@ REAL_LINK: Final = Link()
 
 
 class Links(NamedTuple):
-    """Those on which a stage sends."""
+    """The links on which a stage sends: to the next stage, to the previous one, and to the drafter."""
 
     down: Link = REAL_LINK
     up: Link = REAL_LINK

@@ -33,7 +33,7 @@ from penstock.stage.device import REAL_LINKS, Computation, Device, Links
 
 
 class Outgoing(NamedTuple):
-    """A message and its tensor for one neighbour, for the drafter, or for the engine wherever the stage is.
+    """A message and its tensor for one neighbour, for the drafter, or for the engine, whichever stage this is.
 
     ``arrives`` is when its link will have delivered it; 0 if that is when it is received.
     """
@@ -45,7 +45,7 @@ class Outgoing(NamedTuple):
 
 
 class Buffered(NamedTuple):
-    """The batch in the stage's buffer: it has arrived at ``received``, unless that is yet to come."""
+    """The batch in the stage's buffer. ``received`` is when it counts as received: no earlier than ``arrives``."""
 
     batch: Batch
     hidden: Any
@@ -54,7 +54,7 @@ class Buffered(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What has been computed, and for how long sending it keeps the link busy."""
+    """A computed batch: when it was done, its message, and the seconds for which sending it keeps the link busy."""
 
     end: float
     outgoing: Outgoing
@@ -62,11 +62,12 @@ class Outcome(NamedTuple):
 
 
 Processed = tuple[list[int], Any, list[SampledToken], list[Candidates]]
-"""Of a batch: its surviving rows, their hidden states, and, behind the last stage, picks or candidates."""
+"""The result of processing a batch: its surviving rows, their hidden states, and, from the last stage, picks or
+candidates."""
 
 
 class Core(Protocol):
-    """What a stage does with its batches: ``StageCore``, or the simulator's."""
+    """The part of a stage that computes batches: ``StageCore``, or the simulator's."""
 
     is_last: bool
 
@@ -82,9 +83,9 @@ class Core(Protocol):
 
 
 class StageDriver:
-    """``on_message`` takes messages in; ``step`` does what is due and returns what is to be sent.
+    """``on_message`` takes messages in; ``step`` does what is due and yields the messages to be sent.
 
-    A message may be here before the moment at which it ``arrives``: it then counts from that moment on.
+    A message may be given before the moment at which it ``arrives``; it counts from that moment on.
     """
 
     def __init__(
@@ -105,20 +106,21 @@ class StageDriver:
         self._cancels: list[tuple[Cancel, float]] = []
         self._buffer: Buffered | None = None
         self._done: Outcome | None = None
-        """Computed, or about to be; the next buffer may still be taken."""
+        """The batch that has been computed, or is about to be, and waits for the next buffer to be free."""
         self._leaving: tuple[float, Outgoing] | None = None
-        """What leaves when, once that is known; from then on it is not ``_done``."""
+        """When the outgoing message leaves, and the message; None until that moment is known. Replaces ``_done``."""
+        # From when on the next stage's buffer is free; None while it holds a batch.
         self._credit_at: float | None = 0.0
 
     def on_message(self, message: Message, tensor: Any = None, arrives: float = 0.0) -> None:
-        """Take in a batch with its hidden states, features, a cancel, a Ready, or what is for the device."""
+        """Take in a batch with its hidden states, features, a cancel, a Ready, or a message for the device."""
         if isinstance(message, Batch):
             if self._buffer is not None:
                 raise PenstockError(f"stage {self.index}: batch {message.stream} arrived before its buffer was free")
             self._buffer = Buffered(message, tensor, arrives, max(self.clock(), arrives))
         elif isinstance(message, Cancel):
             self._cancels.append((message, arrives))
-            self._apply_cancels(self.clock())  # a batch that waits for features may have no row left to wait for
+            self._apply_cancels(self.clock())  # its batch may be waiting for features of rows that are now dead
         elif isinstance(message, Features):
             self._features.append((message, tensor, arrives))
         elif isinstance(message, Ready):
@@ -137,7 +139,7 @@ class StageDriver:
 
     @property
     def _batch_due(self) -> float | None:
-        """When a batch can be sent on or, if none is on its way out, computed."""
+        """When a batch can be sent on or, if none is about to leave, computed."""
         if self._leaving is not None:
             return self._leaving[0]
         ready_since = self._ready_since
@@ -145,13 +147,13 @@ class StageDriver:
 
     @property
     def _ready_since(self) -> float | None:
-        """From when on the next batch can be computed; None while there is none, or one is on its way out."""
+        """From when on the next batch can be computed; None while there is none, or one has yet to leave."""
         if self._leaving is not None or self._done is not None or self._buffer is None:
             return None
         return self._joined_at(self._buffer)
 
     def _joined_at(self, buffered: Buffered) -> float | None:
-        """When a batch and the features that its rows need have all arrived; None while some are not on their way."""
+        """When a batch and the features that its rows need have all arrived; None while some have not been sent."""
         at = buffered.arrives
         if not buffered.batch.feature_nodes:
             return at
@@ -163,7 +165,7 @@ class StageDriver:
         return None if lacking else at
 
     def step(self) -> Iterator[Outgoing]:
-        """Do everything that is due by now. What is yielded has to be sent at once, and all of it be taken."""
+        """Do everything that is due by now. Every message that is yielded has to be sent at once; take them all."""
         while (due := self.due) is not None and due <= self.clock():
             if (told := self.device.take_turn(self._ready_since)) is not None:
                 yield Outgoing(told, to="engine")
@@ -178,19 +180,20 @@ class StageDriver:
         return None if self._leaving is None else self._leaving[1]
 
     def leave(self) -> Outgoing | None:
-        """The batch or result that can be sent on by now, and has to be at once; None if there is none."""
+        """The batch or result whose moment has come, to be sent at once; None if there is none."""
         if self._leaving is None or self.clock() < self._leaving[0]:
             return None
         outgoing, self._leaving = self._leaving[1], None
         return outgoing
 
     def _settle(self) -> None:
-        """What is computed leaves as soon as the next buffer is free: reckon when, if both are known."""
+        """Work out when the computed batch leaves: once it is done and the next stage's buffer is free."""
         if self._done is None or self._credit_at is None:
             return
         moment = max(self._done.end, self._credit_at)
         arrives = self._links.down.arrival(moment, self._done.sending)
         self._leaving, self._done = (moment, self._done.outgoing._replace(arrives=arrives)), None
+        # The engine takes every result at once, so that the last stage always has credit.
         self._credit_at = 0.0 if self.core.is_last else None
 
     def _compute(self) -> Iterator[Outgoing]:
@@ -198,8 +201,10 @@ class StageDriver:
         buffered, self._buffer = self._buffer, None
         start = self.clock()
         arrives = self._links.up.arrival(start, self._sending_ready)
-        yield Outgoing(Ready(stage=self.index), None, "upstream", arrives)  # the next batch travels meanwhile
+        # Ready leaves before the computation: the next batch travels to the free buffer meanwhile.
+        yield Outgoing(Ready(stage=self.index), None, "upstream", arrives)
         joined = self._joined_at(buffered) if buffered.batch.feature_nodes else None
+        # Cancels come as late as possible: a row that dies while its batch is in the buffer is not computed.
         self._apply_cancels(start)
         self._apply_features(start)
         processed = self.core.process(buffered.batch, buffered.hidden)
@@ -215,7 +220,7 @@ class StageDriver:
     def _outcome(
         self, buffered: Buffered, start: float, processed: Processed, computation: Computation, joined: float | None
     ) -> Outcome:
-        """What a batch has come to: the batch for the next stage or, behind the last one, its result."""
+        """The batch for the next stage or, from the last one, the result, with a span of this stage's times added."""
         batch, (rows, hidden, picks, candidates) = buffered.batch, processed
         spans = [*batch.spans, Span(self.index, buffered.received, start, *computation, len(rows), joined)]
         if self.core.is_last:

@@ -1,4 +1,4 @@
-"""Which tokens a request's grammar allows after a row: a function of the row's own path, as its token is."""
+"""The tokens that a request's grammar allows after a row: a function of the row's own path, as its token is."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 FOLLOWED: Final = 256
-"""Requests whose matchers are kept. One more costs that the least recently asked one's grammar is compiled again."""
+"""The most requests whose matchers are kept. One more evicts the least recently used, which is then compiled again."""
 RETRIES: Final = 4
-"""How often a request's exhausted grammar is compiled anew: it was exhausted below a drafted token, perhaps."""
+"""How often a request's grammar is compiled again after its lexer failed: a drafted token may have been the cause."""
 OVERRUN_S: Final = 20.0
-"""Seconds on the clock after which a stage gives a grammar up that it compiles.
+"""Seconds of wall time after which a stage gives up compiling a grammar.
 
-A worker has compiled it before in a second of processor time (``text.grammar.SECONDS``): only a host that is far
+A worker has compiled it before within a second of processor time (``text.grammar.SECONDS``): only a host that is far
 slower, or far busier, gets there.
 """
 OVERRUN: Final = f"it did not compile within {OVERRUN_S:g} s"
@@ -32,7 +32,10 @@ DEAD: Final = "the text so far is not what the grammar allows"
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a grammar allows after a row: ``mask_V``, bool [V]; or nothing, and why."""
+    """The tokens that a grammar allows after a row, as ``mask_V``, bool [V].
+
+    If there is none, ``problem`` may say why.
+    """
 
     mask_V: np.ndarray
     problem: str = ""
@@ -41,9 +44,9 @@ class Allowed:
 class Grammars:
     """The grammars of a stage's requests, over the tokenizer in ``folder``, which is read when one is needed.
 
-    ``vocab_size`` is the model's; ``eos_token_ids`` end a text. Each request has a matcher of its own: what one has
-    cost, and whether it was exhausted, is nothing to another. What is kept between calls is a cache: an answer depends
-    on grammar and path alone. So a request may end unsaid, and begin anew under its number.
+    ``vocab_size`` is the model's; ``eos_token_ids`` end a text. Each request has a matcher of its own: the limits that
+    one has exhausted do not touch another. Kept matchers are only a cache, since an answer depends on grammar and path
+    alone. A request may therefore end without notice, and a new one have its number.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -57,10 +60,10 @@ class Grammars:
         """Requests whose grammars took too long to compile."""
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
-        """Compile a request's grammar on a thread beside this one, which calls ``done`` when ``allowed`` need not wait.
+        """Compile a request's grammar on another thread, which calls ``done`` when ``allowed`` need not wait.
 
         The matcher is the request's until ``forget``. A grammar that takes longer than ``OVERRUN_S`` fails its request,
-        and the next one has another thread.
+        and the grammars behind it get a new thread.
         """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "penstock-grammars")
@@ -71,9 +74,10 @@ class Grammars:
         future.add_done_callback(lambda _: done())
 
     def _compile_in_time(self, grammar: str, future: Future[LLMatcher], thread: ThreadPoolExecutor) -> None:
-        """On the thread for that. What comes too late is dropped: by then ``future`` holds a TimeoutError."""
+        """Compile on that thread. A late result is dropped: by then ``future`` holds a TimeoutError."""
         if not future.set_running_or_notify_cancel():
             return
+        # A compilation cannot be interrupted: when time is up, its thread is left alone and replaced.
         watch = threading.Timer(OVERRUN_S, self._give_up, (future, thread))
         watch.daemon = True
         watch.start()
@@ -89,7 +93,8 @@ class Grammars:
             future.set_result(compiled)
 
     def _give_up(self, future: Future[LLMatcher], thread: ThreadPoolExecutor) -> None:
-        """Leave ``thread`` to what it compiles. Those that wait behind it are compiled by another one."""
+        """Leave ``thread`` to what it compiles; a new one compiles the grammars that wait behind it."""
+        # Read before the new thread is made: the grammar that is stuck is running, and must not be submitted again.
         waiting = [one for _, one in list(self._compiling.values()) if not one.running() and not one.done()]
         if self._thread is thread:
             self._thread = ThreadPoolExecutor(1, "penstock-grammars")
@@ -101,7 +106,7 @@ class Grammars:
             future.set_exception(TimeoutError(OVERRUN))
 
     def forget(self, request: int) -> None:
-        """The request's matcher is needed no more."""
+        """Drop the request's matcher, or cancel its compilation."""
         self._followers.pop(request, None)
         self._given_up.discard(request)
         if request in self._compiling:
@@ -112,11 +117,11 @@ class Grammars:
             self.forget(request)
 
     def allowed(self, request: int, grammar: str, output: np.ndarray) -> Allowed:
-        """What may come after ``output``, the token ids of a request's output up to a row.
+        """The tokens that may come after ``output``, the token ids of a request's output up to a row.
 
-        EOS alone where the text is complete. Nothing where the grammar does not allow ``output`` itself: such a row is
-        dead, the target has picked another token above it. Nothing, either, where no token is possible, and where the
-        next step costs more than a grammar's may (``text.grammar.LIMITS``).
+        EOS alone where the text is complete. Nothing in three cases: the grammar does not allow ``output`` itself (the
+        row is dead, since the target has picked another token above it); no token is possible; or the next step costs
+        more than a grammar's may (``text.grammar.LIMITS``).
         """
         if np.isin(output, self._ends).any():
             return Allowed(self._only(self._ends))
@@ -134,11 +139,14 @@ class Grammars:
             follower.recompiled(self._compile(grammar))
         else:
             follower.rewind()
-        # It has failed over another path, perhaps: what counts is this one, read from the beginning.
+        # Its failure may stem from another path. Only this path counts, so it is read again from the beginning.
         return follower.after(output, self._vocab_size)
 
     def _follower(self, request: int, grammar: str) -> _Follower:
-        """Raises TimeoutError for a grammar that has taken too long to compile."""
+        """The request's matcher, which becomes the most recently used.
+
+        Raises TimeoutError if compiling takes too long.
+        """
         if request in self._given_up:
             raise TimeoutError(OVERRUN)
         follower = self._followers.pop(request, None)
@@ -165,10 +173,10 @@ class Grammars:
 
 
 class _Follower:
-    """A matcher that has read ``tokens``, on its way from one row's path to the next one's.
+    """A matcher that has read ``tokens``, and goes from one row's path to the next one's.
 
     read before   a b c d e         rows of one request share most of their paths:
-    path          a b c x y         take back d e, read x y
+    path          a b c x y         roll back d e, read x y
     """
 
     def __init__(self, grammar: str, matcher: LLMatcher) -> None:
@@ -179,30 +187,30 @@ class _Follower:
 
     def _begin(self, matcher: LLMatcher) -> None:
         self._origin = matcher
-        """Has read nothing."""
+        """The matcher before it has read anything."""
         self._strayed = False
-        """Whether its lexer has read anything but one path."""
+        """Whether its lexer has read anything but a single path."""
         self._reset()
 
     def _reset(self) -> None:
         self._matcher = self._origin.deep_copy()
         self._read = self._tried = np.empty(0, dtype=np.int64)
-        """What the matcher has read; and with it the token that it could not read, if there was one."""
+        """The tokens that the matcher has read; ``_tried`` also has the one that it could not read, if any."""
         self._error = ""
-        """llguidance's: the matcher can say nothing more, of any path."""
+        """The error of llguidance after which the matcher answers for no path; empty if there is none."""
 
     def rewind(self) -> None:
-        """Forget what has been read, and what has failed but for the lexer, which copies share."""
+        """Start again from no tokens. Failures are forgotten, too, except the lexer's, which is shared by copies."""
         self._strayed = True
         self._reset()
 
     def recompiled(self, matcher: LLMatcher) -> None:
-        """Begin anew with this matcher and its lexer."""
+        """Start again with this matcher and its lexer."""
         self.retries += 1
         self._begin(matcher)
 
     def has_read_only(self, path: np.ndarray) -> bool:
-        """Whether nothing off this path has ever been read: what failed would fail again, read from the beginning."""
+        """Whether it has never read anything off this path: reading from the beginning would then fail again."""
         return not self._strayed and np.array_equal(self._tried, path[: len(self._tried)])
 
     @property
@@ -216,7 +224,7 @@ class _Follower:
         return is_lexer_error(self._error)
 
     def after(self, path: np.ndarray, vocab_size: int) -> Allowed:
-        """What may come after ``path``; nothing, and why the matcher failed, where it has."""
+        """The tokens that may come after ``path``; none, with the reason, once the matcher has failed."""
         from penstock.text.grammar import error_of, explained, next_tokens
 
         nothing = np.zeros(vocab_size, dtype=bool)
@@ -228,10 +236,11 @@ class _Follower:
         return Allowed(nothing, explained(self._error)) if self._error else Allowed(mask_V)
 
     def _follow(self, path: np.ndarray) -> bool:
-        """Whether the grammar allows ``path``. The matcher reads as far as it does."""
+        """Read ``path`` as far as the grammar allows it. Returns whether it allows all of it."""
         shorter = min(len(path), len(self._read))
         differing = np.flatnonzero(path[:shorter] != self._read[:shorter])
         common = int(differing[0]) if len(differing) else shorter
+        # The lexer has read tokens off this path. Rolling back does not undo what that cost.
         if common < len(self._tried):
             self._strayed = True
         if common < len(self._read):

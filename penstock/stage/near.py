@@ -1,11 +1,11 @@
-"""Slots of layers that look back only so far: what no later row reaches gives its place to others. No torch here.
+"""Slots of layers that reach back only so far (windows, chunks): slots out of reach give back their places. No torch.
 
-    slots of a request    0 1 2 3 4 5 6 7 8 9        all of them, as the engine names them
-    places, reach 4       . . . . 1 2 0 3 4 5        0 to 3 are out of reach: their places have come back
+  slots of a request    0 1 2 3 4 5 6 7 8 9        all of them, as the engine names them
+  places, reach 4       . . . . 1 2 0 3 4 5        0 to 3 are out of reach: their places are free again
 
-A row at position p reaches the positions from p - ``reach`` + 1 on. Rows enter once and after their ancestors, so none
-that comes later stands before the first one of a batch, or before the last certain position. Nothing here needs a
-message: the stream of batches says it all. It holds where no two requests share slots, that is without prefix caching.
+A row at position p reaches the positions from p - ``reach`` + 1 on. Rows enter once and after their ancestors, so no
+later row stands before the first one of a batch, or before the last committed position. No messages are needed: all
+this follows from the stream of batches. It holds where no two requests share slots, that is without prefix caching.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from penstock.stage.visibility import BatchView, ProtocolError, RequestView
 
 NO_PLACE: Final = -1
 FIRST: Final = 256
-"""Places that are there from the beginning; they are doubled as often as they do not suffice."""
+"""Places at the start. Their number is doubled whenever they do not suffice."""
 
 
 @dataclass
 class _Held:
-    """What one request has places for: certain slots from position ``until`` on, and drafted slots, by position."""
+    """The slots of a request that have places: committed ones from position ``until`` on, drafted ones by position."""
 
     low: int = 0
     """No later row stands before this position."""
@@ -35,7 +35,7 @@ class _Held:
 
 
 class NearSlots:
-    """The places of a stage's slots. ``size`` of them are there; ``size`` itself stands for a slot that has none."""
+    """The places of a stage's slots. There are ``size`` of them; index ``size`` stands for a slot that has none."""
 
     def __init__(self, capacity: int, reach: int) -> None:
         self.reach = reach
@@ -44,22 +44,23 @@ class NearSlots:
         self.forget()
 
     def forget(self) -> None:
-        """Know no row and no request any more. The places stay as many as they are."""
+        """Forget all rows and requests. The number of places stays."""
         self._place = np.full(self._capacity, NO_PLACE, dtype=np.int64)
         self._free = list(range(self.size))
         self._requests: dict[int, _Held] = {}
         self._holder: dict[int, int] = {}
-        """The request of every slot that has a place."""
+        """Slot that has a place -> its request."""
 
     @property
     def held(self) -> int:
-        """Places that are taken."""
+        """How many places are taken."""
         return self.size - len(self._free)
 
     def enter(self, view: BatchView) -> BatchView:
-        """The same batch with places for slots. Call it once for each batch, before its rows are computed."""
+        """The same batch with places instead of slots. Call it once for each batch, before its rows are computed."""
         for request in view.closed:
             self._close(request)
+        # All releases come first: a place that one request gives back may serve another in the same batch.
         for seen in view.views:
             self._release(seen, self._requests.setdefault(seen.request, _Held()))
         for seen in view.views:
@@ -73,8 +74,9 @@ class NearSlots:
         return places
 
     def _release(self, seen: RequestView, held: _Held) -> None:
-        """What the batches before this one have put out of reach, and drafts that turned out to be wrong."""
+        """Free the places of committed slots that are out of reach by now, and of drafts that were rejected."""
         held.certain = seen.slots[: seen.committed]
+        # ``low`` is the first position of the batches before: this batch's own rows have not been entered yet.
         limit = min(held.low - self.reach, seen.committed)
         if limit > held.until:
             self._give_back(held.certain[held.until : limit].tolist())
@@ -82,6 +84,7 @@ class NearSlots:
         settled = [(slot, at) for slot, at in held.drafted.items() if at < seen.committed]
         for slot, at in settled:
             del held.drafted[slot]
+            # The position has been committed in another slot, so this draft was rejected.
             if held.certain[at] != slot:
                 self._give_back([slot])
 
@@ -92,7 +95,8 @@ class NearSlots:
             raise ProtocolError(f"request {seen.request}: a row at position {low} comes after what reached {held.low}")
         held.low = low
         for slot, position in zip(slots, positions, strict=True):
-            if slot in self._holder:  # of a draft that has died since: its slot came back before that was certain
+            # A dead draft's slot can be used again before its position is committed. It keeps its place.
+            if slot in self._holder:
                 self._requests[self._holder[slot]].drafted.pop(slot, None)
             else:
                 self._place[slot] = self._free_place()
@@ -112,7 +116,10 @@ class NearSlots:
             self._give_back([*held.certain[held.until :].tolist(), *held.drafted])
 
     def _give_back(self, slots: list[int]) -> None:
-        """Those of the slots that have places; a token may become certain before its row comes, or without one."""
+        """Free the places of these slots.
+
+        Some may have none: a token can be committed before its row comes, or without one.
+        """
         for slot in slots:
             if self._holder.pop(slot, None) is not None:
                 heapq.heappush(self._free, int(self._place[slot]))

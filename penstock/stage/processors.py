@@ -1,8 +1,8 @@
-"""What changes a row's logits before temperature and filters: masks, bias, penalties. All of the row's own path.
+"""Changes to a row's logits before temperature and filters: masks, bias and penalties, all of the row's own path.
 
 The order is vLLM's: the grammar's mask and the allowed tokens, barred tokens, bias, repetition penalty, frequency and
-presence penalty. A row's path is the prompt, what is committed of the output, the row's ancestors and the row itself,
-never what its request has come to by now: so a token stays a function of the text before it.
+presence penalty. A row's path is the prompt, the committed output, the row's ancestors and the row itself. It does not
+depend on what the request has come to since, so that a token stays a function of the text before it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.stage.visibility import BatchView
 
 @dataclass(frozen=True)
 class Context:
-    """What the processors have to know of a row beside its logits.
+    """A row's context for the processors.
 
-    ``path`` are the token ids up to the row, prompt included; ``allowed_V`` what the grammar allows next, None
-    without a grammar. ``problem`` says why that is nothing.
+    ``path`` holds the token ids up to the row, prompt included. ``allowed_V``, bool [V], is what the grammar allows
+    next; None without a grammar. ``problem`` says why that is nothing.
     """
 
     path: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -37,7 +37,7 @@ NO_CONTEXT: Final = Context()
 def contexts_of(
     view: BatchView, rows: Sequence[int], samplings: Sequence[Sampling], grammars: Grammars | None
 ) -> list[Context]:
-    """The contexts of some of a batch's rows; nothing is looked up where a request's sampling does not need it."""
+    """The contexts of some of a batch's rows; nothing is looked up for a request whose sampling does not need it."""
     return [context_of(view, row, sampling, grammars) for row, sampling in zip(rows, samplings, strict=True)]
 
 
@@ -55,7 +55,7 @@ def context_of(view: BatchView, row: int, sampling: Sampling, grammars: Grammars
 
 
 def is_processing(sampling: Sampling, position: int) -> bool:
-    """Whether the logits of the token at ``position`` are changed at all."""
+    """Whether the processors change the logits of the token at ``position`` at all."""
     masked = bool(sampling.grammar or sampling.allowed_token_ids or sampling.logit_bias)
     return masked or is_barring(sampling, position) or is_penalizing(sampling)
 
@@ -70,10 +70,10 @@ def is_penalizing(sampling: Sampling) -> bool:
 
 
 def processed(logits_V: np.ndarray, sampling: Sampling, position: int, context: Context) -> np.ndarray:
-    """The logits with everything applied, in a copy. Barred tokens give way where no other is left.
+    """A copy of the logits with all processors applied. Barred tokens are allowed again where no other is left.
 
-    So min_tokens cannot keep a text going that its grammar ends. What is masked by a grammar or by
-    ``allowed_token_ids`` stays out, come what may: ``refusal`` tells the rows that have nothing left.
+    Hence ``min_tokens`` cannot keep a text going that its grammar ends. Tokens that a grammar or ``allowed_token_ids``
+    masks stay out in any case: ``refusal`` tells which rows have nothing left.
     """
     scores_V = logits_V.copy()
     allowed_V = allowed_tokens(sampling, context, len(scores_V))
@@ -89,7 +89,7 @@ def processed(logits_V: np.ndarray, sampling: Sampling, position: int, context: 
 
 
 def allowed_tokens(sampling: Sampling, context: Context, vocabulary: int) -> np.ndarray | None:
-    """bool [V]: what can be picked at all; None: everything."""
+    """The tokens that can be picked at all, bool [V]; None for all of them."""
     if not sampling.allowed_token_ids:
         return context.allowed_V
     allowed_V = np.zeros(vocabulary, dtype=bool)
@@ -98,9 +98,10 @@ def allowed_tokens(sampling: Sampling, context: Context, vocabulary: int) -> np.
 
 
 def refusal(logits_V: np.ndarray, sampling: Sampling, context: Context) -> str:
-    """Why no token can be picked, beginning with the field at fault; nothing if one can.
+    """Why no token can be picked, beginning with the field at fault; empty if one can.
 
-    The row is dead, its grammar can say nothing more, or the model, as a drafter may, gives no allowed token a chance.
+    Either the row is dead, or its grammar can say nothing more, or the model gives no allowed token a chance, as may
+    happen with a drafter.
     """
     allowed_V = allowed_tokens(sampling, context, len(logits_V))
     if allowed_V is None or np.isfinite(logits_V[allowed_V]).any():
@@ -112,19 +113,21 @@ def refusal(logits_V: np.ndarray, sampling: Sampling, context: Context) -> str:
 def without_barred(scores_V: np.ndarray, barred: Sequence[int]) -> np.ndarray:
     """The scores with these token ids at -inf, or as they are if no other is left."""
     left_V = scores_V.copy()
-    left_V[[token for token in barred if token < len(scores_V)]] = -np.inf  # it may be any number that a client sent
+    left_V[[token for token in barred if token < len(scores_V)]] = -np.inf  # a client may send any number
     return left_V if np.isfinite(left_V.max()) else scores_V
 
 
 def penalize(scores_V: np.ndarray, sampling: Sampling, path: np.ndarray) -> None:
-    """Repetition of any token on the path (Keskar et al., CTRL, arXiv 1909.05858, section 4.1), then of the output's.
+    """Apply the penalties in place.
 
-    Frequency penalty once per occurrence, presence penalty once; in place.
+    The repetition penalty concerns every token on the path (Keskar et al., CTRL, arXiv 1909.05858, section 4.1). The
+    frequency penalty, once per occurrence, and the presence penalty, once, concern tokens of the output.
     """
     if (factor := sampling.repetition_penalty) != 1:
         seen = np.bincount(path, minlength=len(scores_V)) > 0
         scores = scores_V[seen]
         scores_V[seen] = np.where(scores > 0, scores / factor, scores * factor)
+    # Tokens of the prompt count for the repetition penalty alone, as in vLLM.
     counts_V = np.bincount(path[sampling.prompt_length :], minlength=len(scores_V))
     scores_V -= sampling.frequency_penalty * counts_V
     scores_V -= sampling.presence_penalty * (counts_V > 0)

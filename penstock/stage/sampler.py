@@ -25,16 +25,16 @@ from penstock.noise import draws, gumbel, to_gumbel
 from penstock.stage.processors import NO_CONTEXT, Context, is_processing, processed, refusal
 
 OUTSIDE_PENALTY: Final = 3.0
-"""What a drafter's ranking takes off tokens that its own filters exclude, since the target's filters may not.
+"""How much a drafter's ranking takes off the scores of tokens that its filters exclude: the target's may not.
 
-Leaving them out, or after all others, loses tokens that a weak drafter puts just outside: on a drafter of 0.9M
-parameters 7 to 33% of the target's picks. With 3 taken off, the best candidate is right as often (within half a
+Leaving them out, or ranking them after all others, loses tokens that a weak drafter puts just outside: on a drafter of
+0.9M parameters 7 to 33% of the target's picks. With 3 taken off, the best candidate is right as often (within half a
 percent), and the target's pick is among the best 16 in 1 to 6% more of the steps; a perfect drafter would lose up to
 exp(-3) of the excluded mass.
 """
 
 SLACK: Final = 1e-9
-"""More than rounding takes from the largest noise."""
+"""A margin in the score that is more than rounding takes from the largest noise."""
 
 FIRST_WIDTH: Final = 128
 """How many of the best tokens ``nucleus`` sorts at first; a top-p set is seldom larger."""
@@ -50,14 +50,15 @@ def pick_tokens(
     """The target's next token after each row.
 
     ``logits`` [n, V], any float type and device; ``positions`` are those of the tokens to be picked. ``contexts`` are
-    needed where a sampling penalizes or has a grammar. Greedy rows that ask for nothing else stay on the device. A row
-    that leaves nothing to pick has no token but an ``error``.
-    Raises PipelineError when a row has a NaN or no finite maximum: no token picked from it would mean anything.
+    needed where a sampling penalizes or has a grammar. Plain greedy rows stay on the device. A row for which no token
+    is left has an ``error`` instead of one. Raises PipelineError when a row has a NaN or no finite maximum: no token
+    picked from it would mean anything.
     """
     best, tokens = highest(logits)
     check_finite(best, nodes)
     picks = [SampledToken(int(node), token) for node, token in zip(nodes, tokens, strict=True)]
     rest = [i for i, sampling in enumerate(samplings) if not is_plain(sampling, positions[i])]
+    # Only the rows that need it leave the device.
     if rest:
         for i, logits_V in zip(rest, to_float64(logits[rest]), strict=True):
             context = contexts[i] if contexts else NO_CONTEXT
@@ -92,12 +93,12 @@ def rank_candidates(
 
 
 def is_plain(sampling: Sampling, position: int) -> bool:
-    """Whether the pick is the argmax of the logits as they are, and nothing else is asked."""
+    """Whether the pick is the argmax of the unchanged logits, and no logprobs are wanted."""
     return sampling.temperature == 0 and sampling.logprobs < 0 and not is_processing(sampling, position)
 
 
 def highest(logits: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """Each row's largest logit [n], a NaN counting as largest, and its id, the lowest on ties."""
+    """Each row's largest logit [n], where a NaN counts as largest, and its id, the lowest among ties."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         ids = logits.numpy().argmax(axis=-1)  # a tenth of the time of torch's max and argmax
         return logits[torch.arange(len(ids)), torch.from_numpy(ids)], ids.tolist()
@@ -114,7 +115,7 @@ def check_finite(best: torch.Tensor, nodes: Sequence[int]) -> None:
 
 
 def to_float64(logits: torch.Tensor) -> np.ndarray:
-    """float64 [n, V] on the CPU; crosses from the device in the type it has there."""
+    """The logits as float64 [n, V] on the CPU; they leave the device in the type that they have there."""
     array: np.ndarray = logits.detach().cpu().double().numpy()
     return array
 
@@ -142,15 +143,15 @@ def scaled_scores(logits_V: np.ndarray, sampling: Sampling, position: int, conte
     scores_V = processed(logits_V, sampling, position, context)
     scores_V -= scores_V.max()
     if sampling.temperature > 0:
-        with np.errstate(over="ignore"):  # to -inf, which is right
+        with np.errstate(over="ignore"):  # to -inf, which has the right meaning
             scores_V /= sampling.temperature
     return scores_V
 
 
 def distribution(logits_V: np.ndarray, sampling: Sampling, position: int) -> np.ndarray:
-    """What a token is sampled from: float64 [V], summing to 1, zero where barred or filtered out.
+    """The distribution from which a token is sampled: float64 [V], summing to 1, zero where barred or filtered out.
 
-    At temperature 0, where nothing is sampled, the model's own distribution without barred tokens.
+    At temperature 0, where nothing is sampled, it is the model's own distribution without barred tokens.
     """
     scores_V = scaled_scores(logits_V, sampling, position)
     if sampling.temperature > 0:
@@ -166,8 +167,8 @@ def distribution(logits_V: np.ndarray, sampling: Sampling, position: int) -> np.
 def pick_noisy(scores_V: np.ndarray, draws_V: np.ndarray, sampling: Sampling) -> int:
     """The argmax of scores + noise among the tokens that pass the filters, found without sorting.
 
-    Top-p is only ever asked about the noisy argmax: it is in if the mass above it is below p. One that is out takes
-    with it every token that does not stand above it, and the noisy argmax of the others is the next to be asked.
+    Only the noisy argmax is tested against top-p: it passes if the mass above it is below p. If it does not, neither
+    does any token that does not stand above it, and the noisy argmax of those above is tested next.
     """
     if sampling.top_k > 0:
         kept = np.flatnonzero(scores_V >= kth_highest(scores_V, sampling.top_k))
@@ -181,9 +182,10 @@ def pick_above_floor(scores_V: np.ndarray, draws_V: np.ndarray, sampling: Sampli
     token = noisy_argmax(left_V, draws_V)
     if sampling.top_p >= 1:
         return token
+    # Mass counts over all tokens that passed top-k: min-p is applied to the same set independently of top-p.
     mass_V = np.exp(scores_V)
     limit = sampling.top_p * mass_V.sum()
-    while left_V[token] > -np.inf:  # every turn takes one token out at least
+    while left_V[token] > -np.inf:  # every turn removes at least one token
         above_V = standing_above(scores_V, token)
         if (mass_V * above_V).sum() < limit:
             return token
@@ -195,9 +197,10 @@ def pick_above_floor(scores_V: np.ndarray, draws_V: np.ndarray, sampling: Sampli
 def noisy_argmax(scores_V: np.ndarray, draws_V: np.ndarray) -> int:
     """The argmax of ``scores_V + to_gumbel(draws_V)``, the lowest id on ties; most tokens' noise is never computed.
 
-    The token with the highest score and the one with the largest noise come to something. Only tokens that would come
-    to as much with the largest noise of all can come to more, and few score so high.
+    Two sums are computed first, for the highest score and for the largest noise. Only a token whose score plus the
+    largest noise reaches the better of them can be the argmax, and few scores are that high.
     """
+    # The smallest draw gives the largest noise.
     known = np.array([scores_V.argmax(), draws_V.argmin()])
     noise = to_gumbel(draws_V[known])
     able = np.flatnonzero(scores_V + (noise[1] + SLACK) >= (scores_V[known] + noise).max())
@@ -230,7 +233,7 @@ def log_softmax(scores_V: np.ndarray) -> np.ndarray:
 
 
 def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> SampledToken:
-    """A pick with what vLLM calls raw_logprobs: of the model's own distribution, before processors, T and filters.
+    """A pick with vLLM's raw_logprobs: of the model's own distribution, before processors, temperature and filters.
 
     Rank 1 is the most probable token; tied tokens share the best rank among them.
     """
@@ -246,11 +249,12 @@ def rank_one(
     if refusal(logits_V, sampling, context):
         return Candidates(node, [], [])
     scores_V = scaled_scores(logits_V, sampling, position, context)
-    able_v = np.flatnonzero(scores_V > -np.inf)  # few, where a drafter has a vocabulary of its own
+    able_v = np.flatnonzero(scores_V > -np.inf)  # only few where a drafter has a smaller vocabulary than the target
     scores_v = scores_V[able_v]
     if sampling.temperature > 0:
         penalty_v = np.full(len(able_v), OUTSIDE_PENALTY)
         penalty_v[passing(scores_v, sampling)] = 0.0
+        # Noise is drawn for the whole vocabulary, so that a token's noise is that of the target.
         scores_v += gumbel(sampling.seed, sampling.sample, position, len(scores_V))[able_v] - penalty_v
     chance_v = log_softmax(scores_v)
     best = best_tokens(chance_v, count)
@@ -277,6 +281,7 @@ def nucleus(scores_V: np.ndarray, top_p: float) -> np.ndarray:
         ids = best_tokens(scores_V, width)
         above = np.concatenate([[0.0], np.cumsum(mass_V[ids])[:-1]])
         if above[-1] >= limit or len(ids) == len(scores_V):
+            # [i] is the mass above the i-th best token: the set ends where that reaches the limit.
             members: np.ndarray = ids[above < limit]
             return members
         width *= 8

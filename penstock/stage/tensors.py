@@ -12,13 +12,13 @@ from penstock.stage.driver import Core, Processed
 
 
 def to_bytes(hidden_ND: Any) -> memoryview:
-    """The tensor's own bytes, row after row, from the CPU or a GPU."""
+    """The tensor's own bytes, row after row, copied from the device if it is not on the CPU."""
     flat = hidden_ND.detach().to("cpu").contiguous().view(torch.uint8)
     return memoryview(flat.numpy().reshape(-1))
 
 
 def from_bytes(frame: Frame, rows: int, width: int, dtype: str, device: str) -> Any:
-    """The hidden states [rows, width] that ``frame`` holds; its size has been checked. A bytearray is theirs."""
+    """The hidden states [rows, width] in ``frame``, whose size has been checked. A bytearray is used without a copy."""
     own = frame if isinstance(frame, bytearray) else bytearray(frame)
     return torch.frombuffer(own, dtype=torch_dtype(dtype)).view(rows, width).to(device)
 
@@ -26,7 +26,7 @@ def from_bytes(frame: Frame, rows: int, width: int, dtype: str, device: str) -> 
 class FramedCore:
     """A core between other processes: hidden states come and go as frames, whose sizes have been checked.
 
-    Packing and unpacking count as computing: a batch is ready to leave when its moment has come.
+    Packing and unpacking count as computing, so that a batch can leave at its moment without further work.
     """
 
     def __init__(self, core: Core, dtype: str, device: str) -> None:
@@ -41,7 +41,7 @@ class FramedCore:
         return self._core.missing_features(batch)
 
     def add_features(self, features: Features, states: Any) -> None:
-        """What a stage of the target sends comes in that stage's type."""
+        """Add features that a stage of the target sent; its dtype may differ from this stage's."""
         if states is not None:
             states = from_bytes(states, len(features.nodes), features.width, features.dtype, self._device)
             states = states.to(torch_dtype(self._dtype))

@@ -1,4 +1,4 @@
-"""Which slots each row of a batch may see: the part of a stage that every replica must agree on. No torch here."""
+"""The slots that each row of a batch sees: the part of a stage on which all replicas must agree. No torch here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from penstock.messages import MOST, NO_SLOT, Batch
 
 
 class ProtocolError(PenstockError):
-    """A batch inside the stream that contradicts what came before it. Ends the session's pipeline."""
+    """A batch that contradicts earlier ones of its stream. Ends the session's pipeline."""
 
 
 @dataclass(frozen=True)
 class RequestView:
-    """What the rows of one request see in one batch.
+    """The slots that the rows of one request see in one batch.
 
     ``rows``      [n]     indices into the surviving rows of the batch
     ``slots``     [S]     the slots that at least one of them sees, committed ones first, in position order
@@ -48,11 +48,11 @@ class BatchView:
     tokens: np.ndarray
     views: Sequence[RequestView]
     parents: np.ndarray
-    """Slots of the rows' parents."""
+    """The slot of each row's parent [N]."""
     levels: np.ndarray | None = None
-    """Of a drafter whose rows read features of different levels, theirs."""
+    """The feature level of each row [N], for a drafter whose rows read different levels; None for others."""
     slot_tokens: np.ndarray | None = None
-    """The token in each slot of the stage, until the next batch."""
+    """The token in each slot of the stage, valid until the next batch."""
     closed: Sequence[int] = ()
     """Requests that have ended since the last view."""
 
@@ -60,7 +60,7 @@ class BatchView:
         return len(self.nodes)
 
     def path(self, row: int) -> np.ndarray:
-        """Token ids from the first of the row's request to its own: what the row sees, in position order."""
+        """Token ids from the request's first to this row's own, taken from the slots that the row sees."""
         assert self.slot_tokens is not None, "only a stage's own view knows what its slots hold"
         seen = next(view for view in self.views if view.request == self.requests[row])
         sees = seen.mask[np.searchsorted(seen.rows, row)]
@@ -72,11 +72,11 @@ class BatchView:
 class _RequestSlots:
     """One request on one stage: its committed slots in position order, and the path of every other slot.
 
-    ``positions`` [capacity] says of every slot of the stage which position it holds.
+    ``positions`` [capacity] holds the position of every slot of the stage.
 
     A path is the set of the slots that hold a row's ancestors and the row itself, as bits: bit s is slot s. It may hold
-    slots that have been committed since, which ``committed_bits`` takes out again; it holds none that has been reused,
-    because a row dies with its ancestors.
+    slots that have been committed since, which ``committed_bits`` takes out again. It never holds a slot that has been
+    reused, because a row dies with its ancestors.
     """
 
     def __init__(self, positions: np.ndarray) -> None:
@@ -94,7 +94,7 @@ class _RequestSlots:
             self.committed_bits |= 1 << slot
 
     def register(self, slot: int, parent: int, position: int) -> None:
-        """A row has entered this slot. What is committed stays as it is: a row may be computed anew."""
+        """Enter a row into its slot. Nothing changes for a committed slot, whose row may be computed again."""
         if slot in self.is_committed:
             return
         above = self.paths.get(parent, 0)
@@ -102,13 +102,17 @@ class _RequestSlots:
             raise ProtocolError(f"slot {parent} is named as a parent but holds no row")
         if not self._holds(parent, position - 1):
             raise ProtocolError(f"slot {parent} is named as a parent at position {position - 1}, its row has another")
+        # A slot is reused only after its row has died with its descendants, so it cannot lie on its own path.
         if above >> slot & 1:
             raise ProtocolError(f"slot {slot} is named for position {position} below the row that it holds")
         self.paths[slot] = above | 1 << slot
         self.positions[slot] = position
 
     def _holds(self, slot: int, position: int) -> bool:
-        """Whether a slot, which may be none, is at a position: the committed ones, computed here or not, by order."""
+        """Whether a slot holds a position; NO_SLOT holds -1.
+
+        For committed slots their order says it, computed here or not.
+        """
         if slot in self.paths:
             return bool(self.positions[slot] == position)
         if slot == NO_SLOT:
@@ -116,7 +120,7 @@ class _RequestSlots:
         return position < len(self.committed) and self.committed[position] == slot
 
     def seen_by(self, slots: Sequence[int]) -> list[int]:
-        """The part of each slot's path that is above the committed prefix, as bits; none if it is committed itself."""
+        """The uncommitted part of each slot's path, as bits; 0 for a slot that is committed itself."""
         uncommitted = ~self.committed_bits
         return [self.paths.get(slot, 0) & uncommitted for slot in slots]
 
@@ -140,7 +144,7 @@ class Visibility:
         self._closed: list[int] = []
 
     def apply_header(self, batch: Batch) -> None:
-        """Take in what has been closed, opened and have been committed. Every batch's header, also one without rows."""
+        """Take in the requests that were closed and opened, and the slots that were committed. Every header counts."""
         for request in batch.closed:
             self._requests.pop(request, None)
             self._closed.append(request)
@@ -163,11 +167,12 @@ class Visibility:
             column, (rows.requests, rows.slots, rows.parents, rows.positions, rows.tokens)
         )
         check_below(self.capacity, "slot", slots_listed, batch.stream)
-        check_below(self.capacity, "position", positions_listed, batch.stream)  # each holds a slot
+        check_below(self.capacity, "position", positions_listed, batch.stream)  # each position takes a slot
         check_below(self.vocab_size, "token", tokens_listed, batch.stream)
         by_request: dict[int, list[int]] = {}
         for i, request in enumerate(requests):
             by_request.setdefault(request, []).append(i)
+        # All rows are registered before any is viewed: a row's parent may be in the same batch.
         for request, indices in by_request.items():
             table = self._of(request, batch.stream)
             for i in indices:
@@ -197,6 +202,7 @@ class Visibility:
     def _view_request(self, request: int, indices: list[int], slots: np.ndarray, positions: np.ndarray) -> RequestView:
         table = self._requests[request]
         rows = np.asarray(indices, dtype=np.int64)
+        # A row at position p sees at most the first p + 1 committed slots.
         seen_committed = min(len(table.committed), int(positions[rows].max()) + 1)
         seen, sees = unpack(table.seen_by(slots[rows].tolist()))
         all_slots = np.concatenate([np.asarray(table.committed[:seen_committed], dtype=np.int64), seen])
@@ -218,7 +224,7 @@ def array_of(values: Sequence[int]) -> np.ndarray:
 
 
 def unpack(sets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The union of sets of bits in ascending order [S], and which of it each set holds, [len(sets), S]."""
+    """The union of sets of bits in ascending order [S], and which of it each set holds, bool [len(sets), S]."""
     union = reduce(or_, sets, 0)
     first = max(0, (union & -union).bit_length() - 1)  # a request's bits lie close together, if far from 0
     octets = (union.bit_length() - first) // 8 + 1

@@ -1,4 +1,4 @@
-"""Where an inbox listens: ``ipc://PATH`` on this host, ``tcp://HOST:PORT`` anywhere. A port of * is any free one."""
+"""Where an inbox listens: ``ipc://PATH`` on this host, ``tcp://HOST:PORT`` anywhere. Port * is any free one."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ TCP: Final = "tcp://"
 PORT: Final = re.compile(r"[0-9]{1,5}")
 MOST_PORT: Final = 65535
 WAITING: Final = 128
-"""Connections that may wait to be accepted."""
+"""How many connections may wait to be accepted."""
 ON_ITS_WAY: Final = 1 << 22
-"""Bytes that the system is asked to hold for a busy receiver on this host; it may grant fewer. With tcp it sees to that
-itself."""
+"""Bytes that the system is asked to buffer for a busy receiver on this host; it may grant fewer. TCP sizes its own
+buffers."""
 SILENT_S: Final = 7
-"""Seconds after which a tcp connection is broken whose other end's system answers nothing, not even that it lives."""
+"""Seconds without an answer from the other end's system after which a tcp connection counts as broken."""
 TCP_OPTIONS: Final = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
-"""As far as the system knows them: a message leaves at once, and an end that has gone without a word is noticed.
+"""Options of tcp connections, set where the system has them: no delay for small messages, and keep-alive probes.
 
-By the system while nothing is on its way, hence by every receiver, and by ``unanswered`` otherwise. TCP_USER_TIMEOUT
-would break connections with a process that takes nothing in for so long, because it computes or has been stopped.
+Probes find a dead peer while nothing is under way, so every receiver finds it; ``unanswered`` does while data is.
+TCP_USER_TIMEOUT would also break connections to a process that reads nothing because it computes or is stopped.
 """
 STATE_BYTES: Final = 60
-"""Of Linux's ``tcp_info``, up to the field that is read."""
+"""Bytes of Linux's ``tcp_info`` up to and with the field that is read."""
 SINCE_ANSWER: Final = struct.Struct("56xI")
-"""In ``tcp_info``: milliseconds since the latest acknowledgement came (tcpi_last_ack_recv)."""
+"""The field of ``tcp_info`` with the milliseconds since the latest acknowledgement (tcpi_last_ack_recv)."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An address, resolved: what a socket is bound or connected to."""
+    """A resolved address, to which a socket can be bound or connected."""
 
     family: int
     where: Any
@@ -50,20 +50,22 @@ class Place:
 
     @property
     def on_this_host(self) -> bool:
-        """Whether nobody on another host can reach it."""
+        """Whether it can be reached from this host only."""
         return self.is_ipc or ipaddress.ip_address(self.where[0].partition("%")[0]).is_loopback
 
 
 def place_of(address: str, look_up: bool = False) -> Place:
-    """Raises ConfigError for what is no address.
+    """Resolve an address. Raises ConfigError for anything else.
 
-    A host has to be stated in numbers unless it is to be looked up, which may take as long as its name servers do.
+    The host has to be a numeric address unless ``look_up`` permits a name, which may take as long as its name servers
+    do.
     """
     if address.startswith(IPC):
         return Place(socket.AF_UNIX, address.removeprefix(IPC))
     host, _, port = address.removeprefix(TCP).rpartition(":")
     if not address.startswith(TCP) or not host or not (port == "*" or PORT.fullmatch(port)):
         raise ConfigError(f"address {address!r} is neither {IPC}PATH nor {TCP}HOST:PORT")
+    # Port 0 lets the system choose.
     number = 0 if port == "*" else int(port)
     if number > MOST_PORT:
         raise ConfigError(f"address {address!r}: ports end at {MOST_PORT}")
@@ -76,12 +78,12 @@ def place_of(address: str, look_up: bool = False) -> Place:
 
 
 def is_unspecified(host: str) -> bool:
-    """Whether an address in numbers stands for all of a host's own."""
+    """Whether a numeric address (0.0.0.0 or ::) stands for all addresses of a host."""
     return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_unspecified
 
 
 def address_of(listener: socket.socket) -> str:
-    """The address at which a listener is reached."""
+    """The address under which others reach a listener."""
     if listener.family == socket.AF_UNIX:
         return f"{IPC}{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -89,7 +91,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def listener_at(place: Place) -> socket.socket:
-    """A socket that listens and does not block. Raises OSError if the place is taken."""
+    """A non-blocking socket that listens. Raises OSError if the place is taken."""
     listener = socket.socket(place.family, socket.SOCK_STREAM)
     try:
         if not place.is_ipc:
@@ -104,7 +106,7 @@ def listener_at(place: Place) -> socket.socket:
 
 
 def close_listener(listener: socket.socket) -> None:
-    """Close it, and take its path along."""
+    """Close it, and remove the file of its Unix-domain socket."""
     path = listener.getsockname() if listener.family == socket.AF_UNIX else None
     listener.close()
     if path:
@@ -113,9 +115,10 @@ def close_listener(listener: socket.socket) -> None:
 
 
 def unanswered(connection: socket.socket) -> float:
-    """Seconds since the system at the other end of a tcp connection has acknowledged anything; 0 if nobody knows.
+    """Seconds since the system at the other end of a tcp connection acknowledged anything; 0 where that is unknown.
 
-    It acknowledges for a process that is busy or stopped, too. While nothing is sent it is asked every few seconds.
+    The system acknowledges also for a process that is busy or stopped. While nothing is sent, keep-alive probes ask it
+    every few seconds.
     """
     if connection.family == socket.AF_UNIX or sys.platform != "linux":
         return 0.0
@@ -124,7 +127,7 @@ def unanswered(connection: socket.socket) -> float:
 
 
 def prepare(connection: socket.socket) -> None:
-    """What every connection is told of how to send."""
+    """Set the options that every connection has."""
     if connection.family == socket.AF_UNIX:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ON_ITS_WAY)
         return

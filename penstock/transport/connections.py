@@ -1,4 +1,4 @@
-"""The receiving end of a connection, plain or with TLS: bytes as they come, without ever blocking."""
+"""The receiving end of a connection, plain or with TLS: reads the bytes that have arrived and never blocks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final, Protocol
 from penstock.transport.security import reason_of
 
 CIPHERTEXT: Final = 1 << 16
-"""Bytes that are read at once of what has to be deciphered."""
+"""Bytes of ciphertext read from the socket at a time."""
 
 
 class Connection(Protocol):
-    """``ended`` tells that nothing more will come; ``fault`` says why, where that is not the sender's own doing."""
+    """A connection to read from. ``ended``: nothing more will come. ``fault`` says why, unless the sender closed it."""
 
     socket: socket.socket
     ended: bool
     fault: str
 
     def receive_into(self, room: memoryview) -> int:
-        """Take in as many bytes as there are and fit. Where that are fewer than fit, no more have come so far."""
+        """Read what has arrived, at most what fits. Fewer bytes than fit mean that no more have arrived so far."""
         ...
 
 
@@ -42,12 +42,12 @@ class PlainConnection:
 
 
 class TlsConnection:
-    """TLS between two buffers, so that the socket is read and written here alone.
+    """TLS over two memory buffers, so that only this class reads and writes the socket.
 
-    What is deciphered and does not fit stays with OpenSSL, where no selector sees it: hence ``receive_into`` goes on
-    until the room is full or the socket is empty. Both ends make themselves known before any byte of the sender's is
-    taken in.
-    A connection that ends without TLS's own farewell ends like any other: a message that was cut off is none.
+    Deciphered bytes that do not fit stay inside OpenSSL, where no selector sees them: ``receive_into`` therefore goes
+    on until the room is full or the socket is empty. The handshake, in which both ends show certificates, comes before
+    the first byte of a message. A connection that ends without TLS's closing alert ends like any other: the reader
+    drops a message that was cut off.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
@@ -68,7 +68,7 @@ class TlsConnection:
                     break
                 continue
             except ssl.SSLError as error:
-                self._reply()  # what is wrong
+                self._reply()  # the alert that says what is wrong
                 self._end(reason_of(error))
                 break
             filled += count
@@ -79,7 +79,7 @@ class TlsConnection:
         return self._tls.read(len(room), room)  # type: ignore[return-value]  # typeshed knows reading into nothing
 
     def _fetch(self) -> bool:
-        """Whether more has come."""
+        """Read ciphertext from the socket. Returns whether any has arrived."""
         try:
             came = self.socket.recv(CIPHERTEXT)
         except BlockingIOError:
@@ -91,7 +91,10 @@ class TlsConnection:
         return bool(came)
 
     def _reply(self) -> None:
-        """Send what TLS has to say. It is little: whose system does not take it at once wants none of it."""
+        """Send what TLS has to send.
+
+        It is a few bytes: a peer whose system does not take them at once is not listening.
+        """
         reply = self._leaving.read()
         try:
             taken = self.socket.send(reply) if reply else 0

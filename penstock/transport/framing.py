@@ -1,8 +1,8 @@
-"""Messages as bytes: the same on every connection.
+"""Messages as bytes, in the same format on every connection.
 
-A connection begins with a token that only who knows the session's secret can make, and nothing more is read of one that
-does not. On the wire a frame is its length, whether another one of the same message follows, and its bytes. A message
-has one frame or two.
+A connection begins with a token that can be made only with the session's secret; without it nothing more is read. A
+message is one frame or two. On the wire a frame is its length, whether another frame of the message follows, and its
+bytes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ MAX_FRAME_BYTES: Final = 1 << 30
 assert MAX_HEADER_BYTES < MAX_FRAME_BYTES
 TOKEN_BYTES: Final = 32
 LARGE: Final = 1 << 16
-"""Bytes from which on a frame that has not come whole gets a place of its own, into which the rest is read."""
+"""Size in bytes from which an incomplete frame gets a buffer of its own, into which the rest is read without a copy."""
 
 Bytes = bytes | bytearray | memoryview
 
 
 class FramingError(PenstockError):
-    """What comes over a connection is no frame."""
+    """Bytes on a connection that are not a valid frame."""
 
 
 def token_of(session: str) -> bytes:
-    """What a connection of the session begins with: as long for every session, so that no size is ever announced."""
+    """The token with which a session's connections begin. Its length is fixed, so that no peer announces a size."""
     return hashlib.sha256(session.encode()).digest()
 
 
 def on_the_wire(frames: Sequence[Bytes]) -> list[Bytes]:
-    """A message's bytes, the last frame's uncopied: it may be large, and the others are not."""
+    """A message's bytes. Only the last frame, which may be a large tensor, is not copied."""
     parts: list[Bytes] = []
     for i, frame in enumerate(frames, start=1):
         parts += (FRAME.pack(len(frame), i < len(frames)), frame)
@@ -45,34 +45,33 @@ def on_the_wire(frames: Sequence[Bytes]) -> list[Bytes]:
 
 
 class MessageReader:
-    """Messages out of a connection's bytes, wherever these are cut.
+    """Cuts a connection's bytes into messages, wherever the reads have split them.
 
-    Whoever reads puts bytes into ``room`` and says with ``take`` how many there are. A frame is of ``most`` bytes at
-    most.
+    The reader puts bytes into ``room`` and says with ``take`` how many there are. No frame may exceed ``most`` bytes.
     """
 
     def __init__(self, most: int = MAX_FRAME_BYTES) -> None:
         self._most = most
         self._held = bytearray()
-        """The beginning of a frame."""
+        """Bytes of a frame that is not complete."""
         self._large: bytearray | None = None
-        """In place of that: a large frame, of which ``_filled`` bytes are there."""
+        """The buffer of an incomplete large frame, of which ``_filled`` bytes are there; ``_held`` is empty then."""
         self._filled = 0
         self._more = False
-        """Whether another frame follows the large one."""
+        """Whether another frame of the message follows the large one."""
         self._frames: list[Frame] = []
-        """The first frames of a message that is not whole."""
+        """The first frames of a message that is not complete."""
 
     def room(self, chunk: memoryview) -> memoryview:
         """Where the next bytes belong: the rest of a large frame, or else ``chunk``."""
         return chunk if self._large is None else memoryview(self._large)[self._filled :]
 
     def take(self, room: memoryview, count: int) -> list[list[Frame]]:
-        """Every message that is whole now that so many bytes lie in ``room``. Raises FramingError."""
+        """Every message that these ``count`` bytes in ``room`` complete. Raises FramingError."""
         if self._large is not None:
             return self._take_large(count)
         came = room[:count]
-        if not self._held:  # as mostly: messages come whole
+        if not self._held:  # the usual case, without a copy: messages arrive whole
             messages, end = self._messages_in(came)
             self._held += came[end:]
             return messages
@@ -91,7 +90,7 @@ class MessageReader:
         return self._with(frame, self._more)
 
     def _messages_in(self, held: memoryview) -> tuple[list[list[Frame]], int]:
-        """The messages that end in ``held``, and where what has to be kept of it begins."""
+        """The messages that end in ``held``, and the index from which on its bytes have to be kept."""
         messages: list[list[Frame]] = []
         start = 0
         while len(held) >= start + FRAME.size:
@@ -100,6 +99,7 @@ class MessageReader:
             if end > len(held):
                 if length < LARGE:
                     break
+                # The rest is read into the frame's own buffer: nothing behind this frame has arrived yet.
                 self._begin_large(held[first:], length, more)
                 return messages, len(held)
             messages += self._with(held[first:end].tobytes(), more)
@@ -107,9 +107,13 @@ class MessageReader:
         return messages, start
 
     def _announced(self, held: memoryview, start: int) -> tuple[int, bool]:
-        """A frame's length, and whether another one follows it."""
+        """A frame's length, and whether another one follows it.
+
+        Raises FramingError before anything is allocated for it.
+        """
         if len(self._frames) == FRAMES:
             raise FramingError(f"a message of more than {FRAMES} frames")
+        # Checked before ``unpack_from``, which would take any other byte for True.
         if held[start + FRAME.size - 1] > 1:
             raise FramingError("a frame's mark is neither 0 nor 1")
         length, more = FRAME.unpack_from(held, start)
@@ -122,7 +126,7 @@ class MessageReader:
         self._large[: len(came)] = came
 
     def _with(self, frame: Frame, more: bool) -> list[list[Frame]]:
-        """The message that this frame makes whole, if it does."""
+        """The message that this frame completes, if it does."""
         self._frames.append(frame)
         if more:
             return []

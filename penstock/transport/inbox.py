@@ -1,4 +1,4 @@
-"""Where a process receives all its messages: over Unix-domain sockets, tcp, or TLS over that."""
+"""Where a process receives all its messages: over Unix-domain sockets, tcp, or TLS over tcp."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from penstock.transport.waiting import left_until
 log = logging.getLogger(__name__)
 
 CHUNK: Final = 1 << 18
-"""Bytes that are read at once, about what the system holds for a receiver."""
+"""Bytes that are read at a time: about what the system buffers for a receiver."""
 MOST_OF_A_HOST: Final = 256
-"""Connections of one session that are kept open at a time for each host that they come from."""
+"""The most open connections of one session from one host."""
 MOST_UNAUTHENTICATED: Final = 64
-"""Connections that are kept open before they have shown a session's token. Who has one sends it at once."""
+"""The most open connections that have not shown a session's token yet. Honest senders send theirs at once."""
 
 
 class Inbox:
-    """Listens at a place that must not be taken; ``address`` is where others connect. Raises OSError if it is.
+    """Listens at ``place``; ``address`` is where others connect. Raises OSError if the place is taken.
 
-    Whoever may reach the place can connect. Of one who does not begin with the token of an admitted session no more
-    than a token's length is read; with ``security``, nothing at all of one without a certificate. At most
-    MOST_UNAUTHENTICATED connections may have shown no token yet. For one more, the one is closed that has been silent
-    longest of the host that has the most. A connection with a frame of more than ``most_frame`` bytes is closed.
+    Anybody who can reach the place can connect. Until a connection has shown the token of an admitted session, no more
+    than a token's length is read from it; with ``security``, nothing without a certificate. At most
+    MOST_UNAUTHENTICATED connections may have shown no token: one more closes the oldest of the host that has most of
+    them. A connection that announces a frame of more than ``most_frame`` bytes is closed.
     """
 
     def __init__(self, place: Place, security: ssl.SSLContext | None = None, most_frame: int = MAX_FRAME_BYTES) -> None:
@@ -49,16 +49,16 @@ class Inbox:
         self._readable = Readable()
         self._readable.add(self._listener.fileno())
         self._spare = os.open(os.devnull, os.O_RDONLY)
-        """A descriptor to give away when there are no more, so that a connection can be taken and closed."""
+        """A spare descriptor. When the process has no other left, it is given up to accept and close a connection."""
         self._chunk = memoryview(bytearray(CHUNK))
         self._tokens: dict[str, bytes] = {}
-        """By session."""
+        """Session -> the token that its connections begin with."""
         self._unauthenticated: dict[int, UnauthenticatedConnection] = {}
-        """By descriptor, the one that came first first."""
+        """Descriptor -> connection without a token so far, oldest first."""
         self._streams: dict[int, Stream] = {}
         self._broken: set[str] = set()
         self._woken: list[int] = []
-        """The descriptors that ended the latest wait, until they have been seen to."""
+        """The descriptors that ended the latest ``wait``, until ``take`` has handled them."""
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Also wake for a file descriptor; ``on_readable`` is called from ``take``."""
@@ -66,16 +66,16 @@ class Inbox:
         self._readable.add(fd)
 
     def unwatch(self, fd: int) -> None:
-        """To be called before the descriptor is closed."""
+        """Stop watching a descriptor. Call it before the descriptor is closed."""
         self._readable.remove(fd)
         del self._watched[fd]
 
     def admit(self, session: str) -> None:
-        """Let in whoever knows the secret of this session, beside those of the sessions before."""
+        """Accept connections that know this session's secret, beside those of sessions admitted before."""
         self._tokens[session] = token_of(session)
 
     def dismiss(self, session: str) -> None:
-        """Let in nobody of this session any more, and hear nobody who is. Not for a watcher. Safe to call twice."""
+        """Close this session's connections and accept no more of them. Not for a watcher. Safe to call twice."""
         self._tokens.pop(session, None)
         for stream in [one for one in self._streams.values() if one.session == session]:
             del self._streams[stream.connection.socket.fileno()]
@@ -83,8 +83,8 @@ class Inbox:
         self._broken.discard(session)
 
     def broken(self) -> list[str]:
-        """The admitted sessions of which a connection has ended since the last call."""
-        if not self._broken:  # as after nearly every message
+        """The admitted sessions that have lost a connection since the last call."""
+        if not self._broken:  # the usual case, once per message
             return []
         broken, self._broken = list(self._broken), set()
         return broken
@@ -92,18 +92,20 @@ class Inbox:
     def wait(self, until: float | None) -> bool:
         """Return when a message may have come, a watched descriptor is readable, or at ``until`` (monotonic seconds).
 
-        Takes nothing in: an interrupt while it waits loses nothing. Returns whether a watched descriptor is readable.
+        Reads nothing, so an interrupt during the wait loses nothing. Returns whether a watched descriptor is readable.
         """
         self._woken = self._readable.wait(None if until is None else left_until(until))
+        # A wait ends a little early, by OVERSLEEP: the rest is spent polling, since a sleep would end too late.
         while not self._woken and until is not None and time.monotonic() < until:
             self._woken = self._readable.wait(0.0)
         return not self._watched.keys().isdisjoint(self._woken)
 
     def take(self) -> list[list[Frame]]:
-        """Every message that has arrived, as its frames."""
+        """Every message that has arrived, each as its frames."""
         woken, self._woken = self._woken or self._readable.wait(0.0), []
         messages: list[list[Frame]] = []
         for fd in woken:
+            # Streams come first: nearly every wake-up is a message.
             if fd in self._streams:
                 messages += self._read(self._streams[fd])
             elif fd in self._watched:
@@ -126,7 +128,7 @@ class Inbox:
                     self._turn_away()
                     continue
                 connection.setblocking(False)
-                with contextlib.suppress(OSError):  # gone again, which reading tells
+                with contextlib.suppress(OSError):  # already closed by its sender, which the first read will show
                     prepare(connection)
                 host = "" if isinstance(peer, str | bytes) else peer[0]
                 accepted = (
@@ -134,13 +136,14 @@ class Inbox:
                 )
                 newcomer = self._unauthenticated[connection.fileno()] = UnauthenticatedConnection(accepted, host)
                 self._readable.add(connection.fileno())
+                # The token has mostly arrived with the connection: another wait for it would cost a wake-up.
                 messages += self._authenticate(newcomer)
                 if len(self._unauthenticated) > MOST_UNAUTHENTICATED:
                     self._refuse(self._one_too_many(), "too many have not shown a session's token")
         return messages
 
     def _turn_away(self) -> None:
-        """Close the connection that waits first: this process may open no more files."""
+        """Accept and close the next waiting connection, for which the process has no descriptor left."""
         log.warning("refused a connection: this process has no descriptor left")
         os.close(self._spare)
         try:
@@ -154,10 +157,11 @@ class Inbox:
         return next(one for one in self._unauthenticated.values() if one.host == host)
 
     def _authenticate(self, newcomer: UnauthenticatedConnection) -> list[list[Frame]]:
-        """Read its token. Messages may already follow it."""
+        """Read the connection's token. Messages may already follow it."""
         token = newcomer.read()
         if token is None:
             return []
+        # Compared in constant time, so that the time of a refusal says nothing about the token.
         session = next((one for one, known in self._tokens.items() if hmac.compare_digest(token, known)), None)
         if session is None:
             self._refuse(newcomer, newcomer.connection.fault or "it does not begin with a session's token")
@@ -191,12 +195,13 @@ class Inbox:
         if stream.connection.ended:
             del self._streams[stream.connection.socket.fileno()]
             self._close(stream.connection)
+            # A dismissed session has ended on purpose: that is no loss.
             if stream.session in self._tokens:
                 self._broken.add(stream.session)
         return messages
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the listener and all connections. Safe to call twice."""
         if self._listener.fileno() < 0:
             return
         self._readable.close()
@@ -224,18 +229,18 @@ class UnauthenticatedConnection:
     def __init__(self, connection: Connection, host: str) -> None:
         self.connection = connection
         self.host = host
-        """Where it comes from; empty if it is this one, by a path."""
+        """The sender's address; empty on a Unix-domain socket."""
         self._token = memoryview(bytearray(TOKEN_BYTES))
         self._came = 0
 
     def read(self) -> bytes | None:
-        """What it begins with, TOKEN_BYTES of it or, if it has ended before, fewer; None while more may come."""
+        """The first TOKEN_BYTES bytes, or fewer if the connection has ended before; None while more may come."""
         self._came += self.connection.receive_into(self._token[self._came :])
         return bytes(self._token[: self._came]) if self._came == TOKEN_BYTES or self.connection.ended else None
 
 
 class Stream:
-    """A connection whose sender may send messages."""
+    """A connection that has shown its token and may send messages."""
 
     def __init__(self, connection: Connection, session: str, host: str, most_frame: int) -> None:
         self.connection = connection
@@ -244,9 +249,10 @@ class Stream:
         self._reader = MessageReader(most_frame)
 
     def read(self, chunk: memoryview) -> list[list[Frame]]:
-        """Every message that has come whole; ``chunk`` is room for what is read. Raises FramingError otherwise."""
+        """Every message that is complete by now; ``chunk`` is a buffer to read into. Raises FramingError."""
         messages: list[list[Frame]] = []
         full = True
+        # A read that fills its room may have left bytes behind, which with TLS no selector would report.
         while full:
             room = self._reader.room(chunk)
             count = self.connection.receive_into(room)

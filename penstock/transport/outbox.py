@@ -1,7 +1,7 @@
-"""The sending end of a connection: it never blocks who sends.
+"""The sending end of a connection, which never blocks its caller.
 
-A message leaves with one call of the system, by the thread that sends it, and wakes the receiver and nobody else. What
-the system does not take at once, a thread brings after. The same thread connects before: to connect may take a while,
+A message leaves with one system call on the thread that sends it, and wakes nobody but the receiver. A writer thread
+sends the rest where the system does not take all at once. The same thread connects first: connecting may take a while,
 and two processes that wait for each other's answer would wait for ever.
 """
 
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 CONNECT_S: Final = float(SILENT_S)
 """Seconds within which the receiver's system has to accept a connection."""
 HANDSHAKE_S: Final = 120.0
-"""Seconds within which the receiver has to answer each step of TLS: a stage answers nothing while it computes."""
+"""Seconds that the receiver has for each step of the TLS handshake; a stage answers none while it computes."""
 PIECE: Final = 1 << 18
-"""Bytes that are enciphered before they leave: the receiver deciphers them while the next ones are."""
+"""Bytes that are enciphered at a time, so that the receiver deciphers them while the next ones are enciphered."""
 GONE: Final = (ConnectionError, FileNotFoundError)
-"""What a receiver that has left, or has never come, is met with. Its process's end is news that others bring."""
+"""Errors of connecting to a receiver that has left or never came. Not logged here: others report a process's end."""
 
 
 class Outbox:
-    """One's end of a connection to somebody's inbox. Messages arrive whole and in order, or not at all."""
+    """The sending end of a connection to an inbox. Messages arrive whole and in order, or not at all."""
 
     def __init__(self, place: Place, session: str, security: ssl.SSLContext | None = None) -> None:
         self.fault = ""
@@ -44,21 +44,21 @@ class Outbox:
         self._tls: Sealing | None = None
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)
-        """Told whenever something has left that had to wait, or nothing will leave any more."""
+        """Notified whenever queued bytes have left, or nothing will leave any more."""
         self._gone = False
         self._open = False
         self._early: list[Sequence[Bytes]] = [(token_of(session),)]
-        """What has been sent before the connection was there."""
+        """Messages that were sent before the connection was open; the session's token goes first."""
         self._rest: deque[Bytes] = deque()
-        """What has to leave before anything else can."""
+        """Bytes that the writer thread has to send before anything else may leave."""
         self._writer: threading.Thread | None = None
         self._start(self._connect)
 
     @property
     def unreached(self) -> str:
-        """Why nothing arrives, once that is known: there is no connection, or the receiver's system answers nothing.
+        """Why messages do not arrive, once that is known: no connection, or no answer from the receiver's system.
 
-        A receiver that has ended the connection in good order is none that is not reached.
+        Empty otherwise, also where the receiver has closed the connection in good order.
         """
         with self._lock:
             if self.fault or self._gone or not self._open:
@@ -68,7 +68,7 @@ class Outbox:
 
     @property
     def backlog(self) -> int:
-        """Bytes that have been sent and have yet to leave."""
+        """Bytes that were handed to ``send`` and have not left yet."""
         with self._lock:
             return self._waiting()
 
@@ -76,12 +76,12 @@ class Outbox:
         return sum(map(len, self._rest)) + sum(len(part) for parts in self._early for part in parts)
 
     def drain(self, most: int) -> None:
-        """Wait until no more than so many bytes have yet to leave, or none ever will."""
+        """Wait until at most ``most`` bytes have yet to leave, or none ever will."""
         with self._left:
             self._left.wait_for(lambda: self._gone or self._waiting() <= most)
 
     def send(self, *frames: Bytes) -> None:
-        """Send a message of one or two frames. Never blocks; a receiver that is gone is no error here."""
+        """Send a message of one or two frames. Never blocks; it is no error if the receiver is gone."""
         parts = on_the_wire(frames)
         with self._lock:
             if self._gone:
@@ -89,17 +89,22 @@ class Outbox:
             if self._open:
                 self._leave(parts)
             else:
+                # Copied, since the sender may reuse its buffers as soon as this returns.
                 self._early.append([bytes(part) for part in parts])
 
     def _leave(self, parts: Sequence[Bytes]) -> None:
         for wire in (parts,) if self._tls is None else self._tls.seal(parts):
+            # Messages keep their order: behind queued bytes a message is queued, too.
             sent = 0 if self._rest else self._send_now(wire)
             self._rest.extend(left_of(wire, sent))
         if self._rest and self._writer is None:
             self._start(self._write)
 
     def _send_now(self, wire: Sequence[Bytes]) -> int:
-        """How many bytes the system has taken."""
+        """Send without blocking.
+
+        Returns how many bytes the system has taken, or all of them if the receiver is gone.
+        """
         try:
             return self._socket.sendmsg(wire, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -117,18 +122,19 @@ class Outbox:
             self._socket.settimeout(CONNECT_S)
             prepare(self._socket)
             self._socket.connect(self._place.where)
-            if self._gone:  # closed before it could be shut down
+            if self._gone:  # ``close`` was called before the connection was there, where its shutdown has no effect
                 raise ConnectionAbortedError
             self._socket.settimeout(HANDSHAKE_S)
             if self._security is not None:
                 self._tls = Sealing(self._socket, self._security)
             self._socket.settimeout(None)
-        except Exception as error:  # most often OSError; whatever it is, who waits for a connection is told
+        except Exception as error:  # usually OSError; whatever it is, ``unreached`` has to say it
             self.fault = reason_of(error)
             if not self._gone and not isinstance(error, GONE):
                 log.warning("no connection to %s: %s", self._place.where, self.fault)
             self._gone = True
         with self._left:
+            # Early messages leave under the same lock as ``_open`` is set: a later ``send`` cannot overtake them.
             self._open = True
             early, self._early = self._early, []
             for parts in () if self._gone else early:
@@ -142,6 +148,7 @@ class Outbox:
     def _write(self) -> None:
         while True:
             try:
+                # Outside the lock, since it may block: ``send`` only appends behind the bytes that leave here.
                 self._socket.sendall(self._rest[0])
             except OSError:  # the receiver has left, or this end was closed
                 self._gone = True
@@ -155,12 +162,15 @@ class Outbox:
                     return
 
     def close(self, linger: float = 0.0) -> None:
-        """Give what is still on its way so many seconds to leave. Safe to call twice."""
+        """Close the connection, after at most ``linger`` seconds for bytes that have yet to leave.
+
+        Safe to call twice.
+        """
         writer = self._writer
         if writer is not None:
             writer.join(linger)
             self._gone = True
-            with contextlib.suppress(OSError):  # wakes the writer, which a mere close would not
+            with contextlib.suppress(OSError):  # wakes the writer, which closing alone would not
                 self._socket.shutdown(socket.SHUT_RDWR)
             writer.join()
         self._socket.close()
@@ -170,7 +180,7 @@ class Outbox:
 
 
 def left_of(wire: Sequence[Bytes], sent: int) -> Iterator[bytes]:
-    """What of these bytes has not been sent, as copies: a sender may use its buffers again."""
+    """The bytes of ``wire`` beyond the first ``sent``, as copies: a sender may reuse its buffers."""
     for part in wire:
         if sent < len(part):
             yield bytes(memoryview(part)[sent:])
@@ -178,7 +188,7 @@ def left_of(wire: Sequence[Bytes], sent: int) -> Iterator[bytes]:
 
 
 class Sealing:
-    """TLS between two buffers: what has to leave, enciphered. Shakes hands over a socket that may block."""
+    """TLS over two memory buffers: enciphers what has to leave. The handshake uses a socket that may block."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
         self._came, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -190,7 +200,7 @@ class Sealing:
             self._came.write(came)
 
     def _shaken(self, connection: socket.socket) -> bool:
-        """Whether both ends know each other."""
+        """Take the handshake as far as it goes. Returns whether it is complete."""
         try:
             self._tls.do_handshake()
             return True
@@ -200,6 +210,7 @@ class Sealing:
             connection.sendall(self._leaving.read())
 
     def seal(self, parts: Sequence[Bytes]) -> Iterator[list[bytes]]:
+        # The frames of a small message are enciphered together, so that it leaves with one system call.
         if sum(map(len, parts)) < PIECE:
             parts = (b"".join(parts),)
         for part in parts:

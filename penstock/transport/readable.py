@@ -1,4 +1,4 @@
-"""Which of a process's descriptors are readable, whatever their numbers, waited for to the microsecond."""
+"""Waiting for readable file descriptors, of any number, with a timeout that is precise to microseconds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import selectors
 from typing import Final
 
 SELECTABLE: Final = 1024
-"""``select`` knows the descriptors below this number only."""
+"""``select`` accepts only descriptors below this number."""
 
 
 class Readable:
     """A set of descriptors to wait for.
 
-    epoll takes any number of any descriptors, but waits for whole milliseconds. ``select`` keeps the moment, so it
-    waits for the one descriptor of the epoll itself. Where even that has too high a number, because the process had a
-    thousand files open before, the wait ends up to a millisecond early.
+    epoll takes any descriptor, but its timeouts are whole milliseconds. ``select`` keeps the moment, so it waits for a
+    single descriptor, epoll's own. Where even that number is too high, because the process had a thousand files open
+    before, the wait ends up to a millisecond early.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,16 @@ class Readable:
         self._selector.register(fd, selectors.EVENT_READ)
 
     def remove(self, fd: int) -> None:
-        """Raises KeyError for one that is not in the set. To be called before the descriptor is closed."""
+        """Raises KeyError for a descriptor that is not in the set. Call it before the descriptor is closed."""
         self._selector.unregister(fd)
 
     def wait(self, seconds: float | None) -> list[int]:
-        """Those that are readable; none if after so many seconds, or a little earlier, none is."""
+        """The readable descriptors; none if ``seconds``, or slightly less, pass before. None waits without a limit."""
         if seconds is not None and seconds > 0:
             own = self._selector.fileno()
             if own >= SELECTABLE:
+                # ``selectors`` rounds a timeout up to whole milliseconds: half of one less gives the last one before
+                # the moment.
                 return self._ready((math.floor(1e3 * seconds) - 0.5) / 1e3)
             if not select.select([own], [], [], seconds)[0]:
                 return []

@@ -1,4 +1,4 @@
-"""Mutual TLS between hosts: what a process shows the others, and whom it believes."""
+"""Mutual TLS between hosts: the certificate that a process shows, and the authority it trusts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from penstock.messages import FilePath
 
 
 class LinkSecurity(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths of PEM files: a cluster's authority, and this host's certificate and key, which that authority has signed.
+    """Paths of PEM files: the cluster's authority, and this host's certificate and key, signed by that authority.
 
-    Both ends of a connection show a certificate. One of the cluster's hosts may do what any of them may: a certificate
-    says that its owner is a member, not which one. Only TLS 1.3 is spoken.
+    Both ends of a connection show a certificate. It proves that its owner is a member of the cluster, not which one:
+    every member may do the same. Only TLS 1.3 is spoken.
     """
 
     authority: FilePath
@@ -22,7 +22,10 @@ class LinkSecurity(msgspec.Struct, frozen=True, kw_only=True):
     key: FilePath
 
     def for_listening(self) -> ssl.SSLContext:
-        """Raises ConfigError, as ``for_connecting`` does, where a file is missing or is not what it should be."""
+        """A server's context.
+
+        Raises ConfigError, like ``for_connecting``, for a file that is missing or not as it should be.
+        """
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         # A ticket would lie unread at the sender's end, and its closing would then break the connection off.
         context.num_tickets = 0
@@ -34,14 +37,15 @@ class LinkSecurity(msgspec.Struct, frozen=True, kw_only=True):
     def _context(self, protocol: int) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # addresses of hosts change, and each is a member
+        context.check_hostname = False  # hosts' addresses change, and membership is all that counts
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(self.authority)
         except OSError as error:  # SSLError is one
             raise ConfigError(f"link security: authority {self.authority}: {reason_of(error)}") from error
         try:
-            context.load_cert_chain(self.certificate, self.key, password="")  # nobody is asked for one
+            # The empty password keeps OpenSSL from asking for one on the terminal.
+            context.load_cert_chain(self.certificate, self.key, password="")
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"link security: certificate {self.certificate} with key {self.key}: {reason_of(error)}"
@@ -50,7 +54,7 @@ class LinkSecurity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reason_of(error: Exception) -> str:
-    """OpenSSL's or the system's words for what is wrong."""
+    """The reason for an error in the words of OpenSSL or the system."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if isinstance(error, ssl.SSLError) and error.reason:

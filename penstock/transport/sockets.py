@@ -1,4 +1,4 @@
-"""All that one process opens to talk to others, and what it may: beyond this host, nothing without certificates."""
+"""The inboxes and outboxes of one process. Without certificates none of them reaches beyond this host."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from penstock.transport.security import LinkSecurity
 
 
 class Sockets:
-    """``close`` closes its outboxes; inboxes are closed by who opened them, before.
+    """Opens inboxes and outboxes. ``close`` closes the outboxes; who opened an inbox closes it before.
 
-    With ``security`` every tcp connection is one of TLS. ``private_network`` lets plain connections leave this host
-    where there is none. Raises ConfigError if the files of ``security`` do not fit.
+    With ``security`` every tcp connection uses TLS. Without it, ``private_network`` permits plain connections to other
+    hosts. Raises ConfigError if the files of ``security`` cannot be used.
     """
 
     def __init__(self, security: LinkSecurity | None = None, private_network: bool = False) -> None:
@@ -29,15 +29,14 @@ class Sockets:
     def inbox(self, address: str, most_frame: int = MAX_FRAME_BYTES) -> Inbox:
         """Listen at an address: a path that does not exist, or a tcp port (* lets the system choose).
 
-        Frames are of ``most_frame`` bytes at most.
-
-        Raises ConfigError for one that other hosts can reach if there are no certificates, and OSError if it is taken.
+        Frames may have ``most_frame`` bytes. Raises ConfigError for an address that other hosts can reach if there are
+        no certificates, and OSError if it is taken.
         """
         place = self._allowed(address)
         return Inbox(place, context_for(place, self._listening), most_frame)
 
     def connect(self, address: str, session: str) -> Outbox:
-        """An outbox for somebody's inbox, by its ``address``, which admits those of the session.
+        """An outbox to the inbox at ``address``, which has to admit the session.
 
         Raises ConfigError as ``inbox`` does.
         """
@@ -59,7 +58,10 @@ class Sockets:
         return place
 
     def close(self, linger: float = 0.0) -> None:
-        """Give what is still on its way so many seconds to leave, then close. Safe to call twice."""
+        """Close all outboxes, after at most ``linger`` seconds each for bytes that have yet to leave.
+
+        Safe to call twice.
+        """
         for outbox in self._outboxes:
             outbox.close(linger)
         self._outboxes.clear()

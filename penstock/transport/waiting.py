@@ -1,4 +1,4 @@
-"""Waiting until a moment that is less than a millisecond away."""
+"""Waiting until a moment, precisely to microseconds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from typing import Final
 
 OVERSLEEP: Final = 60e-6
-"""Seconds by which a sleep ends late all the same, roughly: a processor that has slept takes its time to wake."""
+"""Seconds by which a sleep ends late, roughly: a processor takes time to wake."""
 
 
 def left_until(moment: float) -> float:
-    """Seconds for which one may sleep so as to be awake at a moment of the monotonic clock."""
+    """How many seconds a thread may sleep so as to be awake at a moment of the monotonic clock."""
     return max(0.0, moment - OVERSLEEP - time.monotonic())
 
 
@@ -23,7 +23,7 @@ def slept_until(moment: float) -> bool:
 
 
 def sleep_until(moment: float) -> None:
-    """Return at a moment of the monotonic clock: just before it this waits without sleeping."""
+    """Return at a moment of the monotonic clock: sleeps until just before it, then spins."""
     slept_until(moment)
     while time.monotonic() < moment:
         pass

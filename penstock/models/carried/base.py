@@ -1,4 +1,4 @@
-"""A stage's layers where rows carry more than hidden states; the layers are transformers' own."""
+"""A stage's layers for models whose rows carry more than hidden states; the layers are transformers' own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock.models.carried.altup import gather, spread
 from penstock.models.carried.layout import EMBEDDED, HIDDEN, per_layer_width, pieces_before, streams
 
 SharedStates = dict[str, tuple[Tensor, Tensor]]
-"""By the kind of layer, keys and values [1, K, N, d] of the batch's rows."""
+"""Kind of layer -> keys and values [1, K, N, d] of the batch's rows."""
 
 
 class CarryingBase(nn.Module):
-    """Layers [first, last) of the ``base`` model of ``config``, whose norm behind the layers has been taken out.
+    """Layers [first, last) of the ``base`` model of ``config``; the norm behind the layers has been taken out.
 
-    A layer that reads another's keys and values is given those of the batch, as transformers' modules are: made by the
-    layer itself, or carried here by the rows.
+    A layer that reads another's keys and values gets those of the batch, as in transformers: the layer that makes them
+    is on this stage, or the rows have carried them here.
     """
 
     def __init__(self, base: Any, config: Any, first: int, last: int) -> None:
@@ -33,9 +33,9 @@ class CarryingBase(nn.Module):
         self._per_layer = per_layer_width(config) > 0 and first < last
 
     def forward(self, tokens_1N: Tensor, positions_1N: Tensor, carried_NX: Tensor | None) -> Tensor:
-        """What the rows carry behind these layers, [N, Y]; behind the last one hidden states [N, D].
+        """The rows' hidden states and all that they carry behind these layers, [N, Y]; after the last layer [N, D].
 
-        ``carried_NX`` is what they carried before them; None to embed the tokens.
+        ``carried_NX`` is what they carried before these layers; None on the first stage, which embeds the tokens.
         """
         hidden, embedded, shared = self._begin(tokens_1N) if carried_NX is None else self._unpack(carried_NX)
         per_layer = self._per_layer_inputs(tokens_1N, embedded) if self._per_layer else None
@@ -59,7 +59,7 @@ class CarryingBase(nn.Module):
         return spread(self.base, embedded) if self._streams > 1 else embedded, embedded, {}
 
     def _per_layer_inputs(self, tokens_1N: Tensor, embedded: Tensor) -> Tensor:
-        """[1, N, own layers, width]"""
+        """The per-layer embeddings of the stage's own layers, [1, N, own layers, width]."""
         found: Tensor = self.base.project_per_layer_inputs(embedded, self.base.get_per_layer_inputs(tokens_1N))
         return found
 
@@ -69,6 +69,7 @@ class CarryingBase(nn.Module):
         found = {name: part.unflatten(-1, shape) for (name, shape), part in parts}
         hidden = found.pop(HIDDEN).transpose(0, 1)
         embedded = found.pop(EMBEDDED, carried_NX)[None]
+        # [N, 2, K, d] -> keys and values [1, K, N, d] each.
         shared = {kind: (both.permute(1, 2, 0, 3)[:1], both.permute(1, 2, 0, 3)[1:]) for kind, both in found.items()}
         return hidden[:, None] if self._streams > 1 else hidden, embedded, shared
 

@@ -1,8 +1,8 @@
-"""What a row carries from one layer to the next, told from the configuration alone.
+"""The layout of what a row carries from one layer to the next, derived from the configuration alone.
 
-Gemma 3n and 4 have layers near the end that read keys and values of an earlier one ("shared KV"), and layers that are
-given an embedding of their own for every token, projected together with the token's ordinary one ("per-layer
-embeddings"). Where a stage ends between such layers, both travel on beside the hidden states:
+Gemma 3n and 4 have layers near the end that read keys and values of an earlier one ("shared KV"), and layers that get
+an embedding of their own for every token, projected together with the token's ordinary one ("per-layer embeddings").
+Where a stage ends between such layers, both travel on beside the hidden states:
 
     [ hidden states | the token's embedding | keys and values of the sliding layer | those of the full one ]
 
@@ -16,19 +16,19 @@ from math import prod
 from typing import Any, Final
 
 CARRYING: Final = frozenset({"gemma3n_text", "gemma4_text", "gemma4_unified_text"})
-"""Types of models that are known to carry these, and nothing else."""
+"""Model types that are known to carry these, and nothing else."""
 HIDDEN: Final = "hidden"
 EMBEDDED: Final = "embedded"
 OUTSIDE: Final = ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")
 """Modules outside of the layers that every stage has a part of."""
 
 Pieces = dict[str, tuple[int, ...]]
-"""The shape of each piece of a row, in the order in which they lie side by side."""
+"""Name of a piece -> its shape, in the order in which the pieces lie in a row."""
 
 
 @dataclass(frozen=True)
 class SharedLayer:
-    """A layer whose keys and values, ``heads`` of ``width``, others of its ``kind`` read as well."""
+    """A layer whose keys and values, ``heads`` of ``width``, are also read by later layers of its ``kind``."""
 
     kind: str
     layer: int
@@ -43,12 +43,12 @@ def carries(config: Any) -> bool:
 
 
 def per_layer_width(config: Any) -> int:
-    """Numbers of a token's embedding for one layer; 0 where there are none."""
+    """How many numbers a token's embedding for one layer has; 0 if there are none."""
     return int(getattr(config, "hidden_size_per_layer_input", None) or 0)
 
 
 def streams(config: Any) -> int:
-    """Hidden states of one row: Gemma 3n has several (alternating updates, arXiv 2301.13310)."""
+    """How many hidden states a row has: several in Gemma 3n (alternating updates, arXiv 2301.13310), else 1."""
     return int(getattr(config, "altup_num_inputs", 1))
 
 
@@ -59,7 +59,7 @@ def readers(config: Any) -> range:
 
 
 def made_by(config: Any) -> dict[int, int]:
-    """Of every layer without keys and values of its own, the layer whose it reads."""
+    """Layer without keys and values of its own -> the layer whose keys and values it reads."""
     return {
         reader: shared.layer
         for shared in shared_layers(config)
@@ -69,7 +69,7 @@ def made_by(config: Any) -> dict[int, int]:
 
 
 def shared_layers(config: Any) -> list[SharedLayer]:
-    """The layers whose keys and values later ones read: the last of each kind before those that have none."""
+    """The layers whose keys and values later ones read: the last of each kind that has its own."""
     types, sharing = list(getattr(config, "layer_types", None) or ()), readers(config)
     found = []
     for kind in sorted({types[reader] for reader in sharing}):
@@ -81,19 +81,20 @@ def shared_layers(config: Any) -> list[SharedLayer]:
 
 
 def pieces_before(config: Any, layer: int) -> Pieces:
-    """What a row carries as it enters ``layer``, or as it leaves the last one (``layer`` is their number)."""
+    """The pieces that a row carries as it enters ``layer``; for the number of layers, as it leaves the last one."""
     behind = layer == config.num_hidden_layers
     pieces: Pieces = {HIDDEN: (1 if behind else streams(config), int(config.hidden_size))}
     if per_layer_width(config) and not behind:
         pieces[EMBEDDED] = (int(config.hidden_size),)
     for shared in shared_layers(config):
+        # Keys and values travel from the layer behind their own to their last reader.
         if shared.layer < layer <= shared.last_reader:
             pieces[shared.kind] = (2, shared.heads, shared.width)
     return pieces
 
 
 def row_width(config: Any, layer: int) -> int:
-    """Numbers that a row carries as it enters ``layer``."""
+    """How many numbers a row carries as it enters ``layer``."""
     if not carries(config):
         return int(config.hidden_size)
     return sum(prod(shape) for shape in pieces_before(config, layer).values())

@@ -1,4 +1,4 @@
-"""Of the tensors that hold something for every layer, what a stage's own layers need: no more is read."""
+"""Cuts tensors that hold something for every layer to a stage's own layers, so that nothing else is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.models.quantization.table import Table, TableEmbedding
 
 
 class TensorPart:
-    """Rows or columns of a tensor that is not read yet; reading it reads them alone."""
+    """Some rows and columns of a tensor that has not been read yet; reading it reads only these."""
 
     def __init__(self, whole: Any, rows: slice, columns: slice) -> None:
         self._whole = whole
@@ -32,7 +32,7 @@ class TensorPart:
 
 
 def own_tensors(stored: Mapping[str, Any], config: Any, first: int, last: int) -> dict[str, Any]:
-    """``stored`` tensors with those of ``OUTSIDE`` cut to layers [first, last)."""
+    """The ``stored`` tensors, with those of ``OUTSIDE`` cut to layers [first, last)."""
     if not carries(config):
         return dict(stored)
     width = per_layer_width(config)
@@ -47,9 +47,9 @@ def own_tensors(stored: Mapping[str, Any], config: Any, first: int, last: int) -
 
 
 def keep_own(base: Any, config: Any, first: int, last: int) -> None:
-    """Leave in ``base``, in place, what layers [first, last) need of what it has beside them.
+    """Cut the modules beside the layers to those of [first, last), in place.
 
-    Its own methods then look up and project the embeddings of these layers alone.
+    The methods of ``base`` then look up and project the embeddings of these layers alone.
     """
     if first > 0 and hasattr(base, "altup_projections"):
         base.altup_projections = nn.ModuleList()
@@ -61,6 +61,7 @@ def keep_own(base: Any, config: Any, first: int, last: int) -> None:
         for name in OUTSIDE:
             setattr(base, name, nn.Identity())
         return
+    # transformers' methods go by the number of layers in the configuration.
     width = (last - first) * per_layer_width(config)
     base.config = copy.copy(config)
     base.config.num_hidden_layers = last - first
@@ -71,15 +72,15 @@ def keep_own(base: Any, config: Any, first: int, last: int) -> None:
 
 
 def quantize_own(base: Any, config: Any, layers: int) -> None:
-    """Hold the per-layer embeddings of a stage's ``layers`` as int8, in place."""
+    """Store the per-layer embeddings of a stage's ``layers`` as int8, in place."""
     if per_layer_width(config) and layers:
         base.embed_tokens_per_layer = PerLayerTable(base.embed_tokens_per_layer, layers)
 
 
 class PerLayerTable(nn.Module):
-    """Drop-in for the embedding of several layers [V, layers * width], which are as if each were looked up alone.
+    """Drop-in for an embedding of several layers [V, layers * width], quantised as if each had its own table.
 
-    What a layer is given therefore does not depend on those that are on its stage.
+    A layer's embedding therefore does not depend on which layers share its stage.
     """
 
     def __init__(self, embedding: nn.Embedding, layers: int) -> None:
@@ -90,6 +91,7 @@ class PerLayerTable(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """[..] -> [.., layers * width]"""
+        # Row ``token * layers + layer`` of the reshaped table is one layer's embedding of a token.
         rows = ids[..., None] * self._layers + torch.arange(self._layers, device=ids.device)
         found: Tensor = self.lookup(rows).flatten(-2)
         return found

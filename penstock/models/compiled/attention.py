@@ -1,4 +1,4 @@
-"""Attention over slots in compiled loops: every row's sum in the order of positions, wherever its slots lie."""
+"""Attention over slots in compiled loops: every row sums in the order of positions, wherever its slots lie."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from penstock.stage.visibility import BatchView, RequestView
 
 
 class SeenSlots(NamedTuple):
-    """Rows [n] of a batch, and the slots that each sees in position order: from starts[i] to starts[i + 1]."""
+    """Rows [n] of a batch. Row i sees slots[starts[i]:starts[i + 1]], in the order of their positions."""
 
     rows: np.ndarray
     starts: np.ndarray
     slots: np.ndarray
 
     def fill(self, tasks: np.ndarray) -> None:
-        """Say so in ``ATTENTION`` records, whose groups are known."""
+        """Write these rows and slots into ``ATTENTION`` records, whose groups have been filled in."""
         tasks["rows"], tasks["starts"], tasks["slots"] = map(address_of, self)
         tasks["units"] = len(self.rows) * tasks["groups"]
 
@@ -35,16 +35,16 @@ class SeenSlots(NamedTuple):
 class CompiledAttention(SlotAttention):
     """Answers a batch's attention calls in float32 on a CPU, one row after another.
 
-    A row's bits then depend on what it sees alone: not on the rows beside it, nor on where its slots lie.
+    A row's bits depend only on what it sees: neither on the rows beside it nor on where its slots lie.
     """
 
     def __init__(self, arenas: Arenas, view: BatchView, device: torch.device) -> None:
-        # The kernel is for those who see an arena in another way than as keys and values.
+        # The kernel serves layers that use an arena otherwise than as keys and values, such as latent ones.
         super().__init__(arenas, Plan(view, device, in_place=True), precise_kernel)
         self._seen: dict[Span, SeenSlots] = {}
 
     def attended(self, query_HNd: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, span: Span) -> Tensor:
-        """What the rows see of a layer's arenas: [N, H, e]."""
+        """The output of the batch's attention over a layer's arenas: [N, H, e]."""
         heads, count, width = query_HNd.shape
         query_HNd = query_HNd.contiguous()
         output_NHe = torch.empty(count, heads, values.shape[2])
@@ -63,7 +63,7 @@ class CompiledAttention(SlotAttention):
         return output_NHe
 
     def seen(self, span: Span) -> SeenSlots:
-        """Of the rows of all requests."""
+        """The slots that the rows of all requests see within the span."""
         if span not in self._seen:
             view = self.plan.view
             found = [seen_slots(view, request, part, span) for request in view.views for part in parts_of(request)]
@@ -72,7 +72,7 @@ class CompiledAttention(SlotAttention):
 
 
 def fill_arenas(task: np.ndarray, keys: Tensor, values: Tensor) -> None:
-    """Say in ``ATTENTION`` records where a layer's arenas are."""
+    """Write the addresses of a layer's arenas into ``ATTENTION`` records."""
     task["keys"], task["values"] = keys.data_ptr(), values.data_ptr()
     task["key_group"], task["key_slot"] = (4 * stride for stride in keys.stride()[:2])
     task["value_group"], task["value_slot"] = (4 * stride for stride in values.stride()[:2])
@@ -83,12 +83,12 @@ def _attend_together(task: Any, work: int, threads: int, parallel: int) -> None:
     counters = np.zeros(COUNTERS, np.int64)
     task[0].counters, task[0].threads = counters.ctypes.data, threads
     share(parallel, work, task.ctypes.data, threads)
-    counters[0] = 0  # read by the threads until here
+    counters[0] = 0  # keeps the array alive: the threads use its address until here
 
 
 @called_by_address(types.void(types.CPointer(ATTENTION_TYPE)))
 def _work(pointer: Any) -> None:
-    """A thread's part: units that no other one has taken yet."""
+    """One thread's part of the work: units that no other thread has taken yet."""
     task = carray(pointer, 1)
     attention = task[0]
     several = at_once(attention.units, attention.threads)
@@ -99,7 +99,7 @@ def _work(pointer: Any) -> None:
 
 
 def sinks_of(sinks_H: Tensor | None, heads: int) -> Tensor:
-    """As compiled code takes them."""
+    """The sinks as compiled code takes them: float32 [heads], -inf for none."""
     return no_sinks(heads) if sinks_H is None else sinks_H.float().contiguous()
 
 
@@ -109,9 +109,9 @@ def no_sinks(heads: int) -> Tensor:
 
 
 def seen_slots(view: BatchView, request: RequestView, part: slice, span: Span) -> SeenSlots:
-    """What the rows ``part`` of a request see within ``span``."""
+    """The slots that the rows ``part`` of a request see within ``span``."""
     mask = span.of(view, request, part)
-    if request.committed < len(request.slots):  # those behind are not in order
+    if request.committed < len(request.slots):  # uncommitted slots, behind the others, are not in position order
         order = np.argsort(request.positions, kind="stable")
         mask, slots = mask[:, order], request.slots[order]
     else:
@@ -123,7 +123,7 @@ def seen_slots(view: BatchView, request: RequestView, part: slice, span: Span) -
 
 
 def in_one(parts: list[SeenSlots]) -> SeenSlots:
-    """Rows behind one another."""
+    """Several parts as one, their rows in this order."""
     ends = np.cumsum([0, *(len(part.slots) for part in parts)])
     starts = [part.starts[:-1] + end for part, end in zip(parts, ends[:-1], strict=True)]
     return SeenSlots(

@@ -1,17 +1,16 @@
-"""The code of a product's blocks: rows times the weights of 16 outputs, each weight read once for up to eight rows.
+"""Code for the products of blocks: rows times the weights of 16 outputs, each weight read once for up to eight rows.
 
-A row is whole numbers of eight bits in groups of 32 neighbours (``GROUP``), each group with a scale of its own, as
-llama.cpp's are. A group's products are added up exactly, and the groups in their order: a row's bits depend on nothing
-but the row. Rows that are multiplied together lie side by side, group by group: the first of each, then the second
-of each.
+A row is whole numbers of eight bits in groups of 32 neighbours (``GROUP``), each group with a scale of its own, as in
+llama.cpp. A group's products are added up exactly, and the groups in their order: a row's bits depend only on the row.
+Rows that are multiplied together are interleaved: group 0 of every row, then group 1 of every row, and so on.
 
 Weights lie in blocks of 16 outputs (``dot.LANES``), one group after another, ``GROUP * LANES`` of them:
 
-- Eight bits: eight vectors of 64 bytes. Byte ``4 c + j`` of vector v is input ``4 v + j`` of output c, with a sign.
+- Eight bits: eight vectors of 64 bytes. Byte ``4 c + j`` of vector v is input ``4 v + j`` of output c, signed.
 - Four bits: four vectors of 64 bytes. Input ``8 v + j`` of output c is the lower half of byte ``4 c + j`` of vector v,
   and input ``8 v + 4 + j`` the upper one, 0 .. 15.
 
-A group, or several together, has a scale for every output in float16; with four bits a minimum as well, behind them.
+A group, or several together, has a scale for every output in float16; with four bits the minimums follow.
 """
 
 from __future__ import annotations
@@ -27,29 +26,30 @@ from numba.extending import intrinsic
 from penstock.models.compiled.dot import BYTE, LANES, LONG, WORD, WORDS, call, dot, lifted, offset, repeated
 
 GROUP: Final = 32
-"""Inputs."""
+"""How many inputs form a group."""
 VECTOR: Final = 4 * LANES
-"""Bytes."""
+"""Bytes of a vector."""
 LINE: Final = 64
-"""Bytes that a processor reads at once."""
+"""Bytes of a cache line."""
 AHEAD: Final = 8192
-"""Bytes."""
+"""How many bytes ahead weights are prefetched."""
 FLOAT: Final = ir.FloatType()
 FLOATS: Final = ir.VectorType(FLOAT, LANES)
 HALVES: Final = ir.VectorType(ir.HalfType(), LANES)
 LARGEST: Final = 127.0
 SMALLEST: Final = 2.0**-100
-"""A group's largest magnitude is taken for no less, so that one of zeros has a scale."""
+"""The least value for a group's largest magnitude, so that a group of zeros has a scale."""
 ARGUMENTS: Final = (
     "weights", "scales", "rows", "row_scales", "row_sums", "out", "groups", "outputs", "shift",
 )  # fmt: skip
 
 
 def block_of(kind: str, bits: int) -> Callable[..., None]:
-    """A block's product as compiled code calls it, with an instruction of ``dot`` and weights of so many bits.
+    """A block's product for compiled code, with an instruction of ``dot`` and weights of ``bits`` bits.
 
-    Its arguments are addresses (weights, scales, rows, their scales and sums, results), numbers of groups and outputs,
-    by what shift the number of a group becomes that of its scales, and how many rows: a constant.
+    Its arguments: the addresses of weights, scales, rows, the rows' scales and sums, and results; the numbers of groups
+    and outputs; ``shift``, where ``group >> shift`` is the index of a group's scales; and the number of rows, a
+    constant.
     """
     writer = {4: _FourBits, 8: _EightBits}[bits]
 
@@ -69,7 +69,7 @@ def block_of(kind: str, bits: int) -> Callable[..., None]:
 
 
 class _Block:
-    """Writes the code of a block's product with ``count`` rows."""
+    """Generates the code of a block's product with ``count`` rows."""
 
     bits: int
 
@@ -90,23 +90,24 @@ class _Block:
             build.store(build.load(place), self.pointer("out", at, FLOATS), align=4)
 
     def fetch(self, group: Any) -> None:
-        """Ask for the weights that are ``AHEAD``: what the processor guesses by itself comes late from main memory."""
+        """Prefetch the weights that are ``AHEAD``: the processor's own prefetching is too late for main memory."""
         build, size = self.build, GROUP * LANES * self.bits // 8
-        options = [ir.Constant(WORD, number) for number in (0, 3, 1)]  # to be read, kept close, as data
+        # For reading, kept in the nearest caches, as data.
+        options = [ir.Constant(WORD, number) for number in (0, 3, 1)]
         for at in range(0, size, LINE):
             place = build.add(build.mul(group, ir.Constant(LONG, size)), ir.Constant(LONG, at + AHEAD))
             call(build, "llvm.prefetch.p0i8", ir.VoidType(), [self.pointer("weights", place, BYTE), *options])
 
     def weights(self, group: Any) -> Any:
-        """What all rows need of a group."""
+        """The weights and scales of a group that all rows need."""
         raise NotImplementedError
 
     def added(self, sums: Any, row: int, group: Any, weights: Any) -> Any:
-        """``sums`` plus what a group gives."""
+        """``sums`` plus a group's contribution to a row."""
         raise NotImplementedError
 
     def scales(self, group: Any, kinds: int) -> list[Any]:
-        """A group's, of so many kinds."""
+        """The scales of a group, of ``kinds`` kinds: with four bits also the minimums."""
         build = self.build
         scaled = build.lshr(group, self.given["shift"])
         places = [
@@ -116,17 +117,17 @@ class _Block:
         return [build.fpext(self.load("scales", place, HALVES, 2), FLOATS) for place in places]
 
     def vectors(self, group: Any) -> list[Any]:
-        """A group's weights."""
+        """The weights of a group, as vectors."""
         build, size = self.build, GROUP * LANES * self.bits // 8
         first = build.mul(group, ir.Constant(LONG, size))
         places = [build.add(first, ir.Constant(LONG, at)) for at in range(0, size, VECTOR)]
         return [self.load("weights", place, WORDS, 4) for place in places]
 
     def products(self, row: int, group: Any, values: list[Any], first: Any) -> Any:
-        """Of a row's group, added to ``first``, as floats."""
+        """The products of a row's group added to ``first``, converted to floats."""
         build = self.build
         at = self.of_group(row, group, GROUP)
-        # Few rows would wait for their own last sum.
+        # With one or two rows, each sum would wait for its predecessor: two chains of sums keep the processor busy.
         chains = [first, ir.Constant(WORDS, [0] * LANES)] if self.count <= 2 else [first]
         for step, weights in enumerate(values):
             numbers = self.load("rows", build.add(at, ir.Constant(LONG, 4 * step)), WORD, 4)
@@ -135,16 +136,16 @@ class _Block:
         return build.sitofp(chains[0] if len(chains) == 1 else build.add(*chains), FLOATS)
 
     def number(self, name: str, row: int, group: Any, kind: Any) -> Any:
-        """What a row has for a group, in all lanes."""
+        """A row's number for a group (scale or sum), in all lanes."""
         return repeated(self.build, self.load(name, self.of_group(row, group, 4), kind, 4))
 
     def of_group(self, row: int, group: Any, size: int) -> Any:
-        """Where so many bytes of a row's group are: a constant behind those of the group's first row."""
+        """Where ``size`` bytes of a row's group begin: a constant distance behind those of the group's first row."""
         build = self.build
         return build.add(build.mul(group, ir.Constant(LONG, self.count * size)), ir.Constant(LONG, row * size))
 
     def fused(self, one: Any, other: Any, more: Any) -> Any:
-        """one * other + more, rounded once"""
+        """one * other + more, rounded once."""
         return call(self.build, f"llvm.fma.v{LANES}f32", FLOATS, [one, other, more])
 
     def pointer(self, name: str, place: Any, kind: Any) -> Any:
@@ -189,10 +190,10 @@ class _EightBits(_Block):
 
 
 def rounding_of(kind: str, bits: int) -> Callable[..., None]:
-    """Turns a group of a row into whole numbers, as compiled code calls it: all arguments are addresses.
+    """The function that rounds a group of a row to whole numbers, for compiled code. All arguments are addresses.
 
-    It stores the numbers, their scale, and what the weights' form asks of their sum: with four bits the sum times the
-    scale in float32, with eight what takes back ``dot.lifted``, a whole number.
+    It stores the numbers, their scale, and a sum. With four bits that is the sum times the scale in float32, by which
+    minimums are multiplied; with eight the whole number that undoes ``dot.lifted``.
     """
 
     @intrinsic

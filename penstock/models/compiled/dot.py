@@ -1,7 +1,7 @@
-"""Sums of products of bytes, in the instruction that the processor at hand has for them.
+"""Sums of products of bytes, in the best instruction that this processor has for them.
 
-Numba knows no vectors, and LLVM does not find these instructions by itself: they are asked for by their names. All
-give the same whole numbers.
+Numba knows no vectors, and LLVM does not find these instructions by itself: they are requested by name. All give the
+same whole numbers.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from llvmlite import binding, ir
 from numba.core import cgutils
 
 LANES: Final = 16
-"""Sums side by side."""
+"""Sums that are computed side by side."""
 VNNI_512, VNNI_256, AVX2, DOTPROD, PLAIN = "vnni512", "vnni256", "avx2", "dotprod", "plain"
 BYTE, SHORT, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 WORDS: Final = ir.VectorType(WORD, LANES)
 TOP_BITS: Final = 0x80808080
-"""Of the bytes of a word."""
+"""The highest bit of each byte of a word."""
 
 
 @functools.cache
 def instruction() -> str | None:
-    """What this processor multiplies bytes with; None where compiled products are not to be had.
+    """The instruction with which this processor multiplies bytes; None where compiled products are not available.
 
-    An x86 processor without AVX2 would call functions that are nowhere for fused and half-precision numbers.
+    On an x86 processor without AVX2, code for fused and half-precision operations would call functions that do not
+    exist.
     """
     has = binding.get_host_cpu_features()
     if platform.machine() in ("aarch64", "arm64"):
@@ -40,19 +41,19 @@ def instruction() -> str | None:
 
 
 def offset(kind: str) -> int:
-    """What ``lifted`` adds to signed bytes."""
+    """The number that ``lifted`` adds to signed bytes."""
     return 128 if kind in (VNNI_512, VNNI_256) else 0
 
 
 def lifted(build: Any, kind: str, values: Any) -> Any:
-    """Signed bytes as ``dot`` takes them: VNNI multiplies bytes without a sign by signed ones."""
+    """Signed bytes in the form that ``dot`` takes: VNNI multiplies unsigned bytes by signed ones."""
     return build.xor(values, ir.Constant(WORDS, [TOP_BITS] * LANES)) if offset(kind) else values
 
 
 def dot(build: Any, kind: str, sums: Any, values: Any, signed: Any) -> Any:
-    """``sums`` [16] plus the products of four bytes each, added up. Arguments are vectors of 16 words.
+    """``sums`` [16] plus the sums of four products of bytes each. Arguments are vectors of 16 words.
 
-    ``values`` are 0 .. 15, or -127 .. 127 once they are ``lifted``; ``signed`` are -127 .. 127.
+    ``values`` are 0 .. 15, or -127 .. 127 after ``lifted``; ``signed`` are -127 .. 127.
     """
     if kind == VNNI_512:
         return call(build, "llvm.x86.avx512.vpdpbusd.512", WORDS, [sums, values, signed])
@@ -68,7 +69,7 @@ def _vnni_256(build: Any, sums: Any, values: Any, signed: Any) -> Any:
 
 
 def _avx2(build: Any, sums: Any, values: Any, signed: Any) -> Any:
-    """Magnitudes times what takes over their signs: two products then fit 16 bits."""
+    """Multiply magnitudes by factors that take over the signs: the sum of two products then fits 16 bits."""
     bytes_, pairs = ir.VectorType(BYTE, 32), ir.VectorType(SHORT, 16)
     values, signed = (build.bitcast(vector, bytes_) for vector in (values, signed))
     turned = call(build, "llvm.x86.avx2.psign.b", bytes_, [signed, values])
@@ -90,7 +91,7 @@ def _plain(build: Any, values: Any, signed: Any) -> Any:
 
 
 def _neighbours(build: Any, vector: Any) -> Any:
-    """Their sums."""
+    """The sums of neighbouring lanes."""
     places = range(vector.type.count)
     return build.add(picked(build, vector, vector, places[::2]), picked(build, vector, vector, places[1::2]))
 
@@ -99,13 +100,13 @@ _ON_PARTS: Final = {VNNI_256: _vnni_256, AVX2: _avx2, DOTPROD: _dotprod}
 
 
 def call(build: Any, name: str, gives: Any, arguments: Sequence[Any], fastmath: Sequence[str] = ()) -> Any:
-    """An operation of LLVM's by its name."""
+    """Call an LLVM operation by its name."""
     kind = ir.FunctionType(gives, [argument.type for argument in arguments])
     return build.call(cgutils.get_or_insert_function(build.module, kind, name), arguments, fastmath=fastmath)
 
 
 def picked(build: Any, one: Any, other: Any, places: Sequence[int]) -> Any:
-    """Lanes of two vectors, those of ``other`` numbered behind those of ``one``."""
+    """Lanes picked from two vectors; those of ``other`` are numbered behind those of ``one``."""
     return build.shuffle_vector(one, other, ir.Constant(ir.VectorType(WORD, len(places)), list(places)))
 
 
@@ -115,7 +116,7 @@ def parts(build: Any, vector: Any, count: int) -> list[Any]:
 
 
 def joined(build: Any, vectors: Sequence[Any]) -> Any:
-    """A power of two of vectors, one behind the other."""
+    """Vectors, a power of two of them, concatenated."""
     while len(vectors) > 1:
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
         vectors = [picked(build, *pair, range(2 * vectors[0].type.count)) for pair in pairs]
@@ -123,6 +124,6 @@ def joined(build: Any, vectors: Sequence[Any]) -> Any:
 
 
 def repeated(build: Any, number: Any, times: int = LANES) -> Any:
-    """A vector of one number."""
+    """A vector that repeats one number."""
     blank = ir.Constant(ir.VectorType(number.type, times), ir.Undefined)
     return picked(build, build.insert_element(blank, number, ir.Constant(WORD, 0)), blank, [0] * times)

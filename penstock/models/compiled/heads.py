@@ -1,7 +1,7 @@
-"""The two loops of attention over slots, for query heads that share keys and values: scores, and what is seen by them.
+"""The two loops of attention over slots, for query heads that share keys and values: scores, and sums of values.
 
-Numbers of heads and widths are constants of the compiled code, so that a key is loaded once for all heads, and what
-they see adds up in registers. Sums go in the order of the slots given.
+Numbers of heads and widths are constants of the compiled code, so that a key is loaded once for all heads, and the sums
+stay in registers. They are added in the order of the slots given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.models.compiled.dot import LANES, LONG, WORD, call, repeated
 
 FLOAT: Final = ir.FloatType()
 REGISTERS: Final = 24
-"""Vectors that may be summed up at once; the processor has 16 or 32."""
+"""The most vectors that are summed up at once; the processor has 16 or 32 registers."""
 
 
 @intrinsic(prefer_literal=True)
@@ -26,7 +26,10 @@ def scores(
     typing: Any, query: Any, query_stride: Any, keys: Any, key_stride: Any, slots: Any, count: Any, out: Any,
     out_stride: Any, scale: Any, heads: Any, width: Any,
 ) -> Any:  # fmt: skip
-    """``out`` [heads, count] becomes query * key * ``scale`` of every slot. Addresses, strides in bytes, constants."""
+    """Set ``out`` [heads, count] to query * key * ``scale`` for every slot.
+
+    Takes addresses, strides in bytes, constants.
+    """
     signature = types.void(
         query, query_stride, keys, key_stride, slots, count, out, out_stride, types.float32, heads, width
     )
@@ -53,7 +56,7 @@ def mixed(
     typing: Any, chances: Any, chance_stride: Any, values: Any, value_stride: Any, slots: Any, count: Any, out: Any,
     out_stride: Any, heads: Any, width: Any,
 ) -> Any:  # fmt: skip
-    """``out`` [heads, width] becomes the sum of the slots' values, times ``chances`` [heads, count]. As ``scores``."""
+    """Set ``out`` [heads, width] to the sum of the slots' values times ``chances`` [heads, count]; see ``scores``."""
     signature = types.void(chances, chance_stride, values, value_stride, slots, count, out, out_stride, heads, width)
 
     def generate(_: Any, build: Any, signature: Any, arguments: Any) -> Any:
@@ -80,7 +83,7 @@ def mixed(
 
 
 class _Pieces:
-    """A row of so many numbers as vectors."""
+    """Splits a row of ``width`` numbers into vectors of equal size."""
 
     def __init__(self, build: Any, width: int) -> None:
         self.build = build
@@ -104,12 +107,13 @@ class _Pieces:
         return call(self.build, f"llvm.fma.v{self.lanes}f32", self.kind, [one, other, more])
 
     def added_up(self, vector: Any) -> Any:
+        # -0.0 changes no sum, where 0.0 would turn a sum of -0.0 into 0.0.
         start = ir.Constant(FLOAT, -0.0)
         return call(self.build, f"llvm.vector.reduce.fadd.v{self.lanes}f32", FLOAT, [start, vector], ("reassoc",))
 
 
 def _slot(build: Any, rows: Any, stride: Any, slots: Any, index: Any) -> Any:
-    """The address of the row in the slot that stands at ``index``."""
+    """The address of the row in the slot at ``index`` of the list of slots."""
     slot = build.load(_pointer(build, build.add(slots, build.mul(index, ir.Constant(LONG, 4))), WORD))
     return build.add(rows, build.mul(build.zext(slot, LONG), stride))
 

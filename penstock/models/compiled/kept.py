@@ -1,6 +1,6 @@
-"""Compiles loops and keeps their machine code on disk, apart for every version of what they are made of.
+"""Compiles loops, and keeps their machine code on disk, in a folder for each version of the sources.
 
-Numba looks at the file of a function alone; what the function calls, and is compiled into it, may have changed since.
+Numba checks only the file of a function; functions that are compiled into it from other files may have changed since.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ REORDERED: Final = {"contract", "reassoc", "nsz", "arcp"}
 
 
 def exact(function: Callable[..., Any]) -> Any:
-    """For loops whose every operation rounds as it is written."""
+    """Compile a loop in which every operation rounds as written."""
     return _njit(function)
 
 
 def fast(function: Callable[..., Any]) -> Any:
-    """For loops whose sums the compiler may reorder into vectors; the same order for every row of one length."""
+    """Compile a loop whose sums may be reordered into vectors, in the same order for every row of one length."""
     return _njit(function, fastmath=REORDERED)
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """For what is compiled into loops that are kept, and not kept by itself."""
+    """Compile a function that becomes part of loops that are kept, and is not kept by itself."""
     return njit(**OPTIONS)(function)
 
 
 def called_by_address(signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """For functions that other machine code calls."""
+    """Compile a function that other machine code calls by its address."""
 
     def compile_(function: Callable[..., Any]) -> Any:
         with _keeping() as kept:
@@ -52,7 +52,7 @@ def _njit(function: Callable[..., Any], **options: Any) -> Any:
 
 @contextmanager
 def _keeping() -> Iterator[bool]:
-    """Whether what is compiled can be kept; Numba notes where as a function is decorated."""
+    """Point Numba's cache at ``folder`` within the block, where it decorates. Yields whether the code can be kept."""
     before, place = config.CACHE_DIR, folder()
     config.CACHE_DIR = before if place is None else str(place)
     try:
@@ -63,7 +63,7 @@ def _keeping() -> Iterator[bool]:
 
 @functools.cache
 def folder() -> Path | None:
-    """None where nothing can be written."""
+    """The folder of compiled code; None where nothing can be written."""
     try:
         place = cache_folder() / "compiled" / digest()
         place.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def folder() -> Path | None:
 
 
 def digest() -> str:
-    """Of everything that is compiled."""
+    """A hash of the sources of all compiled code."""
     found = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         found.update(file.read_bytes())

@@ -1,7 +1,7 @@
-"""The compiled loops. Each goes row by row: what a row becomes depends on nothing but the row, to the last bit.
+"""The compiled loops. Each goes row by row: a row's result depends on the row alone, to the last bit.
 
 Shapes: N rows, D hidden size, F of the feed-forward, H query heads in K groups, X = H + 2 K heads of queries, keys and
-values side by side, d and e the widths of a head's keys and values. Numbers are float32 where nothing else is said.
+values side by side, d and e the widths of a head's keys and values. Numbers are float32 unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def gate(gate_up: int, width: int, out: int) -> None:
 
 @functools.cache
 def attention_of(heads: int, width: int, value_width: int) -> int:
-    """The address of the code that attends: ``heads`` share keys and values, of the widths d and e: its constants.
+    """The address of the code for attention where ``heads`` share keys of width d and values of width e, as constants.
 
-    It does the units [first, last) of an ``ATTENTION``: each row's heads of one group, over the slots that the row
-    sees, from starts[i] to starts[i + 1], by position. ``softcap`` 0: none. ``sinks`` is -inf for heads without.
+    It does the units [first, last) of an ``ATTENTION``: each is a row's heads of one group, over the slots that the row
+    sees, slots[starts[i]:starts[i + 1]] in position order. ``softcap`` 0: none. ``sinks`` is -inf for heads without.
     """
 
     @called_by_address(types.void(types.CPointer(ATTENTION_TYPE), types.int64, types.int64), fastmath=REORDERED)
@@ -95,14 +95,14 @@ def attention_of(heads: int, width: int, value_width: int) -> int:
             for head in range(heads):
                 _softmax(chances[head], count, task.softcap, sinks[group * heads + head])
             mixed(at, step, values, task.value_slot, slots, count, out, task.out_head, heads, value_width)
-        chances[0, :1] = 0  # read by its address until here
+        chances[0, :1] = 0  # keeps the array alive: its address is read until here
 
     return int(attend.address)
 
 
 @njit(inline="always")
 def _softmax(scores: Any, count: int, softcap: Any, sink: Any) -> None:
-    """In place, of the first ``count`` scores; a sink takes its share of the mass."""
+    """Softmax of the first ``count`` scores, in place; a sink takes its share of the mass."""
     if softcap > 0:
         for at in range(count):
             scores[at] = softcap * np.float32(np.tanh(scores[at] / softcap))

@@ -1,4 +1,4 @@
-"""Fused layers of quantised products, compiled: one call for all that lie between two layers that somebody watches."""
+"""Fused layers of quantised products, compiled: a single call for all layers between two that have hooks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SAMPLES: Final = 33
 
 
 class Turn(NamedTuple):
-    """Cosines and sines of each row [N, d]."""
+    """Cosines and sines of each row, [N, d]."""
 
     cos: np.ndarray
     sin: np.ndarray
 
 
 class CompiledLayer(nn.Module):
-    """Stands for the ``FusedLayer`` that it is made of, in float32 on a CPU; takes over its parts."""
+    """Replaces a ``FusedLayer`` in float32 on a CPU; takes over its parts."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -45,11 +45,11 @@ class CompiledLayer(nn.Module):
         self.norms = [layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm]
         self.bias = None if layer.qkv.bias is None else layer.qkv.bias.detach().float().contiguous()
         self.form = layer.scoring.get("sliding_window"), vars(layer.heads), layer.o_proj.outputs, layer.down_proj.inputs
-        """Layers of one form share their buffers, and what their rows see."""
+        """The form of the layer. Layers of one form share their buffers, and the slots that their rows see."""
         self.alone = Stack([self])
 
     def fill(self, record: np.ndarray) -> None:
-        """What compiled code knows of the layer: a ``LAYER``."""
+        """Write what compiled code needs to know of the layer into a ``LAYER`` record."""
         for name in ("qkv", "o_proj", "gate_up", "down_proj"):
             record[name] = getattr(self, name).weights.record
         for name, norm in zip(("input_norm", "mlp_norm", "query_norm", "key_norm"), self.norms, strict=True):
@@ -63,9 +63,9 @@ class CompiledLayer(nn.Module):
 
 
 class Stack:
-    """Compiled layers of one form, from the first one's rows to what the last one gives.
+    """Compiled layers of one form: computes from the first layer's input to the last one's output.
 
-    What it keeps between two calls are addresses, and buffers of as many rows as the last batch had.
+    Between two calls it keeps addresses, and buffers for as many rows as the last batch had.
     """
 
     def __init__(self, layers: Sequence[CompiledLayer]) -> None:
@@ -100,6 +100,7 @@ class Stack:
     def __call__(self, hidden: Tensor, rotation: Turn) -> Tensor:
         """[1, N, D] -> [1, N, D]"""
         attention: CompiledAttention = chosen(self._layers, self._window)
+        # A copy, because the compiled layers add to it in place.
         left_ND = hidden[0].clone(memory_format=torch.contiguous_format)
         if self._count != len(left_ND):
             self._make_buffers(len(left_ND))
@@ -110,12 +111,13 @@ class Stack:
         stack["cos"], stack["sin"] = map(address_of, rotation)
         threads, parallel = whole_team()
         stack["threads"] = threads
+        # The threads count units up to the end of each phase: every run begins at 0.
         self._counters.fill(0)
         share(parallel, go.address, address_of(stack), threads)
         return left_ND[None]
 
     def _make_buffers(self, count: int) -> None:
-        """For so many rows."""
+        """Make buffers for ``count`` rows, and record their addresses."""
         heads, padded = self._heads, self._layers[0].down_proj.weights.inputs
         queries = heads.queries * heads.width
         most = max(self._width, queries, padded)
@@ -135,7 +137,10 @@ class Stack:
         task["query"], task["out"] = self._stack["query"], self._stack["attended"]
 
     def _follow(self, arenas: Arenas) -> None:
-        """Know where the layers' arenas are; a layer makes its own when it first stores."""
+        """Record the addresses of the layers' arenas.
+
+        A layer's arenas are made when first needed, and anew when they grow.
+        """
         if self._arenas == (arenas, arenas.capacity):
             return
         like_KNd = torch.empty(self._heads.groups, 0, self._heads.width)
@@ -145,7 +150,7 @@ class Stack:
 
 
 class CompiledBase(FusedBase):
-    """A stage's compiled layers."""
+    """A stage's base model with compiled layers."""
 
     def __init__(self, embed: nn.Module, rotary: nn.Module, layers: nn.ModuleList, own: Sequence[Any]) -> None:
         super().__init__(embed, rotary, layers, own)
@@ -168,7 +173,7 @@ class CompiledBase(FusedBase):
         return self._stacks[first, last]
 
     def _parts(self) -> Iterator[tuple[int, int]]:
-        """Layers that can be computed together: neighbours of one form, and each that is watched alone."""
+        """Ranges of layers that are computed in one call: neighbours of one form; each layer with hooks is alone."""
         first = 0
         for index in range(1, len(self.own)):
             if not go_together(self.own[first], self.own[index]):
@@ -182,12 +187,12 @@ def go_together(one: CompiledLayer, other: CompiledLayer) -> bool:
 
 
 def is_watched(layer: nn.Module) -> bool:
-    """Whether hooks wait for what it is given or gives."""
+    """Whether the layer has hooks, which need its real input and output."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def compiled(base: FusedBase) -> FusedBase:
-    """``base`` with compiled layers, where each of its own has the form for it; else ``base`` itself."""
+    """``base`` with compiled layers if each of its own can be compiled; else ``base`` itself."""
     if not all(map(can_compile, base.own)):
         return base
     own = []
@@ -199,7 +204,7 @@ def compiled(base: FusedBase) -> FusedBase:
 
 
 def can_compile(layer: FusedLayer) -> bool:
-    """Whether loops are there for all that lies between the layer's products, and these are quantised."""
+    """Whether its products are quantised, and compiled loops exist for everything between them."""
     linears = (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)
     norms = (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
     return (
@@ -212,6 +217,6 @@ def can_compile(layer: FusedLayer) -> bool:
 
 
 def is_silu(act: Any) -> bool:
-    """Whether an activation is x / (1 + e^-x), by what it makes of a sample."""
+    """Whether an activation is x / (1 + e^-x), judged by its values on a sample."""
     sample = torch.linspace(-8, 8, SAMPLES)
     return agree(act(sample), torch.nn.functional.silu(sample))

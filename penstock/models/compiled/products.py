@@ -1,4 +1,4 @@
-"""Products of rows with weights of four or eight bits, whose layout ``compiled.blocks`` describes.
+"""Products of rows with weights of four or eight bits; ``compiled.blocks`` describes their layout.
 
 Shapes: N rows, I inputs, O outputs, G groups of a row.
 """
@@ -21,38 +21,38 @@ from penstock.models.compiled.threads import COUNTERS, at_once, parallel, share,
 _KIND: Final = instruction() or PLAIN
 _round4, _round8 = rounding_of(_KIND, 4), rounding_of(_KIND, 8)
 TOGETHER: Final = 8 if _KIND == VNNI_512 else 4
-"""Rows whose sums fit the processor's registers."""
+"""The most rows whose sums fit the processor's registers."""
 
 
 class Weights(NamedTuple):
-    """A layer's."""
+    """The packed weights of a linear layer."""
 
     values: np.ndarray
-    """Bytes."""
+    """Bytes of the packed values."""
     scales: np.ndarray
-    """float16, as uint16."""
+    """float16 scales, stored as uint16."""
     bits: int
     shift: int
-    """By it the number of a group becomes that of its scales."""
+    """Index of a group's scales: ``group >> shift``."""
     inputs: int
-    """Filled up to whole groups."""
+    """Number of inputs, padded to whole groups."""
     outputs: int
-    """Filled up to whole blocks."""
+    """Number of outputs, padded to whole blocks."""
 
     @property
     def record(self) -> tuple[int, ...]:
-        """See ``records.WEIGHTS``."""
+        """The fields of ``records.WEIGHTS``."""
         return (address_of(self.values), address_of(self.scales), *self[2:])
 
 
 @exact
 def together(left: int) -> int:
-    """How many rows are multiplied at once where so many are left."""
+    """How many rows are multiplied at once where ``left`` are left: one of the numbers that code exists for."""
     return TOGETHER if left >= TOGETHER else 4 if left >= 4 else 2 if left >= 2 else 1
 
 
 def rows_of(block: Callable[..., None]) -> Callable[..., None]:
-    """``block`` with a number of rows that is not known before: one of those for which it has code."""
+    """``block`` for a number of rows that is known only at run time."""
 
     @part
     def rows(
@@ -76,7 +76,7 @@ _rows4, _rows8 = rows_of(block_of(_KIND, 4)), rows_of(block_of(_KIND, 8))
 
 @part
 def multiply(weights: Any, rows: Any, out: int, first: int, last: int) -> None:
-    """Blocks of outputs [first, last) of the rows times the weights go to the address ``out``. Takes records."""
+    """Multiply the rows by the blocks of outputs [first, last), and write to the address ``out``. Takes records."""
     count, inputs, outputs, bits, shift = rows.count, weights.inputs, weights.outputs, weights.bits, weights.shift
     groups = inputs // GROUP
     size = groups * GROUP * LANES * bits // 8
@@ -96,7 +96,9 @@ def multiply(weights: Any, rows: Any, out: int, first: int, last: int) -> None:
 
 @part
 def round_row(row: int, values: int, rows: Any, inputs: int, bits: int) -> None:
-    """Turn the ``inputs`` numbers at the address ``values`` into the record's whole numbers of a row."""
+    """Round the ``inputs`` numbers at the address ``values`` to the whole numbers of a row in the record ``rows``."""
+    # The row's set of rows that are multiplied together (see ``together``), whose groups are interleaved:
+    #   TOGETHER 8, 13 rows:  0..7 | 8..11 | 12      first is 0, 8 or 12; several is 8, 4 or 1
     first = min(row, rows.count) // TOGETHER * TOGETHER
     several = together(rows.count - first)
     while row >= first + several:
@@ -115,7 +117,7 @@ def round_row(row: int, values: int, rows: Any, inputs: int, bits: int) -> None:
 
 @called_by_address(types.void(types.CPointer(PRODUCT_TYPE)))
 def _work(pointer: Any) -> None:
-    """A thread's part of a product: blocks that no other one has taken yet."""
+    """One thread's part of a product: blocks that no other thread has taken yet."""
     product = carray(pointer, 1)[0]
     blocks = product.weights.outputs // LANES
     several = at_once(blocks, product.threads)
@@ -126,16 +128,16 @@ def _work(pointer: Any) -> None:
 
 
 Team = tuple[int, int]
-"""Threads that may share some work, and the address of what has them work."""
+"""How many threads may share work, and the address of the function that starts them (0 for a single thread)."""
 
 
 def whole_team() -> Team:
-    """As many as torch has for its own products."""
+    """All the threads that torch uses for its own products."""
     return (torch.get_num_threads(), parallel()) if parallel() else (1, 0)
 
 
 def product(rows_NI: np.ndarray, weights: Weights, out_NO: np.ndarray) -> None:
-    """``out`` becomes rows * weights^T; both float32, contiguous, and as wide as the weights are filled up to."""
+    """Set ``out`` to rows * weights^T; both float32, contiguous, and as wide as the padded weights."""
     task = np.empty(1, PRODUCT)
     task["weights"] = weights.record
     task["out"] = address_of(out_NO)
@@ -144,7 +146,7 @@ def product(rows_NI: np.ndarray, weights: Weights, out_NO: np.ndarray) -> None:
 
 @exact
 def _product(rows_NI: Any, task: Any, bits: int, work: int, threads: int, parallel: int) -> None:
-    """Addresses of code are handed over: code that is kept on disk would hold another process's."""
+    """Takes addresses of code as arguments: code that is kept on disk would contain those of another process."""
     count, inputs = rows_NI.shape
     whole = np.empty((count, inputs), np.int8)
     scales = np.empty((count, inputs // GROUP), np.float32)
@@ -155,4 +157,5 @@ def _product(rows_NI: Any, task: Any, bits: int, work: int, threads: int, parall
     for row in range(count):
         round_row(row, rows_NI.ctypes.data + 4 * inputs * row, rows, inputs, bits)
     share(parallel, work, task.ctypes.data, threads)
-    whole[0, 0], scales[0, 0], sums[0, 0], counters[0] = 0, 0, 0, 0  # they live until here
+    # Keeps the arrays alive: their addresses are used until here.
+    whole[0, 0], scales[0, 0], sums[0, 0], counters[0] = 0, 0, 0, 0

@@ -1,7 +1,7 @@
-"""What compiled functions are handed by address: records of numbers and of other addresses.
+"""Records that compiled functions receive by address: numbers and further addresses.
 
-Shapes as in ``compiled.kernels``. An address of 0 says that something is not there. Whoever fills in an address keeps
-what lies there alive for as long as it may be read.
+Shapes as in ``compiled.kernels``. An address of 0 means that something does not exist. Code that fills in an address
+keeps the memory there alive for as long as it may be read.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def record(*fields: tuple[str, Any]) -> np.dtype[Any]:
 
 
 NORM: Final = record(("weight", ADDRESS), ("width", NUMBER), ("least", np.float32))
-"""Of an ``RMSNorm``."""
+"""An ``RMSNorm``."""
 WEIGHTS: Final = record(
     ("values", ADDRESS), ("scales", ADDRESS), ("bits", NUMBER), ("shift", NUMBER), ("inputs", NUMBER),
     ("outputs", NUMBER),
 )  # fmt: skip
-"""Of a linear layer, as ``products.Weights`` has them; inputs and outputs are filled up to whole groups and blocks."""
+"""A linear layer, as in ``products.Weights``; inputs and outputs are padded to whole groups and blocks."""
 WHOLE: Final = record(("numbers", ADDRESS), ("scales", ADDRESS), ("sums", ADDRESS), ("count", NUMBER))
-"""Rows as whole numbers, see ``compiled.blocks``."""
+"""Rows as whole numbers; see ``compiled.blocks``."""
 PRODUCT: Final = record(
     ("weights", WEIGHTS), ("rows", WHOLE), ("out", ADDRESS), ("counters", ADDRESS), ("threads", NUMBER)
 )
@@ -39,7 +39,7 @@ ATTENTION: Final = record(
     ("out_row", NUMBER), ("out_head", NUMBER), ("scaling", np.float32), ("softcap", np.float32), ("sinks", ADDRESS),
     ("counters", ADDRESS), ("threads", NUMBER), ("attend", ADDRESS),
 )  # fmt: skip
-"""``query_head`` and its like are bytes from one to the next. A unit is a row's query heads of one group."""
+"""``query_head``, ``key_slot`` and the like are strides in bytes. A unit is a row's query heads of one group."""
 LAYER: Final = record(
     ("input_norm", NORM), ("qkv", WEIGHTS), ("bias", ADDRESS), ("query_norm", NORM), ("key_norm", NORM),
     ("o_proj", WEIGHTS), ("mlp_norm", NORM), ("gate_up", WEIGHTS), ("down_proj", WEIGHTS),
@@ -55,7 +55,7 @@ STACK: Final = record(
 
 
 def pointer_to(kind: Any) -> Any:
-    """What turns an address into a pointer that ``carray`` takes."""
+    """A function for compiled code that turns an address into a pointer for ``carray``."""
 
     @intrinsic
     def pointer(typing: Any, address: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Layers one behind the other as phases that a team of threads goes through: one call of compiled code for all of them.
+"""Consecutive layers as phases that a team of threads goes through, with one call of compiled code for all of them.
 
-A layer has as many phases as it has steps that need all of what the one before has made, see ``KINDS``. Shapes as in
+A phase ends where the next step needs everything that the step before has made, see ``KINDS``. Shapes as in
 ``compiled.kernels``.
 """
 
@@ -19,7 +19,10 @@ from penstock.models.compiled.threads import COUNTERS, LINE, at_once, await_unit
 
 ENTER, QKV, TURN, ATTEND, ROUND, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE = range(11)
 KINDS: Final = 11
-"""Of phases. Units of products are blocks of outputs, those of ``ATTEND`` the attention's own, all others are rows."""
+"""How many kinds of phases a layer has.
+
+The units of products are blocks of outputs, those of ``ATTEND`` the attention's own, all others are rows.
+"""
 
 
 @exact
@@ -51,8 +54,9 @@ def _multiply(kind: int, stack: Any, layer: Any, first: int, last: int) -> None:
 
 @exact
 def _turn_row(row: int, stack: Any, layer: Any, attention: Any) -> None:
-    """Queries become what the attention reads, keys and values go to their slot."""
+    """Rotate a row's queries for the attention, and put its keys and values into its slot."""
     width, heads = stack.width, stack.queries + 2 * stack.groups
+    # Bytes of a head: all addresses here are in bytes, and numbers in float32.
     size = 4 * width
     own = stack.qkv + size * heads * row
     if layer.bias:
@@ -96,7 +100,7 @@ def _do_row(kind: int, row: int, stack: Any, layer: Any) -> None:
 
 @exact
 def _do(kind: int, stack: Any, index: int, first: int, last: int) -> None:
-    """The units [first, last) of a layer's phase."""
+    """Do the units [first, last) of a layer's phase."""
     layer = carray(layers_at(stack.layers), stack.count)[index]
     attentions = carray(attentions_at(stack.attentions), stack.count)
     if kind == ATTEND:
@@ -113,10 +117,11 @@ def _do(kind: int, stack: Any, index: int, first: int, last: int) -> None:
 
 @called_by_address(types.void(types.CPointer(STACK_TYPE)))
 def go(pointer: Any) -> None:
-    """A thread's part of all layers."""
+    """One thread's part of all layers."""
     stack = carray(pointer, 1)[0]
     layers = carray(layers_at(stack.layers), stack.count)
     attentions = carray(attentions_at(stack.attentions), stack.count)
+    # Every phase has its own counters, so that a late thread cannot take units of a phase that is over.
     for index in range(stack.count):
         for kind in range(KINDS):
             counter = stack.counters + 8 * COUNTERS * (KINDS * index + kind)
@@ -129,4 +134,5 @@ def go(pointer: Any) -> None:
                 _do(kind, stack, index, first, last)
                 finished(done, last - first)
                 first = taken(counter, several)
+            # The next phase reads what all threads have written in this one.
             await_units(done, units)

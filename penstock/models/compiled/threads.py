@@ -1,10 +1,10 @@
 """Torch's own threads for compiled loops: a team that waits for its next work, a few microseconds away.
 
-Torch's products run on the threads of an OpenMP runtime. Compiled loops ask the same runtime, so that no second team
-competes with the first one for the cores.
+Torch's products run on the threads of an OpenMP runtime. Compiled loops use the same runtime, so that no second team
+competes with it for the cores.
 
-A team goes through phases whose units nobody hands out: each thread takes what is next. A phase is over once all of its
-units are done, whoever did them, so that a thread without a core holds up nobody but for the units that it has taken.
+A team goes through phases whose units nobody hands out: each thread takes the next ones. A phase is over once all of
+its units are done, by any thread: one that has lost its core delays only the units that it has taken.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from penstock.models.compiled.kept import exact
 
 LIBRARY: Final = "libgomp.so.1"
 ENTRY: Final = "GOMP_parallel"
-"""void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags), as compilers call it."""
+"""The function void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags)."""
 LINE: Final = 8
-"""Numbers between two that different threads write: those of a line of a processor's cache."""
+"""Int64 numbers in a cache line: two counters that different threads write are this far apart."""
 COUNTERS: Final = 2 * LINE
-"""Numbers of a phase: the first one counts the units taken, the one a line behind those done."""
+"""Numbers of a phase: the first counts the units taken, the one a line behind it the units done."""
 PARTS: Final = 4
-"""Of a phase, for every thread: one that is late then leaves more to the others."""
+"""Into how many parts each thread's share of a phase is cut, so that others can do more when a thread is late."""
 PATIENCE: Final = 1 << 10
-"""Looks at a counter before a thread lets others have its core."""
+"""How often a thread looks at a counter before it yields its core."""
 ADDRESS, NUMBER, LONG = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 
 
 @functools.cache
 def parallel() -> int:
-    """The address of the function that has a team work; 0 where torch has come with another runtime."""
+    """The address of the function that starts a team; 0 where torch uses another runtime."""
     try:
-        # Not loaded anew: the one that torch has loaded, by its name.
+        # RTLD_NOLOAD finds the library that torch has loaded, by its name, and loads no other.
         library = ctypes.CDLL(LIBRARY, os.RTLD_NOLOAD | os.RTLD_NOW)
         return ctypes.cast(library[ENTRY], ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
@@ -49,7 +49,7 @@ def parallel() -> int:
 
 @intrinsic
 def _share(typing: Any, parallel: Any, work: Any, data: Any, threads: Any) -> Any:
-    """Have so many threads call ``work`` with ``data``. Returns when all have returned. All are addresses."""
+    """Have ``threads`` threads call ``work`` with ``data``, all addresses; returns when all have returned."""
 
     def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [ADDRESS, ADDRESS, NUMBER, NUMBER])
@@ -73,7 +73,7 @@ def _call(typing: Any, function: Any, data: Any) -> Any:
 
 @exact
 def share(parallel: int, work: int, data: int, threads: int) -> None:
-    """Have so many threads call ``work`` with ``data``. Returns when all have returned. All are addresses."""
+    """Have ``threads`` threads call ``work`` with ``data``, all addresses; returns when all have returned."""
     if threads == 1:
         _call(work, data)
     else:
@@ -82,7 +82,7 @@ def share(parallel: int, work: int, data: int, threads: int) -> None:
 
 @intrinsic
 def call_units(typing: Any, function: Any, data: Any, first: Any, last: Any) -> Any:
-    """Have the function at an address do the units [first, last) of what lies at the address ``data``."""
+    """Call the function at an address for the units [first, last) of the record at the address ``data``."""
 
     def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [ADDRESS, LONG, LONG])
@@ -94,13 +94,16 @@ def call_units(typing: Any, function: Any, data: Any, first: Any, last: Any) -> 
 
 @intrinsic
 def taken(typing: Any, address: Any, count: Any) -> Any:
-    """The number at an address before ``count`` is added to it: what no other thread gets."""
+    """Add ``count`` to the number at an address.
+
+    Returns the number before: the units from there on are this thread's.
+    """
     return types.int64(types.int64, types.int64), _added("monotonic")
 
 
 @intrinsic
 def finished(typing: Any, address: Any, count: Any) -> Any:
-    """Add to the number at an address. Whoever has read it there sees what this thread has written before."""
+    """Add to the number at an address. A thread that reads it there also sees all that this one has written before."""
     return types.int64(types.int64, types.int64), _added("release")
 
 
@@ -114,7 +117,7 @@ def _added(ordering: str) -> Any:
 
 @intrinsic
 def _seen(typing: Any, address: Any) -> Any:
-    """The number at an address."""
+    """The number at an address; all that was written before its ``finished`` is then visible."""
 
     def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
         return build.load_atomic(build.inttoptr(arguments[0], LONG.as_pointer()), "acquire", 8)
@@ -124,7 +127,7 @@ def _seen(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def _breathe(typing: Any) -> Any:
-    """Leave a core's other thread more of it for a moment."""
+    """Leave more of the core to its other hardware thread for a moment."""
 
     def generate(_: Any, build: Any, __: Any, ___: Any) -> Any:
         if platform.machine() in ("aarch64", "arm64"):

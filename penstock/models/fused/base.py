@@ -1,4 +1,4 @@
-"""A stage's layers without their architecture's own way through them."""
+"""A stage's layers without the base model of their architecture around them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.models.fused.rotary import rotation_of
 
 
 class FusedBase(nn.Module):
-    """Called as the base model that it stands for, without the norm behind the layers.
+    """Replaces the base model, and is called like it; the norm behind the layers is not included.
 
-    ``layers`` has an entry for every layer of the model, as the base model has; ``own`` are the stage's.
+    ``layers`` has an entry for every layer of the model, as in the base model; ``own`` are the stage's.
     """
 
     def __init__(self, embed: nn.Module, rotary: nn.Module, layers: nn.ModuleList, own: Sequence[Any]) -> None:
@@ -37,12 +37,12 @@ class FusedBase(nn.Module):
         return BaseModelOutput(last_hidden_state=self.through(hidden, rotation))
 
     def through(self, hidden: Tensor, rotation: Any) -> Tensor:
-        """What the last of its layers gives: [1, N, D] -> [1, N, D]"""
+        """Run the rows through the stage's layers: [1, N, D] -> [1, N, D]."""
         for layer in self.own:
             hidden = layer(hidden, rotation)
         return hidden
 
     def rotation(self, cos_1Nd: Tensor, sin_1Nd: Tensor) -> Any:
-        """What the layers need of a batch's rotary embedding."""
+        """The factors of a batch's rotary embedding in the form that the layers take."""
         heads = self.own[0].heads
         return rotation_of(cos_1Nd, sin_1Nd, heads.rotated, heads.groups)

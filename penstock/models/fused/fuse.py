@@ -1,7 +1,7 @@
-"""Replaces a stage's layers by fused ones where those compute the same, which is tried, not believed.
+"""Replaces a stage's layers by fused ones if those compute the same, which is tested on a sample.
 
-An architecture may do more than its parts show: scale its residuals or its embedding, or turn its heads in another way.
-So some rows run through the base model as it is, and every fused layer has to make the same of what it is given.
+An architecture may do more than its modules show: scale its residuals or its embedding, or rotate its heads in another
+way. Some rows therefore run through the original base model, and every fused layer has to give the same results.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.models.fused.rotary import rotation_of
 from penstock.models.gate import Parts
 
 ROWS: Final = 3
-"""Of the sample."""
+"""How many rows the sample has."""
 
 
 @torch.no_grad()
 def fuse(base: Any, parts: Parts, first: int, last: int) -> Any:
-    """``base`` with its layers [first, last) fused; ``base`` itself where any of them is of another form.
+    """``base`` with its layers [first, last) fused; ``base`` itself if any of them has another form.
 
-    Its norm behind the layers has been taken out. It loses its layers.
+    The norm behind the layers has to be taken out before. ``base`` loses its layers.
     """
     layers = getattr(base, parts.layers)
     own = list(layers[first:last])
@@ -43,23 +43,26 @@ def fuse(base: Any, parts: Parts, first: int, last: int) -> Any:
         return base
     own.clear()
     for index, layer in enumerate(fused, first):
-        layers[index] = layer  # what it replaces goes, before the next one's weights are copied
+        layers[index] = layer  # frees the replaced layer before the next one's weights are copied
         layer.join()
     return FusedBase(embed, base.rotary_emb, layers, fused)
 
 
 def turns_alike(base: Any) -> bool:
-    """Whether one rotary embedding serves all layers; those of several kinds of layer are told which."""
+    """Whether one rotary embedding serves all layers. Models with several kinds of layers pass the kind to it."""
     return isinstance(getattr(getattr(base, "rotary_emb", None), "rope_type", None), str)
 
 
 def clips(base: Any) -> bool:
-    """Whether large queries, keys and values are made smaller (OLMo): no sample need have any."""
+    """Whether large queries, keys and values are clipped (OLMo): a sample may contain none."""
     return getattr(base.config, "clip_qkv", None) is not None
 
 
 def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
-    """Run some rows through ``base``. None if it does anything but embed, turn, and go from layer to layer."""
+    """Run some rows through ``base``, and watch its layers.
+
+    None if it does more than embed, rotate and run the layers.
+    """
     weight = own[0].self_attn.q_proj.weight
     positions_1N = torch.arange(1, ROWS + 1, device=weight.device)[None]
     if embed is None:
@@ -72,6 +75,7 @@ def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
     with onlooker.watching(own), attending(onlooker):
         left = base(**inputs, position_ids=positions_1N, use_cache=False).last_hidden_state
     sights = onlooker.sights
+    # The output of each layer has to be the next one's input: otherwise the base model does something in between.
     passed = [entering, *(sight.gave for sight in sights)]
     met = [*(sight.given for sight in sights), left]
     turned = base.rotary_emb(entering, positions_1N)
@@ -80,7 +84,7 @@ def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
 
 
 def does_the_same(layer: FusedLayer, sight: Sight) -> bool:
-    """Whether a fused layer asks the same of its attention, and gives the same, as the layer that was seen."""
+    """Whether a fused layer asks the same of its attention, and gives the same, as the layer that was watched."""
     onlooker = Onlooker()
     cos, sin = sight.turned
     heads = layer.heads

@@ -1,7 +1,7 @@
 """A decoder layer of llama's form, whatever the architecture calls it, with half the operations.
 
 Queries, keys and values come from one product, as do the feed-forward's gate and its input. An architecture's own layer
-is of this form if it has these parts and no others, and computes the same.
+has this form if it has these parts and no others, and computes the same.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from penstock.models.fused.rotary import Rotation
 PARTS: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION_PARTS: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS: Final = {"q_norm", "k_norm"}
-"""Norms of every query's and every key's own width, as qwen3 has them."""
+"""Norms over the width of each query and key head, as in qwen3."""
 MLP_PARTS: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 class Heads:
-    """How many heads the rows of a joint product hold, and how wide they are."""
+    """How many heads the rows of the joint product hold, and how wide they are."""
 
     def __init__(self, attention: Any) -> None:
         self.width = int(attention.head_dim)
@@ -38,7 +38,7 @@ class Heads:
 
 
 class FusedLayer(nn.Module):
-    """``scoring`` is what the layer's attention is told: its scale, and a window where there is one."""
+    """``scoring`` holds the arguments of the layer's attention: its scale, and a window where there is one."""
 
     def __init__(self, layer: Any, scoring: dict[str, Any]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class FusedLayer(nn.Module):
         self.down_proj = mlp.down_proj
 
     def join(self) -> None:
-        """Make one linear layer of those that read the same."""
+        """Join linear layers that read the same input into one, where possible."""
         self.qkv, self.gate_up = joined(self.qkv), joined(self.gate_up)
 
     def forward(self, hidden: Tensor, rotation: Rotation) -> Tensor:
@@ -67,7 +67,7 @@ class FusedLayer(nn.Module):
         return hidden + self.down_proj(self.act(gate) * up)
 
     def attend(self, normed: Tensor, rotation: Rotation) -> Tensor:
-        """What the rows see, all heads side by side: [1, N, D] -> [1, N, heads * d]"""
+        """The attention's output, all heads side by side: [1, N, D] -> [1, N, heads * d]."""
         heads = self.heads
         qkv_NXd = self.qkv(normed).view(normed.shape[1], -1, heads.width)
         if self.query_norm is not None and self.key_norm is not None:
@@ -88,7 +88,7 @@ class FusedLayer(nn.Module):
 
 
 def has_form(layer: Any) -> bool:
-    """Whether a layer has the parts of llama's, and no others."""
+    """Whether a layer has exactly the parts of llama's."""
     if parts_of(layer) != PARTS or parts_of(layer.mlp) != MLP_PARTS:
         return False
     attention = layer.self_attn

@@ -1,4 +1,4 @@
-"""Linear layers that read the same input, as one: its weight has the rows of them all."""
+"""Linear layers that read the same input, as one layer whose weight has the rows of them all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.models.quantization.stored import join
 
 
 class SideBySide(nn.Module):
-    """The outputs of linear layers that cannot become one."""
+    """The concatenated outputs of linear layers that are not (yet) joined."""
 
     def __init__(self, linears: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class SideBySide(nn.Module):
 
 
 def joined(beside: SideBySide) -> nn.Module:
-    """One linear layer that gives the same, where all of them are plain ones; else ``beside`` itself."""
+    """One linear layer that gives the same, if all of them are plain; else ``beside`` itself."""
     linears: list[Any] = list(beside.linears)
     if not all(type(linear) is nn.Linear for linear in linears):
         return beside

@@ -12,17 +12,17 @@ SAMPLE_ROWS: Final = 3
 
 
 class RMSNorm(nn.Module):
-    """``hidden`` over the root of its mean square, times ``weight``: with D numbers x in a row and e the epsilon
+    """``hidden`` over the root of its mean square, times ``weight``. With D numbers x in a row and epsilon e:
 
-    x / sqrt(sum(x^2) / D + e) * weight  =  x * (weight * sqrt(D)) / hypot(norm(x), sqrt(D * e))
+      x / sqrt(sum(x^2) / D + e) * weight  =  x * (weight * sqrt(D)) / hypot(norm(x), sqrt(D * e))
 
-    whose right side takes four operations, and half the time of torch's own. Narrower types are widened for it.
+    The right side takes four operations, and half the time of torch's own. Narrower types are widened for it.
     """
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         super().__init__()
         width = len(weight)
-        # No buffers: to look one up takes as long as to multiply by it.
+        # Plain attributes, not buffers: looking a buffer up takes as long as multiplying by it.
         self.scaled = weight.detach().float() * width**0.5
         self.least = self.scaled.new_tensor((width * epsilon) ** 0.5)
 
@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
 
 @torch.no_grad()
 def rms_norm(norm: Any) -> nn.Module:
-    """What computes the same as an architecture's own ``norm``, up to rounding; ``norm`` itself if it is another."""
+    """A module that computes the same as an architecture's own ``norm``, up to rounding, or else ``norm`` itself."""
     weight, epsilon = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(epsilon, float):
         return norm  # type: ignore[no-any-return]
@@ -51,14 +51,14 @@ def sample_of(weight: Tensor, rows: int = SAMPLE_ROWS) -> Tensor:
 
 
 def agree(one: Tensor, other: Tensor) -> bool:
-    """Whether two results differ by no more than what their type rounds off in some operations.
+    """Whether two results differ by no more than rounding in a few operations of their type.
 
-    On torch's meta device, where tensors hold no numbers, their shapes decide.
+    On torch's meta device, where tensors hold no numbers, only the shapes are compared.
     """
     alike: bool = one.shape == other.shape
     if not alike or one.is_meta:
         return alike
     tolerance = 64 * torch.finfo(one.dtype).eps * float(one.float().abs().max())
-    if not math.isfinite(tolerance):  # of weights that are no numbers, which the stage's first row shows
+    if not math.isfinite(tolerance):  # weights that are not finite, which the stage's first row will show
         return False
     return bool(torch.allclose(one.float(), other.float(), rtol=0, atol=tolerance))

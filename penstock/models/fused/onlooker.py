@@ -1,4 +1,4 @@
-"""Watches a model's layers at work: what each is given, what it asks of its attention, and what it gives."""
+"""Watches a model's layers at work: the input of each, its call of the attention, and its output."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from penstock.models.probe import HANDLED, problem_of
 
 @dataclass
 class Sight:
-    """One layer at work. ``turned`` is what its rotary embedding gave for the rows: cosines and sines."""
+    """One layer's call. ``turned`` is the rotary embedding for the rows: cosines and sines."""
 
     given: Tensor
     turned: Any
     asked: tuple[Tensor, ...] = ()
     """Queries, keys and values."""
     scoring: dict[str, Any] = field(default_factory=dict)
-    """What else its attention was told."""
+    """The other arguments of its attention."""
     problem: str = "it attends to nothing"
     gave: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def fits(self, turned: Any) -> bool:
-        """Whether its heads were turned whole, by this, and its attention is ordinary."""
+        """Whether its heads were rotated over their whole width, by this embedding, and its attention is ordinary."""
         if not (isinstance(self.turned, tuple) and len(self.turned) == len(turned) == 2) or self.problem:
             return False
         query, _, value = self.asked
@@ -37,7 +37,7 @@ class Sight:
 
 
 class Onlooker:
-    """Stands for the attention meanwhile, as if every row saw no more than itself."""
+    """Takes the place of the attention meanwhile, as if every row saw only itself."""
 
     def __init__(self) -> None:
         self.sights: list[Sight] = []

@@ -1,4 +1,4 @@
-"""Which GGUF files can be run here: those of which every entry about the model is understood."""
+"""Decides whether a GGUF file can be run: every entry about the model has to be understood."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.models.gguf.purpose import check_purpose
 
 REMEDY: Final = "give the checkpoint that the file was made of instead"
 IMPORTANT: Final = ("tokenizer.ggml.suppress_tokens",)
-"""Entries that are not about the model and change what it says."""
+"""Entries that are not named after the architecture but change what the model says."""
 GIVEN: Final = {
     "attention.key_length",
     "attention.value_length",
@@ -38,7 +38,7 @@ GIVEN: Final = {
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 }
-"""Of the entries about the model, what ``config`` takes over where transformers does not."""
+"""Entries about the model that ``config`` takes over because transformers does not."""
 
 NEUTRAL: Final = {
     "attention.causal": (True,),
@@ -51,11 +51,11 @@ NEUTRAL: Final = {
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (-1.0,),
 }
-"""Of entries that nothing here takes into account those values that change nothing; of all others that is 0."""
+"""Entry -> values that change nothing, for entries that are not taken into account. See ``NOTHING`` for all others."""
 NOTHING: Final = (0, 0.0, False, "", None)
 
 SILENT: Final = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
-"""Entries about the model that change no number: the embedding's rows are the vocabulary's size."""
+"""Entries about the model that change no number: the vocabulary's size is that of the embedding."""
 
 
 def check_accepted(header: Header) -> None:
@@ -65,7 +65,7 @@ def check_accepted(header: Header) -> None:
 
 
 def check_understood(header: Header) -> None:
-    """Raise ConfigError for an entry about the model that nobody here takes into account: ids might differ by it."""
+    """Raise ConfigError for an entry about the model that is not taken into account: it might change token ids."""
     mapped = {key for key, name in GGUF_CONFIG_MAPPING[header.architecture].items() if name is not None}
     for key in header.entries:
         name = key.removeprefix(f"{header.architecture}.")
@@ -82,9 +82,9 @@ def contradiction(header: Header, name: str, problem: str) -> ConfigError:
 
 
 def number(header: Header, name: str, kind: type = int) -> Any:
-    """An entry about the model, None where there is none; an array of equal values is one of them.
+    """The value of an entry about the model, also of an array of equal values; None where there is none.
 
-    Raises ConfigError unless it is of this kind.
+    Raises ConfigError unless the value is of this kind.
     """
     key = f"{header.architecture}.{name}"
     value = value_of(header, key)

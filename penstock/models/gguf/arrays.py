@@ -13,7 +13,7 @@ from penstock.models.gguf.header import ARRAY, LENGTH, SCALARS, STRING, Header
 OF_TEXTS: Final = "a list of texts"
 OF_NUMBERS: Final = "a list of numbers"
 START: Final = struct.Struct("<IIQ")
-"""An array begins with its type, that of its values and their number."""
+"""The beginning of an array: its own type, the type of its values, and their number."""
 
 
 def texts(header: Header, key: str) -> list[str]:
@@ -46,7 +46,7 @@ def numbers(header: Header, key: str) -> np.ndarray | None:
 
 
 def value_of(header: Header, key: str) -> object:
-    """A single value, also where the file has an array in which every value is the same: a number for each layer.
+    """A single value, also where the file has an array of equal values, one for each layer.
 
     None where there is no such entry, or the values of its array differ.
     """
@@ -57,7 +57,7 @@ def value_of(header: Header, key: str) -> object:
 
 
 def _contents(header: Header, key: str, wanted: str) -> tuple[bytes, int, int]:
-    """The bytes of an entry, the type of its array's values, and where these begin."""
+    """The bytes of an entry, the type of its array's values, and the offset at which these begin."""
     entry = header.entries[key]
     raw = header.bytes()[entry.start : entry.end]
     at = LENGTH.size + len(key.encode())

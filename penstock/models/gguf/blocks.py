@@ -1,7 +1,7 @@
-"""Tensors of a GGUF file as they lie in it: floats, or blocks of whole numbers with scales of their own.
+"""Tensors as they are stored in a GGUF file: floats, or blocks of whole numbers with their own scales.
 
-A block is of 32 numbers in a row with one scale (in _1 formats a minimum, too), or of 256 with a scale for every 16 or
-32 of them, which is a whole number itself (_K formats). Layouts: ggml's ggml-common.h. Shapes in comments: B blocks.
+A block has 32 consecutive numbers with one scale (in _1 formats also a minimum), or 256 with a scale for every 16 or 32
+of them, which is itself a whole number (_K formats). Layouts: ggml's ggml-common.h. Shapes in comments: B blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.models.quantization.grouped import GroupedWeight
 FLOATS: Final = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 SUPER_BLOCK: Final = 256
 CHUNK: Final = 1 << 22
-"""Numbers that are unpacked at a time, where all of them are to become floats."""
+"""How many numbers are unpacked at a time where a whole tensor becomes floats."""
 
 
 class Blocks(NamedTuple):
@@ -36,10 +36,10 @@ class Blocks(NamedTuple):
 
 
 def mapped(info: TensorInfo) -> Tensor:
-    """The bytes of a tensor [rows, bytes of a row]: pages of the file, read when they are touched."""
+    """The bytes of a tensor [rows, bytes of a row], as pages of the file that are read when they are touched."""
     rows = info.nbytes // row_bytes(info)
     try:
-        # Private and writable, because torch knows no read-only memory; nobody writes.
+        # Copy-on-write, because torch knows no read-only memory. Nobody writes into it.
         data = np.memmap(info.file, mode="c", offset=info.start, shape=(rows, row_bytes(info)), dtype=np.uint8)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: {info.file}: {info.name} cannot be read: {error}") from error
@@ -52,7 +52,7 @@ def row_bytes(info: TensorInfo) -> int:
 
 
 def floats(info: TensorInfo) -> Tensor:
-    """A tensor as floats: in the format that the file has, or float32 where it has blocks."""
+    """A tensor as floats: in the file's format, or float32 if it is stored in blocks."""
     raw = mapped(info)
     if info.kind in FLOATS:
         return raw.view(FLOATS[info.kind]).reshape(info.shape).clone()
@@ -63,12 +63,12 @@ def floats(info: TensorInfo) -> Tensor:
 
 
 def looked_up(raw: Tensor, info: TensorInfo) -> Tensor:
-    """Some rows of a tensor whose numbers are no whole ones with a scale for 32 and more: float32 [rows, numbers]."""
+    """Rows of a tensor in one of the formats of LOOKED_UP, as float32 [rows, numbers]."""
     return torch.from_numpy(dequantize(raw.numpy(), info.kind).astype(np.float32, copy=False))
 
 
 def grouped(info: TensorInfo) -> GroupedWeight:
-    """A tensor [out, in] that is stored in blocks, as whole numbers and scales: exactly the numbers of the file."""
+    """A tensor [out, in] that is stored in blocks, as whole numbers and scales: exactly the file's numbers."""
     parts = [unpack(rows, info) for rows in mapped(info).split(max(1, CHUNK // info.shape[-1]))]
     first = parts[0]
     minimums = [part.minimums for part in parts if part.minimums is not None]
@@ -87,7 +87,7 @@ def chunks(rows: int, width: int) -> Iterator[slice]:
 
 
 def unpack(raw: Tensor, info: TensorInfo) -> GroupedWeight:
-    """Some rows [rows, bytes of a row] of a tensor in blocks."""
+    """Some rows [rows, bytes of a row] of a tensor that is stored in blocks."""
     per_block, block_bytes = GGML_QUANT_SIZES[info.kind]
     found = UNPACKERS[info.kind](raw.reshape(-1, block_bytes))
     group = per_block // found.scales.shape[-1]
@@ -131,7 +131,7 @@ def q4_k(blocks: Tensor) -> Blocks:
 
 def q5_k(blocks: Tensor) -> Blocks:
     scales, minimums = k_scales(blocks)
-    # Bit i of the byte j stands for the number 32 i + j.
+    # Bit i of byte j belongs to number 32 i + j.
     high = fields(blocks[:, 16:48], (0, 1, 2, 3, 4, 5, 6, 7), 1).reshape(-1, SUPER_BLOCK)
     return Blocks(halves_of_32(blocks[:, 48:176]) | high << 4, scales, minimums, 5)
 
@@ -145,7 +145,7 @@ def q6_k(blocks: Tensor) -> Blocks:
 
 
 def k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minimums of eight times 32 numbers: six bits each in twelve bytes, times two floats of the block.
+    """Scales and minimums of eight groups of 32: six bits each in twelve bytes, times two floats of the block.
 
     ```
     bytes 0-3   low six bits: scales 0-3;    high two: of scales 4-7
@@ -163,12 +163,12 @@ def k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def half(blocks: Tensor, start: int) -> Tensor:
-    """The float16 at a place of every block [B, 1], as float32."""
+    """The float16 at offset ``start`` of every block, as float32 [B, 1]."""
     return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
 
 
 def fields(data: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """Fields of every byte: [.., n] -> [.., shifts, n]."""
+    """The bit fields of every byte: [.., n] -> [.., shifts, n]."""
     return data.unsqueeze(-2) >> torch.tensor(shifts, dtype=torch.uint8).unsqueeze(-1) & mask
 
 
@@ -178,12 +178,12 @@ def nibbles(data: Tensor) -> Tensor:
 
 
 def halves_of_32(data: Tensor) -> Tensor:
-    """[B, 128] -> [B, 256]: of 32 bytes at a time the low halves, then the high ones."""
+    """[B, 128] -> [B, 256]: for each 32 bytes the low halves, then the high ones."""
     return fields(data.reshape(-1, 4, 32), (0, 4), 15).reshape(-1, SUPER_BLOCK)
 
 
 def fifth_bits(data: Tensor) -> Tensor:
-    """[B, 4] -> [B, 32]: bit i of the 32 is the highest of number i."""
+    """[B, 4] -> [B, 32]: bit i is the fifth bit of number i, shifted to its place."""
     return fields(data.unsqueeze(-1), (0, 1, 2, 3, 4, 5, 6, 7), 1).reshape(-1, 32) << 4
 
 
@@ -205,6 +205,6 @@ LOOKED_UP: Final = (
     *(Kind.Q2_K, Kind.Q3_K, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4, Kind.IQ4_NL, Kind.IQ4_XS, Kind.IQ3_S, Kind.IQ3_XXS),
     *(Kind.IQ2_S, Kind.IQ2_XS, Kind.IQ2_XXS, Kind.IQ1_M, Kind.IQ1_S),
 )
-"""Formats of which the ``gguf`` package makes floats: scales for 16 numbers, tables of numbers, threes."""
+"""Formats that the ``gguf`` package converts to floats: scales for 16 numbers, tables of numbers, ternary numbers."""
 READABLE: Final = (*FLOATS, *UNPACKERS, *LOOKED_UP)
 OF_FOUR_BITS: Final = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)

@@ -1,7 +1,7 @@
-"""A GGUF file's configuration, as transformers' config.json has it.
+"""The configuration in a GGUF file, as a table for transformers' config.json.
 
-transformers translates the entries that it knows. What it leaves out and changes the numbers is added here: heads'
-width, sliding windows, soft caps, and how rotary frequencies are scaled.
+transformers translates the entries that it knows. Entries that it leaves out although they change the numbers are added
+here: the heads' width, sliding windows, soft caps, and the scaling of rotary frequencies.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from penstock.models.gguf.rotary import add_rope
 from penstock.scratch import scratch_folder
 
 MOST_COUNTED: Final = 100_000
-"""Of anything that the metadata counts: layers, heads."""
+"""The highest number of layers, heads and the like in the metadata."""
 MOST_NUMBER: Final = 1 << 31
-"""Widths, lengths of texts."""
+"""The highest width or context length."""
 TOKEN_ID: Final = "_token_id"
 EMBEDDING: Final = "token_embd.weight"
 HEAD: Final = "output.weight"
 PATTERN: Final = "attention.sliding_window_pattern"
 RMS_EPS: Final = "attention.layer_norm_rms_epsilon"
 NEEDED: Final = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count")
-"""Entries that no model is without."""
+"""Entries that every model has."""
 ROUNDING: Final = 1e-6
-"""Between a number of the file, which has 24 bits, and the same reckoned here."""
+"""The greatest difference between a number in the file (24 bits) and the same computed here."""
 ATTENTION_CAP: Final = "attn_logit_softcapping"
 SOFT_CAPS: Final = {
     ATTENTION_CAP: {"gemma2": 50.0},
     "final_logit_softcapping": {"gemma2": 30.0, "gemma3": 0.0},
 }
-"""By architecture, llama.cpp's where the file has none; 0 is no cap."""
+"""Soft cap -> architecture -> llama.cpp's value where the file has none; 0 is no cap."""
 SLIDING_LAYERS: Final = {"gemma2": 2, "gemma3": 6}
-"""Every which layer sees everything, where the file does not say."""
+"""Architecture -> n, where every n-th layer sees everything if the file says nothing."""
 DEFAULT_WINDOWS: Final = {"gemma2": 4096}
 BIASES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "llama": {
@@ -50,14 +50,14 @@ BIASES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     **{name: {"attention_bias": ("attn_q", "attn_k", "attn_v")} for name in ("qwen3", "gemma2", "gemma3")},
 }
-"""Fields of the configuration, and the layers that then have biases."""
+"""Architecture -> field of the configuration -> parts whose layers have biases if it is set."""
 WINDOWED: Final = ("gemma2", "gemma3", "phi3")
 LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3": 62}
-"""Layers of the one size (27B) that scales its scores by the width per head rather than the heads' width."""
+"""Number of layers of the one size (27B) that scales its scores by hidden size / heads instead of the heads' width."""
 
 
 def config_table(header: Header) -> dict[str, Any]:
-    """The fields of config.json. Raises ConfigError for what contradicts itself or cannot be translated."""
+    """The fields of config.json. Raises ConfigError for entries that contradict each other or cannot be translated."""
     check_counted(header)
     table = translated(header)
     table.pop("_name_or_path", None)
@@ -72,7 +72,7 @@ def config_table(header: Header) -> dict[str, Any]:
 
 
 def check_counted(header: Header) -> None:
-    """Raise ConfigError if an entry about the model counts more than any model has, or more layers than are there."""
+    """Raise ConfigError if an entry about the model counts more than any model has, or more layers than exist."""
     for key in header.entries:
         if not key.startswith(f"{header.architecture}."):
             continue
@@ -94,7 +94,7 @@ def check_counted(header: Header) -> None:
 
 
 def translated(header: Header) -> dict[str, Any]:
-    """What transformers makes of the entries about the model, in a file of their own without vocabulary and tensors."""
+    """The entries about the model as transformers translates them, from a file without vocabulary and tensors."""
     with scratch_folder() as folder:
         about = [key for key in header.entries if key.startswith(f"{header.architecture}.") or key.endswith(TOKEN_ID)]
         more = [] if f"{header.architecture}.vocab_size" in header.entries else [vocabulary_entry(header)]
@@ -111,20 +111,20 @@ def translated(header: Header) -> dict[str, Any]:
 
 
 def vocabulary_entry(header: Header) -> bytes:
-    """What transformers else looks for among the tokens, and warns that it has not found."""
+    """An entry with the vocabulary's size. Without it transformers looks for the tokens, and warns."""
     key = f"{header.architecture}.vocab_size".encode()
     size = min(tensor_shape(header, EMBEDDING)[0], MOST_NUMBER)
     return struct.pack("<Q", len(key)) + key + struct.pack("<II", UINT32, size)
 
 
 def single_entry(key: str, value: Any) -> bytes:
-    """What is the same for every layer, said once."""
+    """An entry with the one value of an array whose values are all the same."""
     kind, packed = (UINT32, struct.pack("<I", value)) if type(value) is int else (FLOAT32, struct.pack("<f", value))
     return struct.pack("<Q", len(key.encode())) + key.encode() + struct.pack("<I", kind) + packed
 
 
 def entries_alone(header: Header, keys: Iterable[str], more: Sequence[bytes] = ()) -> bytes:
-    """A GGUF file of these entries and the architecture; ``more`` are entries of one's own."""
+    """A GGUF file of these entries and the architecture; ``more`` are further entries, packed already."""
     raw = header.bytes()
     entries = [header.entries[key] for key in ("general.architecture", *keys)]
     kept = [*(raw[entry.start : entry.end] for entry in entries), *more]
@@ -132,7 +132,7 @@ def entries_alone(header: Header, keys: Iterable[str], more: Sequence[bytes] = (
 
 
 def add_heads(header: Header, table: dict[str, Any]) -> None:
-    """Numbers and widths of heads, which llama.cpp derives from each other where the file leaves some out."""
+    """Add numbers and widths of heads, which llama.cpp derives from each other where the file leaves some out."""
     heads = table["num_attention_heads"]
     table["num_key_value_heads"] = number(header, "attention.head_count_kv") or heads
     width = number(header, "attention.key_length") or table["hidden_size"] // heads
@@ -157,7 +157,7 @@ def head_width(table: dict[str, Any]) -> int:
 
 
 def add_window(header: Header, table: dict[str, Any]) -> None:
-    """How far layers look back, and which of them."""
+    """Add the sliding window, and the layers that have it."""
     window = number(header, "attention.sliding_window")
     if window and header.architecture not in WINDOWED:
         raise contradiction(header, "attention.sliding_window", f"is {window}; {header.architecture} has none")
@@ -177,7 +177,7 @@ def add_window(header: Header, table: dict[str, Any]) -> None:
 
 
 def sliding_layers(header: Header, layers: int) -> list[bool]:
-    """Whether each layer looks no further back than the window: all but every n-th, or as a list says."""
+    """Whether each layer has the sliding window: all but every n-th, or as a list in the file says."""
     key = f"{header.architecture}.{PATTERN}"
     if header.count(key):
         found = numbers(header, key)
@@ -190,7 +190,7 @@ def sliding_layers(header: Header, layers: int) -> list[bool]:
 
 
 def add_gemma(header: Header, table: dict[str, Any]) -> None:
-    """Soft caps, and what scores are divided by: as llama.cpp has them."""
+    """Add llama.cpp's values of soft caps and of the scaling of scores."""
     for name, usual in SOFT_CAPS.items():
         stated = number(header, name, float)
         if header.architecture not in usual:
@@ -208,7 +208,7 @@ def add_gemma(header: Header, table: dict[str, Any]) -> None:
 
 
 def add_biases(header: Header, table: dict[str, Any]) -> None:
-    """What the configuration says of biases is told from the tensors; those that a layer lacks are zeros."""
+    """Set the fields for biases from the tensors that exist; biases that some layers lack are zeros."""
     for field, parts in BIASES.get(header.architecture, {}).items():
         table[field] = any(name.endswith(f"{part}.bias") for name in header.tensors for part in parts)
 

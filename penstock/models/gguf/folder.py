@@ -1,7 +1,7 @@
 """A GGUF file's configuration, tokenizer and chat template as a Hugging Face folder without weights.
 
-Whoever reads a checkpoint's files finds them there: tokenizer, grammars, chat templates, recordings. The folder is made
-once, in the cache of assets beside the hub's, under a name that is a hash of the file's header.
+Code that reads a checkpoint's files finds them there: tokenizer, grammars, chat templates, recordings. The folder is
+made once, in the cache of assets beside the hub's, under a name that is a hash of the file's header.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.text.tokenizer import usable_tokenizer
 from penstock.text.tokenizer_bounds import check_tokenizer_files
 
 LAYOUT: Final = 2
-"""Of these folders: another number makes them anew."""
+"""The version of these folders' contents. A new number makes them anew."""
 SAMPLING: Final = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -41,11 +41,11 @@ SAMPLING: Final = {
     "penalty_repeat": "repetition_penalty",
 }
 MOST_FACTORS: Final = 1 << 20
-"""Bytes of a tensor that says how rotary frequencies are scaled."""
+"""Bytes; a larger tensor of rotary factors is refused."""
 
 
 def folder_of(header: Header) -> Path:
-    """The folder of a file that is accepted; made if it is not there. Raises ConfigError for what cannot be read."""
+    """The folder of an accepted file, made if it does not exist. Raises ConfigError for a file that cannot be read."""
     check_accepted(header)
     try:
         cache = cached_assets_path("penstock", "gguf")
@@ -62,7 +62,7 @@ def folder_of(header: Header) -> Path:
 
 @contextlib.contextmanager
 def folder_for(header: Header) -> Iterator[Path]:
-    """``folder_of`` a file. What the block refuses of it leaves no folder that was not there before."""
+    """``folder_of`` a file. If the block refuses the file, a folder that was new is removed."""
     place: Path = cached_assets_path("penstock", "gguf") / name_of(header)
     known = place.is_dir()
     folder = folder_of(header)
@@ -75,18 +75,18 @@ def folder_for(header: Header) -> Iterator[Path]:
 
 
 def name_of(header: Header) -> str:
-    """It changes with all that the folder is made of, and with who makes it."""
+    """The name of a file's folder: a hash of all that the folder is made from, and of the libraries' versions."""
     found = hashlib.sha256(f"{LAYOUT} {transformers.__version__} {tokenizers.__version__}\n".encode())
     found.update(header.bytes())
     for name in ROPE_TENSORS:
         info = header.tensors.get(name)
-        if info is not None and info.nbytes <= MOST_FACTORS:  # a larger one is refused
+        if info is not None and info.nbytes <= MOST_FACTORS:  # a larger one is refused later
             found.update(mapped(info).numpy().tobytes())
     return found.hexdigest()[:32]
 
 
 def make(header: Header, folder: Path) -> None:
-    """Write the folder beside its place and move it there whole: others may be making it, too."""
+    """Write the folder elsewhere, and rename it into place when complete: other processes may be making it, too."""
     with scratch_folder("new-", folder.parent) as new:
         made = new / "made"
         made.mkdir()
@@ -99,6 +99,7 @@ def make(header: Header, folder: Path) -> None:
             write_tokenizer(header, vocabulary, made)
             check_tokenizer_files(made)
         try:
+            # If another process was faster, its folder serves: the contents are the same.
             made.rename(folder)
         except OSError:
             if not folder.is_dir():
@@ -106,7 +107,7 @@ def make(header: Header, folder: Path) -> None:
 
 
 def check_embedded(header: Header, vocabulary: Vocabulary, rows: int) -> None:
-    """Raise ConfigError if the vocabulary has tokens that the embedding has no row for."""
+    """Raise ConfigError if the vocabulary has tokens without a row in the embedding."""
     if len(vocabulary.tokens) > rows:
         raise problem_in(
             header.path,
@@ -116,7 +117,7 @@ def check_embedded(header: Header, vocabulary: Vocabulary, rows: int) -> None:
 
 
 def sampling(header: Header) -> dict[str, Any]:
-    """The sampling parameters that the file recommends; its floats have seven digits."""
+    """The sampling parameters that the file recommends, rounded to six places: the file has float32."""
     stated = {name: header.value(f"general.sampling.{key}") for key, name in SAMPLING.items()}
     return {
         name: round(value, 6) if isinstance(value, float) else value

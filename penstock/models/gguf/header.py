@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, and where each tensor lies. Nothing is believed before it is checked.
+"""The header of a GGUF file: its metadata, and the place of each tensor. Everything is checked before it is used.
 
 ```
 "GGUF" | version | tensors | entries | key, type, value ... | name, shape, type, offset ... | padding | tensor data
@@ -24,9 +24,9 @@ from penstock.files import MOST_SPLITS, SPLIT_NAME, problem_in, shown, split_fil
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Types of values, as ``struct`` names them."""
+"""Type of a value -> its format in ``struct``."""
 LENGTH: Final = struct.Struct("<Q")
-"""Of a text in an array."""
+"""The length of a text in an array."""
 UINT32: Final = 4
 FLOAT32: Final = 6
 STRING: Final = 8
@@ -38,10 +38,10 @@ SPLIT_TENSORS: Final = "split.tensors.count"
 
 LONGEST_NAME: Final = 256
 LONGEST_TEXT: Final = 1 << 20
-"""Bytes. A chat template takes thousands of them."""
+"""Bytes of the longest text. A chat template has thousands."""
 MOST_ENTRIES: Final = 1 << 12
 MOST_VALUES: Final = 1 << 22
-"""Of one array. Vocabularies have up to 300,000 tokens, and twice as many merges."""
+"""The most values of an array. Vocabularies have up to 300,000 tokens, and twice as many merges."""
 MOST_TENSORS: Final = 1 << 17
 MOST_DIMENSIONS: Final = 4
 LEAST_ALIGNMENT: Final = 8
@@ -54,19 +54,19 @@ REQUANTISE: Final = "quantise the model anew in another format (llama-quantize)"
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the metadata: where it lies in the file, and its value. An array's values are read when needed."""
+    """One entry of the metadata: its place in the file, and its value. An array's values are read when needed."""
 
     start: int
     end: int
     value: Any
     """None for an array."""
     count: int | None = None
-    """Of an array's values."""
+    """The number of an array's values; None if it is no array."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies in the file, in bytes, and how it is stored. ``shape`` is in torch's order."""
+    """A tensor's place in its file, in bytes, and its format. ``shape`` is in torch's order."""
 
     name: str
     shape: tuple[int, ...]
@@ -79,9 +79,11 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """``data_start`` is where the header ends. Every tensor lies behind its file's, within it, and none in another.
+    """A checked header.
 
-    Of a model that is split over several files, ``path`` and the entries are the first one's, the tensors all files'.
+    ``data_start`` is where it ends. Every tensor lies behind it, within its file, and apart from others.
+
+    For a model that is split over several files, ``path`` and the entries are the first one's, the tensors all files'.
     """
 
     path: Path
@@ -94,24 +96,24 @@ class Header:
         return str(self.value("general.architecture"))
 
     def value(self, key: str, default: Any = None) -> Any:
-        """A value that is no array."""
+        """The value of an entry that is no array, or ``default`` where there is no such entry."""
         return self.entries[key].value if key in self.entries else default
 
     def count(self, key: str) -> int:
-        """The values of an array, 0 where there is none."""
+        """The number of an array's values; 0 where there is no such array."""
         return (self.entries[key].count or 0) if key in self.entries else 0
 
     def bytes(self) -> bytes:
-        """The header itself."""
+        """The bytes of the header."""
         with self.path.open("rb") as file:
             return file.read(self.data_start)
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header of a GGUF file, and those of the files that it is split over beside it.
+    """Read and check the header of a GGUF file, and those of the other files of a split model.
 
-    Raises ConfigError for whatever no sound file holds, for a file that is not the first of several, and where one is
-    missing.
+    Raises ConfigError for anything that no sound file holds, for a file that is not the first of several, and for a
+    missing one.
     """
     first = read_one(path)
     count = first.value(SPLIT_COUNT, 1)
@@ -132,7 +134,7 @@ def read_header(path: Path) -> Header:
 
 
 def files_of(first: Header, count: object) -> list[Path]:
-    """The files that a model is split over, as llama.cpp names them. Raises ConfigError where one is missing."""
+    """The files that a model is split over, under llama.cpp's names. Raises ConfigError if one is missing."""
     if type(count) is not int or not 1 < count <= MOST_SPLITS:
         raise problem_in(first.path, SPLIT_COUNT, f"is {shown(count)}; there may be 1 to {MOST_SPLITS} files")
     named = SPLIT_NAME.fullmatch(first.path.name)
@@ -162,7 +164,7 @@ def read_one(path: Path) -> Header:
 
 
 class _Cursor:
-    """Reads on from ``at``, never behind the end of the file."""
+    """Reads on from ``at``, never beyond the end of the file."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path = path
@@ -182,6 +184,7 @@ class _Cursor:
         entries = self.entries(self.bounded(self.number("Q", "entry count"), MOST_ENTRIES, "entry count"))
         alignment = self.alignment(entries)
         infos = [self.tensor_info() for _ in range(tensors)]
+        # The end of the tensor table, rounded up to the alignment.
         data_start = -(-self.at // alignment) * alignment
         placed = {info.name: self.placed(info, data_start, alignment) for info in infos}
         if len(placed) < tensors:
@@ -213,7 +216,7 @@ class _Cursor:
         return self.number(SCALARS[kind], key)
 
     def array(self, key: str) -> int:
-        """Pass over an array. Returns the number of its values."""
+        """Skip an array. Returns the number of its values."""
         kind, count = self.number("I", key), self.bounded(self.number("Q", key), MOST_VALUES, key)
         if kind == STRING:
             self.pass_texts(count, key)
@@ -224,7 +227,7 @@ class _Cursor:
         return count
 
     def pass_texts(self, count: int, key: str) -> None:
-        """Pass over an array's texts without a copy of each: a vocabulary has hundreds of thousands."""
+        """Skip an array's texts without copying them: a vocabulary has hundreds of thousands."""
         at, last = self.at, self.size - LENGTH.size
         for _ in range(count):
             if at > last:
@@ -238,7 +241,7 @@ class _Cursor:
         self.at = at
 
     def alignment(self, entries: dict[str, Entry]) -> int:
-        """What every tensor's place is a multiple of."""
+        """The number of bytes of which every tensor's offset is a multiple."""
         entry = entries.get("general.alignment")
         found = entry.value if entry is not None else DEFAULT_ALIGNMENT
         if not isinstance(found, int) or not LEAST_ALIGNMENT <= found <= MOST_ALIGNMENT or found & (found - 1):
@@ -251,6 +254,7 @@ class _Cursor:
         """One line of the tensor table; ``start`` still counts from the end of the header."""
         name = self.text(LONGEST_NAME, "a tensor's name")
         dimensions = self.bounded(self.number("I", name), MOST_DIMENSIONS, f"{name}: the number of dimensions")
+        # GGUF lists the axis whose numbers are neighbours first, torch last.
         shape = tuple(reversed([self.number("Q", name) for _ in range(dimensions)]))
         kind, start = self.number("I", name), self.number("Q", name)
         if not shape or 0 in shape:
@@ -272,7 +276,7 @@ class _Cursor:
         return replace(info, start=data_start + info.start)
 
     def check_apart(self, tensors: list[TensorInfo]) -> None:
-        """A small file must not describe a large model by naming the same bytes again and again."""
+        """Raise ConfigError if tensors overlap: with the same bytes a small file could describe a large model."""
         end = 0
         for info in sorted(tensors, key=lambda info: info.start):
             if info.start < end:

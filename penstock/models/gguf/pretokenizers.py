@@ -1,11 +1,11 @@
-"""How byte-level texts are cut into words before merging: a table of every ``tokenizer.ggml.pre`` that is read.
+"""How byte-level texts are cut into words before merging: a table of every supported ``tokenizer.ggml.pre``.
 
-A pre-tokenizer is a list of patterns. The first one cuts the text into what it matches and what lies between; each
+A pre-tokenizer is a list of patterns. The first one cuts the text into its matches and the stretches between them; each
 later one cuts those pieces again, and sees nothing beyond a piece. The patterns are those of llama.cpp's
-src/llama-vocab.cpp in the syntax of Oniguruma, which ``tokenizers`` uses. llama.cpp's own machine differs from a usual
-regular expression in three ways, and the patterns here say so in full:
+src/llama-vocab.cpp in the syntax of Oniguruma, which ``tokenizers`` uses. llama.cpp's own machine differs from usual
+regular expressions in three ways, which the patterns here spell out:
 
-- upper and lower case are told apart for ASCII letters alone, so ``\\p{Lu}`` means any letter there;
+- upper and lower case are distinguished for ASCII letters only, so ``\\p{Lu}`` means any letter there;
 - a range of code points never matches white space outside of ASCII;
 - digits are grouped in threes together with the text before them.
 """
@@ -63,7 +63,7 @@ CASED_SCRIPTS: Final = (
     "fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df "
     "1e900-1e943 "
 )
-"""Code points, hexadecimal: the letters of scripts that have cases, as DeepSeek lists them."""
+"""Hexadecimal code points: the letters of scripts that have cases, as DeepSeek lists them."""
 LATIN_GREEK_CYRILLIC: Final = rf"\s?[{''.join(code_points(one) for one in CASED_SCRIPTS.split())}]+"
 SCRIPT_SIGNS: Final = r"\s?[!-/:-~！-／：-～‘-‟、-。]+"
 YOUTU_SCRIPTS: Final = (
@@ -73,7 +73,7 @@ BLOOM: Final = r" ?[^(\s|.,!?…。，、।۔،)]+"
 SIGN_RUNS: Final = r"[\p{P}$+<=>\^~|]+"
 SIGN_RUNS_OF_FALCON: Final = r"[\p{P}$+<=>\^~|`]+"
 THREES_FROM_THE_RIGHT: Final = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-"""The text before a number goes with its first group."""
+"""Groups of three digits, counted from the number's end; the first one includes the text before the number."""
 LINES: Final = r"[^\n]+|[\n]+"
 
 HAN: Final = (
@@ -104,16 +104,16 @@ ENDING: Final = f"(?:{CONTRACTION})?"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """What llama.cpp does for a value of ``tokenizer.ggml.pre``."""
+    """How llama.cpp cuts texts for one value of ``tokenizer.ggml.pre``."""
 
     splits: tuple[str, ...]
-    """Patterns, one after another."""
+    """Patterns that are applied in turn."""
     ignore_merges: bool = False
-    """Whether a word that is a token is that token, whatever merges would make of it."""
+    """Whether a word that is a token becomes that token, without regard to merges."""
     add_bos: bool = False
-    """Whether texts begin with BOS where ``tokenizer.ggml.add_bos_token`` says nothing."""
+    """Whether texts begin with BOS if the file has no ``tokenizer.ggml.add_bos_token``."""
     has_bos: bool = True
-    """Whether there is a BOS where ``tokenizer.ggml.bos_token_id`` says nothing."""
+    """Whether there is a BOS if the file has no ``tokenizer.ggml.bos_token_id``."""
 
 
 def of_names(names: str, *splits: str, **more: bool) -> dict[str, PreTokenizer]:
@@ -189,7 +189,7 @@ PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
         rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{SPACES}",
     ),
 }
-"""Names that models of several organisations share are together."""
+"""Pre-tokenizers by name. Names that share one are listed together."""
 
 UNREADABLE: Final = frozenset({"whitespace", "gemma4", "granite-embed-multi-311m", "mmbert", "sarvam-moe"})
-"""Names that llama.cpp knows beside these: words without an alphabet of bytes, of models that are not run here."""
+"""Further names that llama.cpp knows: of tokenizers that do not work on bytes, for models that are not run here."""

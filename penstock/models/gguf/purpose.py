@@ -1,4 +1,4 @@
-"""What a GGUF file is for, and which architecture it holds. Files of no language model are refused by what they are."""
+"""The purpose and architecture of a GGUF file. Files that hold no language model are refused by what they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.files import printable, problem_in, shown
 from penstock.models.gguf.header import Header
 
 SUPPORTED: Final = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
-"""As files name them: llama.cpp writes mistral as llama."""
+"""Architectures under the names that files have for them: llama.cpp writes mistral as llama."""
 
 PURPOSES: Final = {
     "adapter": "a LoRA adapter; merge it into its model first (llama-export-lora) and give the merged file",
@@ -17,7 +17,7 @@ PURPOSES: Final = {
     "imatrix": "statistics for quantising a model; give the model's file",
     "vocab": "a vocabulary without weights; give the model's file",
 }
-"""What ``general.type`` says of files that hold no language model."""
+"""``general.type`` of files that hold no language model -> what they are."""
 
 OTHERS: Final = {
     "clip": PURPOSES["mmproj"],
@@ -30,11 +30,11 @@ OTHERS: Final = {
     **dict.fromkeys(("gemma-embedding", "llama-embed", "t5encoder"), "an encoder, which writes no text"),
     "t5": "an encoder with a decoder; only decoders can be split into stages",
 }
-"""Architectures that are no decoders."""
+"""Architectures that are no decoders -> what they are."""
 
 
 def check_purpose(header: Header) -> None:
-    """Raise ConfigError unless the file says that it is one whole language model of a known architecture."""
+    """Raise ConfigError unless the file claims to be one whole language model of a supported architecture."""
     purpose, architecture = header.value("general.type", "model"), header.value("general.architecture")
     if "adapter.type" in header.entries:
         purpose = "adapter"

@@ -1,7 +1,7 @@
-"""How a GGUF file's rotary embeddings are scaled, as transformers' ``rope_parameters`` say it.
+"""The scaling of a GGUF file's rotary embeddings, as transformers' ``rope_parameters``.
 
-llama.cpp turns by frequencies divided by a factor of the file (``linear``, also where no type is named), by YaRN's
-ramp, or by a list of factors in a tensor. It multiplies cosines and sines by ``rope.scaling.attn_factor`` in all cases.
+llama.cpp divides frequencies by a factor in the file (``linear``, also where no type is named), by YaRN's ramp, or by
+the factors in a tensor. In all cases it multiplies cosines and sines by ``rope.scaling.attn_factor``.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from penstock.models.gguf.header import Header
 from penstock.models.gguf.purpose import refusal
 
 FACTORS: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
-"""What phi3's frequencies are divided by, in short texts and in long ones."""
+"""Tensors with phi3's divisors of the frequencies, for short texts and for long ones."""
 LLAMA_FACTORS: Final = "rope_freqs.weight"
-"""What llama 3's frequencies are divided by, whatever the length."""
+"""The tensor with llama 3's divisors of the frequencies, for every length."""
 ROPE_TENSORS: Final = (*FACTORS, LLAMA_FACTORS)
 MOST_FACTORS: Final = 100_000
 DEFAULT_BASE: Final = 10000.0
-"""llama.cpp's where the file has none."""
+"""llama.cpp's base where the file has none."""
 TWO_BASES: Final = "gemma3"
-"""The architecture whose sliding layers turn by a base of their own, never scaled."""
+"""The architecture whose sliding layers have a base of their own, which is never scaled."""
 SCALED_APART: Final = ("gemma2",)
-"""Architectures whose sliding layers are scaled by the factor whatever the type is."""
+"""Architectures whose sliding layers are scaled by the factor, whatever the type."""
 TYPES: Final = ("none", "linear", "yarn", "longrope")
 KINDS_OF_FACTORS: Final = {"llama": ("longrope",), "phi3": TYPES}
-"""Which types of scaling have factors for short and long texts, by architecture."""
+"""Architecture -> types of scaling that may have factors for short and long texts."""
 
 
 def add_rope(header: Header, table: dict[str, Any], head_width: int) -> None:
@@ -41,10 +41,10 @@ def add_rope(header: Header, table: dict[str, Any], head_width: int) -> None:
         if "partial_rotary_factor" not in rope or turned > head_width:
             wanted = f"is {turned}; it has to be the {head_width} numbers of a head"
             raise contradiction(header, "rope.dimension_count", wanted)
-        if turned < 2 or turned % 2:  # numbers turn in pairs, and llama.cpp never ends with none
+        if turned < 2 or turned % 2:  # numbers rotate in pairs, and llama.cpp never rotates none
             raise contradiction(header, "rope.dimension_count", f"is {turned}; it has to be even and above 0")
         table["partial_rotary_factor"] = rope["partial_rotary_factor"] = turned / head_width
-    scaled = rope.get("full_attention", rope)  # gemma3 scales those of the layers that see everything
+    scaled = rope.get("full_attention", rope)  # gemma3 scales only its full-attention layers
     scaled["rope_theta"] = base = above_0(header, "rope.freq_base", DEFAULT_BASE)
     add_sliding_base(header, rope, base)
     count = (turned or head_width) // 2
@@ -52,7 +52,7 @@ def add_rope(header: Header, table: dict[str, Any], head_width: int) -> None:
 
 
 def add_sliding_base(header: Header, rope: dict[str, Any], base: float) -> None:
-    """The sliding layers' base, which today's converter always writes."""
+    """Set the base of the sliding layers, which current converters always write."""
     is_apart = header.architecture == TWO_BASES
     sliding = above_0(header, "rope.freq_base_swa", DEFAULT_BASE if is_apart else base)
     if is_apart:
@@ -62,7 +62,7 @@ def add_sliding_base(header: Header, rope: dict[str, Any], base: float) -> None:
 
 
 def one_factor(header: Header, table: dict[str, Any], count: int) -> dict[str, Any]:
-    """Scaling of all frequencies by what the metadata say."""
+    """The scaling that the metadata give for all frequencies together."""
     kind, factor, attention = kind_of(header), factor_of(header), attention_factor(header)
     if kind == "yarn":
         if factor < 1:
@@ -87,9 +87,9 @@ def one_factor(header: Header, table: dict[str, Any], count: int) -> dict[str, A
 
 
 def lists(header: Header, table: dict[str, Any], count: int) -> dict[str, Any]:
-    """Scaling by what tensors of the file say of single frequencies; nothing where there are none.
+    """The scaling that tensors of the file give for single frequencies; empty where there are none.
 
-    transformers' longrope divides by a list, too. Llama 3's is the same for every length.
+    transformers' longrope divides by a list as well. Llama 3's list is the same for every length.
     """
     held = [name for name in ROPE_TENSORS if name in header.tensors]
     if not held:
@@ -123,7 +123,7 @@ def longrope(short: list[float], long: list[float], original: int, attention: fl
 
 
 def kind_of(header: Header) -> str:
-    """How frequencies are scaled: a factor without a type is linear."""
+    """The type of scaling; a factor without a type is linear."""
     kind = header.value(f"{header.architecture}.rope.scaling.type", "linear")
     if kind not in TYPES:
         raise contradiction(header, "rope.scaling.type", f"is {shown(kind)}; {', '.join(TYPES)} can be read")
@@ -131,7 +131,7 @@ def kind_of(header: Header) -> str:
 
 
 def factor_of(header: Header) -> float:
-    """What frequencies are divided by; ``scale_linear`` is its older name."""
+    """The divisor of the frequencies; ``scale_linear`` is its older name."""
     names = [name for name in ("rope.scaling.factor", "rope.scale_linear") if number(header, name, float)]
     factor = above_0(header, names[0], 1.0) if names else 1.0
     if kind_of(header) != "none" or factor == 1.0:

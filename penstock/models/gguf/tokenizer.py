@@ -1,4 +1,4 @@
-"""A GGUF file's tokenizer as a pipeline of ``tokenizers``, which gives the ids that llama.cpp gives.
+"""A GGUF file's tokenizer as a pipeline of ``tokenizers``, which gives the same ids as llama.cpp.
 
 ```
 byte level    | special tokens | patterns of the pre-tokenizer in turn | bytes as letters | merges by rank
@@ -33,23 +33,23 @@ from penstock.models.gguf.vocabulary import (
 from penstock.text.tokenizer import BEGINS_CHATS, TEMPLATE_TOKENS
 
 SPACE: Final = "\u2581"
-"""What SentencePiece has for a space."""
+"""The character that SentencePiece uses for a space."""
 TEMPLATE: Final = "tokenizer.chat_template"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 MORE_TEMPLATES: Final = "additional_chat_templates"
 NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-"""Roles, and what transformers calls them."""
+"""Role -> transformers' name for it."""
 MOST_CUTS: Final = 1 << 25
-"""Ways to cut tokens in two, where merges have to be found among them; a vocabulary of 256,000 has 16 million."""
+"""The most ways to cut tokens in two, where merges have to be derived from them; 256,000 tokens have 16 million."""
 MERGED: Final = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
-"""Types of tokens that SentencePiece's pieces grow together to."""
+"""Types of tokens that SentencePiece's pieces are merged into."""
 STRIPPING: Final = ("phi-3", "phi3")
-"""What is in the names of models whose special tokens swallow the white space behind them."""
+"""Parts of the names of models whose special tokens swallow the white space behind them."""
 NOT_STRIPPING: Final = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def write_tokenizer(header: Header, vocabulary: Vocabulary, folder: Path) -> None:
-    """tokenizer.json, its configuration and the chat templates. Raises ConfigError for what cannot be read."""
+    """Write tokenizer.json, its configuration and the chat templates. Raises ConfigError for what cannot be read."""
     built = pipeline(header, vocabulary)
     check_special(header, vocabulary, built)
     built.save(str(folder / "tokenizer.json"))
@@ -90,7 +90,7 @@ def pipeline(header: Header, vocabulary: Vocabulary) -> Tokenizer:
 
 
 def added(header: Header, vocabulary: Vocabulary, number: int) -> AddedToken:
-    """A token that is found in a text before anything else."""
+    """A special token, which is found in a text before anything else."""
     token = vocabulary.tokens[number]
     name = str(header.value("general.name", "")).lower()
     strips = any(one in name for one in STRIPPING) and token not in NOT_STRIPPING
@@ -114,7 +114,7 @@ def check_special(header: Header, vocabulary: Vocabulary, built: Tokenizer) -> N
 
 
 def byte_level(header: Header, vocabulary: Vocabulary) -> Tokenizer:
-    """GPT-2's kind. Raises ConfigError where merges make no tokens."""
+    """A tokenizer of GPT-2's kind. Raises ConfigError for merges that make no token."""
     pre = vocabulary.pre
     model = models.BPE(vocab=vocabulary.numbers, merges=merges_of(header, vocabulary), ignore_merges=pre.ignore_merges)
     built = Tokenizer(model)
@@ -127,7 +127,7 @@ def byte_level(header: Header, vocabulary: Vocabulary) -> Tokenizer:
 
 
 def merges_of(header: Header, vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """The merges in their order; of two that are alike the first counts."""
+    """The merges in their order; of two equal ones the first counts."""
     if MERGES not in header.entries:
         raise problem_in(header.path, MERGES, f"is missing, and a tokenizer of this kind has merges: {REMEDY}")
     found: dict[tuple[str, str], None] = {}
@@ -146,7 +146,7 @@ def merges_of(header: Header, vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def sentencepiece(header: Header, vocabulary: Vocabulary) -> Tokenizer:
-    """llama's kind: neighbours grow together to the token of the highest score, the leftmost of them first."""
+    """A tokenizer of llama's kind: neighbours merge to the token with the highest score, the leftmost first."""
     unknown = vocabulary.ids.get("unknown")
     model = models.BPE(
         vocab=vocabulary.numbers,
@@ -164,10 +164,10 @@ def sentencepiece(header: Header, vocabulary: Vocabulary) -> Tokenizer:
 
 
 def scored_merges(header: Header, vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Every pair of tokens that makes a token, in the order in which llama.cpp merges them: the highest score first.
+    """Every pair of tokens that makes a token, in llama.cpp's order of merging: the highest score first.
 
-    Raises ConfigError where an order by pairs cannot tell it: for equal scores, and for tokens with a letter that is
-    no token.
+    Raises ConfigError where pairs cannot express that order: for equal scores, and for tokens with a letter that is no
+    token.
     """
     scores = scores_of(header, vocabulary)
     merged = [number for number, kind in enumerate(vocabulary.kinds) if kind in MERGED]
@@ -183,7 +183,7 @@ def scored_merges(header: Header, vocabulary: Vocabulary) -> list[tuple[str, str
 
 
 def cuts_of(vocabulary: Vocabulary, number: int) -> Iterator[tuple[str, str]]:
-    """The pairs of tokens that a token can be cut into, the longest left one first."""
+    """The pairs of tokens that a token can be cut into, the one with the longest left part first."""
     token, known = vocabulary.tokens[number], vocabulary.numbers
     for cut in range(len(token) - 1, 0, -1):
         if token[:cut] in known and token[cut:] in known:
@@ -204,7 +204,7 @@ def scores_of(header: Header, vocabulary: Vocabulary) -> list[float]:
 
 
 def check_order(header: Header, vocabulary: Vocabulary, scores: Sequence[float], merged: Sequence[int]) -> None:
-    """Raise ConfigError if two ordinary tokens that are made by merges have the same score."""
+    """Raise ConfigError if two ordinary tokens that result from merges have the same score."""
     ordinary = [number for number in dict.fromkeys(merged) if vocabulary.kinds[number] == TokenType.NORMAL]
     for one, other in pairwise(ordinary):
         if scores[one] == scores[other]:
@@ -215,7 +215,7 @@ def check_order(header: Header, vocabulary: Vocabulary, scores: Sequence[float],
 
 
 def check_letters(header: Header, vocabulary: Vocabulary, merged: Sequence[int]) -> None:
-    """Raise ConfigError if an ordinary token holds a letter that is no token."""
+    """Raise ConfigError if an ordinary token contains a letter that is no token."""
     for number in merged:
         if vocabulary.kinds[number] == TokenType.NORMAL:
             for letter in vocabulary.tokens[number]:

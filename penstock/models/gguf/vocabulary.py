@@ -1,7 +1,7 @@
-"""The vocabulary of a GGUF file as llama.cpp reads it: tokens, which of them are special, and which end a text.
+"""The vocabulary of a GGUF file as llama.cpp reads it: tokens, their types, and those that end a text.
 
-llama.cpp (src/llama-vocab.cpp) takes the file's entries, fills in defaults by the kind of tokenizer, and corrects the
-types of tokens that it knows by name: a file may say nothing of the token that ends its model's turns.
+llama.cpp (src/llama-vocab.cpp) takes the file's entries, fills in defaults for the kind of tokenizer, and corrects the
+types of tokens that it knows by name: a file may not mark the token that ends its model's turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MERGES: Final = f"{PREFIX}merges"
 BYTE_LEVEL: Final = "gpt2"
 SENTENCEPIECE: Final = "llama"
 KINDS: Final = (BYTE_LEVEL, SENTENCEPIECE)
-"""Values of ``tokenizer.ggml.model`` that are read."""
+"""Supported values of ``tokenizer.ggml.model``."""
 REFUSED: Final = {
     "bert": "WordPiece, which encoders have",
     "t5": "a unigram model, which encoders with a decoder have",
@@ -48,12 +48,12 @@ DEFAULT_IDS: Final = {
     BYTE_LEVEL: {"bos": 11, "eos": 11},
     SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0},
 }
-"""llama.cpp's ids where the file has none; one beyond the vocabulary is none."""
+"""llama.cpp's ids where the file has none; an id beyond the vocabulary counts as none."""
 ROLES: Final = (
     *("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
 )
-"""Entries ``tokenizer.ggml.ROLE_token_id``, spelt as files have them."""
+"""Roles of tokens; the entry is ``tokenizer.ggml.ROLE_token_id``, spelt as in files."""
 ENDING_ROLES: Final = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 ENDING: Final = frozenset(
     {
@@ -62,7 +62,7 @@ ENDING: Final = frozenset(
         *("<end_of_utterance>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
     }
 )
-"""Tokens that end a text wherever a vocabulary has them, whatever their type says."""
+"""Tokens that end a text in every vocabulary that has them, whatever their type is."""
 FIM_NAMES: Final = {
     "fim_pre": (
         *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>"),
@@ -80,48 +80,52 @@ FIM_NAMES: Final = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Names of tokens for filling in the middle, where the file names no such token by its id."""
+"""Role -> names of tokens for filling in the middle, used where the file gives no id for the role."""
 SHOWN: Final = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 """gpt-oss's marks within an answer, which are text like any other."""
 MESSAGE_END: Final = "<|end|>"
 ANSWER_ENDS: Final = (("<|return|>", ("<|call|>", "<|calls|>")), ("<|flush|>", ("<|call|>", "<|calls|>")))
-"""Beside one of these and one of those ``<|end|>`` closes a message, not the answer (gpt-oss, Solar Open)."""
+"""If a vocabulary has the first and one of the second, ``<|end|>`` ends a message, not the answer (gpt-oss, Solar
+Open)."""
 CLOSING_TAG: Final = "</s>"
 CLOSING_IS_TEXT: Final = frozenset({"<|tool_response>", "<|plamo:eos|>"})
-"""Beside one of these ``</s>`` is an ordinary token."""
+"""If a vocabulary has one of these, ``</s>`` is an ordinary token."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens by id. ``kinds`` are GGUF's token types as llama.cpp corrects them."""
+    """The tokens by id. ``kinds`` are GGUF's token types with llama.cpp's corrections."""
 
     model: str
     pre: PreTokenizer
     tokens: Sequence[str]
     kinds: Sequence[int]
     ids: dict[str, int]
-    """By role (``ROLES``): the file's, or llama.cpp's default."""
+    """Role (``ROLES``) -> the file's id, or llama.cpp's default."""
     ends: tuple[int, ...]
-    """Tokens at which a text ends."""
+    """Tokens that end a text."""
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    """Whether SentencePiece's text begins with a space, at its beginning and behind each special token."""
+    """Whether SentencePiece puts a space before a text, and behind each special token."""
     numbers: dict[str, int] = field(repr=False)
-    """Ids by token."""
+    """Token -> id."""
 
     def special(self) -> list[int]:
-        """Ids of tokens that are found in a text before anything else."""
+        """Ids of the tokens that are found in a text before anything else."""
         found = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
         return [number for number, kind in enumerate(self.kinds) if kind in found]
 
     def is_hidden(self, number: int) -> bool:
-        """Whether a user's text never becomes this token: all special ones but user-defined ones."""
+        """Whether a user's text never becomes this token: true for all special tokens but user-defined ones."""
         return self.kinds[number] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
 
 def vocabulary_of(header: Header) -> Vocabulary:
-    """Raises ConfigError for tokenizers that are not read, and for entries that contradict each other."""
+    """Read the vocabulary.
+
+    Raises ConfigError for unsupported tokenizers, and for entries that contradict each other.
+    """
     model, pre = kind_of(header)
     tokens = tokens_of(header)
     known = {token: number for number, token in enumerate(tokens)}
@@ -153,7 +157,7 @@ def vocabulary_of(header: Header) -> Vocabulary:
 
 
 def kind_of(header: Header) -> tuple[str, PreTokenizer]:
-    """The kind of tokenizer, and its pre-tokenizer. Raises ConfigError for those that are not read, by their names."""
+    """The kind of tokenizer, and its pre-tokenizer. Raises ConfigError, with the name, for unsupported ones."""
     model = header.value(MODEL)
     if model not in KINDS:
         why = f", {REFUSED[model]}" if isinstance(model, str) and model in REFUSED else ""
@@ -183,7 +187,7 @@ def kinds_of(header: Header, tokens: Sequence[str]) -> list[int]:
 
 
 def stated_ids(header: Header, count: int) -> dict[str, int]:
-    """The tokens that the file names by role. Raises ConfigError for one that is not in its vocabulary."""
+    """Role -> id, as far as the file states them. Raises ConfigError for an id beyond its vocabulary."""
     found = {}
     for role in ROLES:
         key = f"{PREFIX}{role}_token_id"
@@ -212,7 +216,7 @@ def flag(header: Header, name: str, default: bool) -> bool:
 def mark(
     kinds: list[int], tokens: Sequence[str], known: dict[str, int], ids: dict[str, int], stated: dict[str, int]
 ) -> set[int]:
-    """Correct ``kinds`` in place, and say which tokens end a text: those named by role, and those known by name."""
+    """Correct ``kinds`` in place. Returns the tokens that end a text: those with such a role or such a name."""
     named = {known[name] for name in ENDING if name in known}
     filling = {
         role: {known[name] for name in names if name in known}
@@ -232,7 +236,7 @@ def mark(
 
 
 def exceptions(ending: set[str]) -> list[tuple[str, int]]:
-    """Of tokens that would end a text those that do not, and what they are instead."""
+    """The tokens among ``ending`` that do not end a text after all, with the types that they have instead."""
     found: list[tuple[str, int]] = []
     if MESSAGE_END in ending and any(one in ending and ending & set(others) for one, others in ANSWER_ENDS):
         found.append((MESSAGE_END, TokenType.USER_DEFINED))
@@ -242,7 +246,7 @@ def exceptions(ending: set[str]) -> list[tuple[str, int]]:
 
 
 def check_added(header: Header, found: Vocabulary) -> None:
-    """Raise ConfigError where a text is to begin or end with a token that the file does not have."""
+    """Raise ConfigError if texts shall begin or end with a token that the file does not have."""
     for role, adds in (("bos", found.add_bos), ("eos", found.add_eos)):
         if adds and role not in found.ids:
             raise problem_in(
@@ -251,5 +255,5 @@ def check_added(header: Header, found: Vocabulary) -> None:
 
 
 def described(vocabulary: Vocabulary, number: int) -> str:
-    """A token in an error."""
+    """A token as error messages show it."""
     return f"{number} ({printable(vocabulary.tokens[number])})"

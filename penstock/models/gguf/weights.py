@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by the names that transformers has for them, each read when it is asked for."""
+"""The tensors of a GGUF file under transformers' names, each read when it is used."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from penstock.models.quantization.grouped import GroupedWeight
 LAYER: Final = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")
 FIRST: Final = ".layers.0."
 FORMATS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-"""As safetensors calls them."""
+"""Format -> safetensors' name for it."""
 
 
 class GgufTensor:
-    """One tensor, not read yet; ``tensor[...]`` reads it, as transformers asks safetensors' slices."""
+    """A tensor that has not been read; ``tensor[...]`` reads it, as for safetensors' slices."""
 
     def __init__(self, info: TensorInfo, processor: TensorProcessor) -> None:
         self._info = info
@@ -40,7 +40,7 @@ class GgufTensor:
         return list(self._info.shape)
 
     def get_dtype(self) -> str:
-        """Of what reading gives: blocks become float32."""
+        """The format that reading gives; blocks become float32."""
         return FORMATS[FLOATS.get(self._info.kind, torch.float32)]
 
     def __getitem__(self, _: Any) -> Tensor:
@@ -48,7 +48,7 @@ class GgufTensor:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it is stored as whole numbers with scales that are taken over as they are."""
+        """Whether it is stored as whole numbers with scales, which can be used unchanged."""
         return self._info.kind in UNPACKERS
 
     def grouped(self) -> GroupedWeight:
@@ -60,16 +60,16 @@ class GgufTensor:
         )
 
     def _arranged(self, rows: Tensor) -> Tensor:
-        """As transformers has it: llama.cpp stores queries' and keys' rows in another order, gemma's norms plus 1."""
+        """In transformers' form: llama.cpp permutes the rows of queries and keys, and adds 1 to gemma's norms."""
         if rows.dim() == 1:
-            rows = rows.float()  # a norm may be reckoned with
+            rows = rows.float()  # the processor may add to a norm
         bits = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows  # numpy has no bfloat16
         found = self._processor.process(weights=bits.numpy(), name=self._info.name).weights
         return torch.from_numpy(found).contiguous().view(rows.dtype)
 
 
 class ZeroBias:
-    """A bias that a layer of the file lacks where others have one."""
+    """Zeros in place of a bias that one layer of the file lacks and others have."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
@@ -101,7 +101,7 @@ class GgufWeights:
 
     @property
     def bits(self) -> int | None:
-        """Of weights in whole numbers: 4 if that is what most of them have, else 8. None where all are floats."""
+        """The bits of most weights that are whole numbers, 4 or 8; None where all weights are floats."""
         whole = [info for info in self._tensors.values() if info.kind not in FLOATS]
         four = sum(prod(info.shape) for info in whole if info.kind in OF_FOUR_BITS)
         return None if not whole else 4 if 2 * four > sum(prod(info.shape) for info in whole) else 8
@@ -110,12 +110,12 @@ class GgufWeights:
         return [*self._tensors, *self._zeros]
 
     def sizes(self) -> dict[str, int]:
-        """The number of elements of every tensor."""
+        """Name -> number of elements, for every tensor."""
         shapes = {name: info.shape for name, info in self._tensors.items()} | self._zeros
         return {name: prod(shape) for name, shape in shapes.items()}
 
     def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, GgufTensor | ZeroBias]:
-        """These tensors, not read yet; each maps its part of the file when it is."""
+        """Name -> tensor, not read yet; each maps its part of the file when it is read."""
         return {name: self._tensor(name) for name in names}
 
     def _tensor(self, name: str) -> GgufTensor | ZeroBias:
@@ -125,7 +125,7 @@ class GgufWeights:
 
 
 def named(header: Header, config: Any) -> tuple[dict[str, TensorInfo], dict[str, tuple[int, ...]]]:
-    """The tensors by transformers' names, and the shapes of biases that some layers lack."""
+    """The tensors under transformers' names, and the shapes of biases that only some layers have."""
     first, biases = names_of_one_layer(header, config)
     found = {}
     for name, info in header.tensors.items():
@@ -151,7 +151,7 @@ def named(header: Header, config: Any) -> tuple[dict[str, TensorInfo], dict[str,
 
 
 def names_of_one_layer(header: Header, config: Any) -> tuple[Mapping[str, str], dict[str, tuple[int, ...]]]:
-    """GGUF's name -> transformers' name, for the first layer and what is outside of the layers; its biases' shapes."""
+    """GGUF's name -> transformers' name, for layer 0 and everything outside of layers; its biases' shapes."""
     one = copy.deepcopy(config)
     one.num_hidden_layers = 1
     if getattr(one, "layer_types", None):

@@ -1,1 +1,1 @@
-"""Checkpoints whose weights other tools have rounded and packed before: read by their layout, without these tools."""
+"""Checkpoints whose weights other tools have quantised and packed; read by their layout, without those tools."""

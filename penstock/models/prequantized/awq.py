@@ -18,7 +18,7 @@ from penstock.models.quantization.grouped import GroupedWeight
 
 BITS: Final = 4
 PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Where in its word every output is."""
+"""The place of every output in its word."""
 NEEDED: Final = frozenset({"qweight", "qzeros", "scales"})
 
 

@@ -33,11 +33,11 @@ PARTS: Final = frozenset(
     | {f"weight.{name}" for name in ("absmax", "quant_map", "nested_absmax", "nested_quant_map")}
 )
 MOST_STATE: Final = 4096
-"""Bytes of JSON."""
+"""The longest JSON, in bytes."""
 
 
 class State(NamedTuple):
-    """What the JSON says of a weight of four bits."""
+    """The contents of the JSON beside a weight of four bits."""
 
     shape: tuple[int, int]
     block: int
@@ -74,7 +74,7 @@ def check_scales(parts: Parts, state: State) -> None:
 
 
 def state_of(parts: Parts) -> State:
-    """Raises ConfigError for a state that is missing or says something else than is expected."""
+    """Read the state. Raises ConfigError if it is missing, or not as expected."""
     part = next((parts[name] for name in STATES if name in parts), None)
     if part is None:
         raise parts["weight"].wrong("has no quant_state beside it: save the checkpoint again")
@@ -118,7 +118,7 @@ def unpack(parts: Parts) -> GroupedWeight | Tensor:
     named = torch.stack([packed >> 4, packed & 15], dim=-1).flatten().int()
     numbers = parts["weight.quant_map"].read()[named]
     blocks = absmax(parts, state).repeat_interleave(state.block)[: len(numbers)]
-    # In the format that the weights had: transformers multiplies by these numbers.
+    # Rounded to the format that the weights had, since transformers multiplies by these numbers.
     return (numbers * blocks).to(torch_dtype(state.dtype)).float().reshape(state.shape)
 
 

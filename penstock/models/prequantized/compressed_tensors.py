@@ -52,7 +52,7 @@ def is_grouped(parts: Parts) -> bool:
 
 
 def packed_shape(parts: Parts) -> tuple[tuple[int, int], int]:
-    """Of a weight in words, [out, in], and the bits of a value."""
+    """The shape [out, in] of a weight in words, and the bits of a value."""
     packed, stated = parts["weight_packed"], stated_shape(parts)
     check(packed, ("I32",))
     outputs, inputs = packed.shape[0], stated[1]

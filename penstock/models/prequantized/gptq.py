@@ -43,7 +43,7 @@ def outline(parts: Parts) -> Outline:
 
 
 def is_in_order(index: Part, groups: int) -> bool:
-    """Whether the inputs of a group are neighbours. Raises ConfigError for a group that is not there."""
+    """Whether the inputs of each group are neighbours. Raises ConfigError for a group that does not exist."""
     found = index.read().long()
     if int(found.min()) < 0 or int(found.max()) >= groups:
         raise index.wrong(f"names groups from {int(found.min())} to {int(found.max())}; there are {groups}")
@@ -54,7 +54,7 @@ def unpack(parts: Parts, first_version: bool) -> GroupedWeight | torch.Tensor:
     (outputs, inputs), bits, in_order = outline(parts)
     bits = WORD * parts["qzeros"].shape[1] // outputs
     words = parts["qzeros"].read()
-    if first_version:  # whole words, because a zero of 0 was stored as one less than nothing
+    if first_version:  # over whole words: a zero of 0, stored as -1, borrows from its neighbour
         words = words + sum(1 << shift for shift in range(0, WORD - 1, bits))
     zeros, scales = fields(words, bits), parts["scales"].read().float()
     values = fields(parts["qweight"].read().t(), bits)

@@ -1,4 +1,4 @@
-"""Which tool packed a checkpoint's weights, told from its configuration. Others are refused by name."""
+"""The tool that packed a checkpoint's weights, by its configuration. Unsupported ones are refused by name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ METHODS: Final = ("compressed-tensors", "gptq", "awq", "bitsandbytes")
 GPTQ_FORMATS: Final = ("gptq", "gptq_v2")
 COMPRESSED_FORMATS: Final = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
 UNFOLLOWED: Final = ("kv_cache_scheme", "transform_config")
-"""What compressed-tensors may say beside its weights and would change numbers."""
+"""Fields of compressed-tensors that change the numbers and are not supported."""
 REMEDY: Final = "use a GGUF file, or the float checkpoint with --quantization int8 or int4"
 
 
 def method_of(table: Mapping[str, Any], file: Path) -> Method | None:
-    """How the weights of a checkpoint are packed, of which ``table`` is the configuration; None for plain floats.
+    """The method that packed the weights of the checkpoint with the configuration ``table``; None for plain floats.
 
-    Raises ConfigError, naming what it is and what to do, for a method or a layout of it that cannot be read.
+    Raises ConfigError, with the name and what to do, for an unsupported method or layout.
     """
     stated = table.get(FIELD)
     if stated is None:

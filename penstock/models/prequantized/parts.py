@@ -1,4 +1,4 @@
-"""The tensors that one packed weight is stored as, and what a method says of them before they are read."""
+"""The tensors that make up one packed weight, and the properties of it that a method knows before they are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORD: Final = 32
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of a shard, not read yet. ``dtype`` is as safetensors calls it."""
+    """A tensor of a shard that has not been read. ``dtype`` is safetensors' name."""
 
     file: Path
     name: str
@@ -39,16 +39,16 @@ class Part:
 
 
 Parts = Mapping[str, Part]
-"""By their names behind the layer's: ``qweight`` of ``model.layers.0.mlp.up_proj.qweight``."""
+"""Name behind the layer's (``qweight`` in ``model.layers.0.mlp.up_proj.qweight``) -> part."""
 
 
 class Outline(NamedTuple):
-    """What the parts say of a weight before they are read."""
+    """The properties of a weight that its parts tell before they are read."""
 
     shape: tuple[int, int]
-    """[out, in]"""
+    """The shape [out, in]."""
     bits: int
-    """Of a value; 8 where it has fewer that stand for no evenly spaced numbers."""
+    """Bits of a value; 8 if values of fewer bits stand for unevenly spaced numbers."""
     is_grouped: bool
     """Whether it is whole numbers with scales for groups of neighbours."""
 
@@ -57,19 +57,22 @@ class Method(NamedTuple):
     """How one tool stores a weight [out, in]."""
 
     parts: frozenset[str]
-    """What may be stored in place of ``weight``."""
+    """Names of parts that may be stored in place of ``weight``."""
     needed: frozenset[str]
-    """What has to be there for a layer that has any of ``marks``."""
+    """Parts that a layer must have if it has any of ``marks``."""
     marks: frozenset[str]
     """Parts that only packed weights have."""
     outline: Callable[[Parts], Outline]
-    """Raises ConfigError where the parts contradict each other."""
+    """The properties of a weight. Raises ConfigError if its parts contradict each other."""
     unpack: Callable[[Parts], GroupedWeight | Tensor]
-    """Of parts that have been outlined: whole numbers with scales, or floats where they are none."""
+    """The weight of outlined parts: whole numbers with scales, or floats where it is not grouped."""
 
 
 def check(part: Part, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None, rank: int = 2) -> None:
-    """Raise ConfigError unless a part has one of these types, and this shape, or so many axes and something in it."""
+    """Raise ConfigError unless a part has one of these types and this shape, or, without a shape, ``rank`` axes.
+
+    An axis of length 0 is refused, too.
+    """
     if part.dtype not in dtypes:
         raise part.wrong(f"is stored as {part.dtype}; it has to be {' or '.join(dtypes)}")
     if shape is not None and part.shape != shape:
@@ -79,6 +82,6 @@ def check(part: Part, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = N
 
 
 def fields(words: Tensor, bits: int) -> Tensor:
-    """Values of so many bits, the lowest first: int32 [rows, words] -> uint8 [rows, words * 32 / bits]."""
+    """Unpack values of ``bits`` bits, the lowest first: int32 [rows, words] -> uint8 [rows, words * 32 / bits]."""
     shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(-2)

@@ -1,4 +1,4 @@
-"""The weights of a folder of packed ones, by the names that they have as floats."""
+"""The weights of a folder with packed ones, under the names that they have as floats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.models.shards import Shards, open_shard, shards_of_stages
 
 
 class PackedTensor:
-    """One weight, not read yet; ``tensor[...]`` reads it as floats, as transformers asks safetensors' slices."""
+    """A weight that has not been read; ``tensor[...]`` reads it as floats, as for safetensors' slices."""
 
     def __init__(self, method: Method, parts: Parts) -> None:
         """Raises ConfigError where the parts contradict each other."""
@@ -29,7 +29,7 @@ class PackedTensor:
         return list(self.outline.shape)
 
     def get_dtype(self) -> str:
-        """Of what reading gives."""
+        """The format that reading gives."""
         return "F32"
 
     def __getitem__(self, _: Any) -> Tensor:
@@ -38,7 +38,7 @@ class PackedTensor:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it is stored as whole numbers with scales for neighbours."""
+        """Whether it is stored as whole numbers with scales for groups of neighbours."""
         return self.outline.is_grouped
 
     def grouped(self) -> GroupedWeight:
@@ -49,10 +49,10 @@ class PackedTensor:
 
 
 class PackedShards:
-    """The weights of a checkpoint of which some are packed by ``method``."""
+    """The weights of a checkpoint of which ``method`` has packed some."""
 
     def __init__(self, folder: Path, method: Method) -> None:
-        """Raises ConfigError if there are none in the folder, or parts of one are missing or contradict each other."""
+        """Raises ConfigError if the folder has no weights, or parts of one are missing or contradict each other."""
         self._plain = Shards(folder)
         found = parts_of(shards_of_stages(folder))
         self._packed = {}
@@ -65,7 +65,7 @@ class PackedShards:
 
     @property
     def bits(self) -> int | None:
-        """Of weights in whole numbers: 4 if that is what most of them have, else 8. None where all are floats."""
+        """The bits of most weights that are whole numbers, 4 or 8; None where all weights are floats."""
         outlines = [tensor.outline for tensor in self._packed.values()]
         four = sum(prod(found.shape) for found in outlines if found.bits == 4)
         return None if not outlines else 4 if 2 * four > sum(prod(found.shape) for found in outlines) else 8
@@ -78,19 +78,19 @@ class PackedShards:
         return [*self._others, *self._packed]
 
     def sizes(self) -> dict[str, int]:
-        """The number of elements of every tensor."""
+        """Name -> number of elements, for every tensor."""
         with contextlib.ExitStack() as files:
             return {name: prod(found.get_shape()) for name, found in self.slices(self.names(), files).items()}
 
     def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
-        """These tensors, not read yet. Opens the shards of those that are not packed until ``files`` closes them."""
+        """Name -> tensor, not read yet. Opens the shards of those that are not packed until ``files`` closes them."""
         asked = list(names)
         plain = self._plain.slices([name for name in asked if name not in self._packed], files)
         return {name: self._packed.get(name) or plain[name] for name in asked}
 
 
 def parts_of(places: Mapping[str, Path]) -> dict[str, Part]:
-    """Every tensor by its name, told from the shards' headers. Raises ConfigError for one that is not in its shard."""
+    """Name -> tensor, from the shards' headers. Raises ConfigError for one that is not in its shard."""
     found = {}
     for file in sorted(set(places.values())):
         with open_shard(file) as opened:
@@ -104,7 +104,7 @@ def parts_of(places: Mapping[str, Path]) -> dict[str, Part]:
 
 
 def packed_layers(found: Mapping[str, Part], method: Method) -> dict[str, dict[str, Part]]:
-    """The parts of every layer whose weight is packed, by what they are."""
+    """Layer -> name of a part -> part, for every layer whose weight is packed."""
     layers: dict[str, dict[str, Part]] = {}
     for name, part in found.items():
         if (kind := next((kind for kind in method.parts if name.endswith(f".{kind}")), None)) is not None:
@@ -113,7 +113,7 @@ def packed_layers(found: Mapping[str, Part], method: Method) -> dict[str, dict[s
 
 
 def check_whole(layer: str, parts: Parts, method: Method) -> None:
-    """Raise ConfigError naming a part of the weight that is missing."""
+    """Raise ConfigError, with the name, if a part of the weight is missing."""
     if missing := sorted(method.needed - parts.keys()):
         some = next(iter(parts.values()))
         raise some.wrong(f"has no {layer}.{missing[0]} beside it: download or save the checkpoint again")

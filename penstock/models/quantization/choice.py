@@ -1,4 +1,4 @@
-"""Which formats weights and hidden states have on this processor, where a user leaves that open or asks too much."""
+"""Chooses the formats of weights and hidden states for this processor, where the user leaves that open."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 def usable_dtype(asked: str, device: str, checkpoint: Checkpoint, quantization: str) -> str:
-    """The format ``asked`` for, or of ``auto`` the checkpoint's, if the device is good at it; else float32.
+    """The dtype ``asked`` for ("auto": the checkpoint's), if the device computes well in it; else float32.
 
-    A CPU is never good at float16, which is taken there only where it is asked for by name. With weights in whole
-    numbers ``auto`` is float32: half precision would make nothing faster, and rows would lose their own bits.
+    No CPU does in float16, which is used there only if asked for by name. With quantised weights ``auto`` is float32:
+    half precision would make nothing faster, and a row's bits would depend on other rows.
     """
     if asked == "auto" and quantization != "none":
         return "float32"
@@ -34,9 +34,9 @@ def usable_dtype(asked: str, device: str, checkpoint: Checkpoint, quantization: 
 
 
 def weights_format(quantization: str, device: str, checkpoint: Checkpoint, field: str = "quantization") -> str:
-    """What ``quantization`` ("auto" among others) comes to for a target or a draft model: none or a format.
+    """The format of a target's or draft model's weights, "none" for floats; resolves ``quantization`` "auto".
 
-    Raises FieldError, which names ``field``, for a format that nothing here computes.
+    Raises FieldError, which names ``field``, for a format that this device does not compute in.
     """
     if quantization == "auto":
         return kept(checkpoint.weights.bits) if device == "cpu" else "none"
@@ -45,10 +45,10 @@ def weights_format(quantization: str, device: str, checkpoint: Checkpoint, field
 
 
 def drafter_format(quantization: str, device: str, dtype: str, *, emulated: bool) -> str:
-    """The same for a learned drafter's module, which computes in ``dtype``.
+    """The format of the weights of a learned drafter's module, which computes in ``dtype``.
 
-    Eight bits cost it next to none of its hits and take a quarter of the time to read. Where devices are ``emulated``
-    its time is modelled, so that nothing would be won. Raises FieldError as ``weights_format`` does.
+    int8 costs it next to no hits and takes a quarter of the time to read. On ``emulated`` devices its time is modelled,
+    so that nothing would be gained. Raises FieldError like ``weights_format``.
     """
     if quantization == "auto":
         gains = device == "cpu" and dtype == "float32" and not emulated
@@ -58,7 +58,7 @@ def drafter_format(quantization: str, device: str, dtype: str, *, emulated: bool
 
 
 def check_computed(field: str, quantization: str, device: str) -> None:
-    """Raise FieldError for a format that nothing here computes."""
+    """Raise FieldError for a format that this device does not compute in."""
     if quantization != "none" and device != "cpu":
         raise FieldError(field, f"is {quantization!r}, which is computed on cpu alone; device is {device!r}: use none")
     if not usable(quantization):
@@ -70,6 +70,6 @@ def check_computed(field: str, quantization: str, device: str) -> None:
 
 
 def kept(bits: int | None) -> str:
-    """The format of weights with so many bits, where this processor computes with it."""
+    """The format of a file's weights of ``bits`` bits, if this processor computes in it; else "none"."""
     name = {None: "none", 4: "int4", 8: "int8"}[bits]
     return name if usable(name) else "none"

@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 LEAST_HALF: Final = 2.0**-24
-"""The smallest number of float16."""
+"""The smallest positive number of float16."""
 
 
 @dataclass(frozen=True)
 class GroupedWeight:
-    """A weight [out, in] as ``scale * (value - zero) + minimum``: what a file holds, and packed layers are made of."""
+    """A weight [out, in] as ``scale * (value - zero) + minimum``: the form that packed layers are made of."""
 
     values: Tensor
-    """[out, in], uint8 or int8."""
+    """The values [out, in], uint8 or int8."""
     scales: Tensor
-    """[out, in / group], float32."""
+    """The scales [out, in / group], float32."""
     minimums: Tensor | None
-    """[out, in / group], float32: what a value of 0 stands for. None where that is 0."""
+    """The numbers for the value 0, [out, in / group], float32. None if they are 0."""
     bits: int
-    """Of a value."""
+    """Bits of a value."""
     group: int
-    """Neighbours in a row that share a scale. It divides ``in``, and is ``in`` itself for one scale a row."""
+    """How many neighbours in a row share a scale. It divides ``in``, and equals ``in`` for one scale a row."""
     zeros: Tensor | None = None
-    """[out, in / group], whole numbers: the value that stands for 0. None where that is 0."""
+    """The values for the number 0, [out, in / group], whole numbers. None if they are 0."""
 
     @property
     def shape(self) -> torch.Size:
@@ -36,7 +36,7 @@ class GroupedWeight:
         return self.values.shape
 
     def dequantize(self) -> Tensor:
-        """[out, in], float32"""
+        """The weight as float32 [out, in]."""
         grouped = self.values.unflatten(-1, (-1, self.group)).float()
         if self.zeros is not None:
             grouped -= self.zeros.unsqueeze(-1)
@@ -46,7 +46,7 @@ class GroupedWeight:
         return grouped.flatten(-2)
 
     def divided(self, group: int) -> GroupedWeight:
-        """The same in smaller groups."""
+        """The same weight with smaller groups, whose size divides the present one."""
         times = self.group // group
         names = [name for name in ("scales", "minimums", "zeros") if getattr(self, name) is not None]
         repeated = {name: getattr(self, name).repeat_interleave(times, dim=1) for name in names}
@@ -54,7 +54,7 @@ class GroupedWeight:
 
 
 def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
-    """Weights of the same inputs and bits, one below the other, in the smallest of their groups.
+    """Weights with the same inputs and bits stacked along the outputs, in groups of the smallest size among them.
 
     All have minimums, or none has.
     """
@@ -66,9 +66,9 @@ def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
 
 
 def in_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
-    """A float weight [out, in] rounded, from the smallest to the largest of every group.
+    """A float weight [out, in] rounded, with the range of every group from its minimum to its maximum.
 
-    Weights that were rounded so before (Q4_1) come out as they were.
+    Weights that were rounded in this way before (Q4_1) stay the same.
     """
     groups = weight.float().unflatten(-1, (-1, group))
     minimums, most = groups.amin(-1), 2**bits - 1
@@ -78,7 +78,7 @@ def in_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
 
 
 def in_signed_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
-    """A float weight [out, in] rounded to as many steps below 0 as above, by a scale that float16 holds."""
+    """A float weight [out, in] rounded symmetrically around 0, with scales that float16 can hold."""
     groups, most = weight.float().unflatten(-1, (-1, group)), 2 ** (bits - 1) - 1
     scales = (groups.abs().amax(-1) / most).half().float().clamp_min(LEAST_HALF)
     values = (groups / scales.unsqueeze(-1)).round_().clamp_(-most, most).to(torch.int8)

@@ -18,7 +18,7 @@ BITS: Final = 4
 
 
 class Int4Linear(WholeLinear):
-    """Weights as ``scale * value + minimum``."""
+    """A linear layer with weights ``scale * value + minimum``, values of four bits."""
 
     def __init__(self, linear: nn.Linear) -> None:
         weight = in_four_bits(linear)
@@ -35,15 +35,16 @@ def in_blocks(values: Tensor) -> Tensor:
 
 
 def in_four_bits(linear: nn.Linear) -> GroupedWeight:
-    """A layer's weight as values from 0 to 15 with scales and minimums, as its file has it where that is possible."""
+    """A layer's weight as values from 0 to 15 with scales and minimums: the file's own where possible, else rounded."""
     return in_whole_numbers(linear, from_zero, lambda weight: in_groups(weight, BITS, GROUP))
 
 
 def from_zero(weight: GroupedWeight) -> GroupedWeight | None:
-    """The same numbers by values from 0 to 15 and minimums; None where the kernel has no such form."""
+    """The same numbers as values from 0 to 15 and minimums; None if the kernel has no such form."""
     if weight.bits > BITS or weight.group % GROUP:
         return None
     lowest = 2 ** (weight.bits - 1) if weight.values.dtype == torch.int8 else 0
+    # Signed values are raised to begin at 0; the minimums make up for that.
     minimums = -lowest * weight.scales if weight.minimums is None else weight.minimums
     if weight.zeros is not None:
         minimums = minimums - weight.zeros * weight.scales
@@ -53,6 +54,6 @@ def from_zero(weight: GroupedWeight) -> GroupedWeight | None:
 
 
 def fits(linear: nn.Linear) -> bool:
-    """Whether the loops take a layer of this shape."""
+    """Whether the compiled loops can compute a layer of this shape."""
     outputs, inputs = linear.weight.shape
     return bool(inputs % GROUP == 0 and outputs % LANES == 0)

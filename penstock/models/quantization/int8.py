@@ -18,7 +18,7 @@ BITS: Final = 8
 
 
 class Int8Linear(WholeLinear):
-    """Weights as ``scale * value``."""
+    """A linear layer with weights ``scale * value``, values of eight bits."""
 
     def __init__(self, linear: nn.Linear, weight: GroupedWeight | None = None) -> None:
         weight = in_eight_bits(linear) if weight is None else weight
@@ -27,7 +27,7 @@ class Int8Linear(WholeLinear):
         self._group, self._blocks, self._scales = weight.group, blocks, scales
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Weights of single outputs: [..] -> [.., in], float32"""
+        """The weights of single outputs, float32: [..] -> [.., in]."""
         block, lane = ids // LANES, ids % LANES
         values = self._blocks[block, :, lane].flatten(-2).float()
         scales = self._scales[block, :, 0, lane].float().repeat_interleave(self._group, -1)
@@ -35,12 +35,12 @@ class Int8Linear(WholeLinear):
 
 
 def in_eight_bits(linear: nn.Linear) -> GroupedWeight:
-    """A layer's weight as values from -127 to 127 with scales, as its file has it where that is possible."""
+    """A layer's weight as values from -127 to 127 with scales: the file's own where possible, else rounded."""
     return in_whole_numbers(linear, signed, rounded)
 
 
 def signed(weight: GroupedWeight) -> GroupedWeight | None:
-    """The same numbers in groups that the loops take; None where these have no such form."""
+    """The same numbers in groups that the loops can use; None if they have no such form."""
     plain = weight.values.dtype == torch.int8 and weight.minimums is None and weight.zeros is None
     if not plain or weight.group % GROUP or int(weight.values.min()) == -(2 ** (BITS - 1)):
         return None
@@ -48,7 +48,7 @@ def signed(weight: GroupedWeight) -> GroupedWeight | None:
 
 
 def rounded(weight: Tensor) -> GroupedWeight:
-    """Floats [out, in], with inputs of zero up to a whole group."""
+    """A float weight [out, in] rounded, with the inputs padded by zeros to whole groups."""
     inputs = weight.shape[1]
     return in_signed_groups(nn.functional.pad(weight, (0, raised(inputs, GROUP) - inputs)), BITS, GROUP)
 

@@ -1,4 +1,4 @@
-"""Replaces a stage's linear layers, one after another, by packed ones in the format that was asked for."""
+"""Replaces a stage's linear layers by packed ones in the requested format, one after another."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from penstock.models.quantization.whole import works
 
 
 def pack(module: nn.Module, quantization: str) -> None:
-    """Replace every linear layer under ``module``, in place: by the format of that name, or "none" for floats.
+    """Replace every linear layer under ``module``, in place; ``quantization`` names the format, "none" for floats.
 
-    A layer's plain weight is given up before the next one is packed.
+    A layer's plain weight is freed before the next layer is packed.
     """
     make = QUANTIZED.get(quantization, packed_floats)
     for name, child in module.named_children():
@@ -36,12 +36,12 @@ def usable(quantization: str) -> bool:
 
 
 def int4_or_int8(linear: nn.Linear) -> nn.Module:
-    """int8 for a shape that the kernel of int4 does not take."""
+    """An int4 layer, or an int8 one for a shape that int4's kernel cannot compute."""
     return Int4Linear(linear) if int4.fits(linear) else Int8Linear(linear)
 
 
 def packed_floats(linear: nn.Linear) -> nn.Module:
-    """Where that makes it faster."""
+    """The layer packed if that makes it faster, else unchanged."""
     return PackedLinear(linear) if gains(linear) else linear
 
 
@@ -49,7 +49,7 @@ QUANTIZED: Final[dict[str, Callable[[nn.Linear], nn.Module]]] = {"int8": Int8Lin
 
 
 def share_tied(causal: Any, base: Any, embed: str) -> None:
-    """Have the head compute with the embedding's own weight, in place, where a stage has both and they are tied."""
+    """Let the head compute with the embedding's own weight, in place, if a stage has both and they are tied."""
     embedding, head = getattr(base, embed), causal.get_output_embeddings()
     if (
         isinstance(embedding, nn.Embedding)
@@ -61,9 +61,9 @@ def share_tied(causal: Any, base: Any, embed: str) -> None:
 
 
 def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool) -> None:
-    """Replace the embedding (``base``'s ``embed``) and the head of a stage that has them by int8, in place.
+    """Replace a stage's embedding (``base``'s ``embed``) and head, as far as it has them, by int8 ones, in place.
 
-    Tied ones share their rows. A tied head computes alike on every stage, whether its embedding is there or not.
+    Tied ones share their rows. A tied head computes the same on every stage, with or without the embedding beside it.
     """
     embedding, head = getattr(base, embed), causal.get_output_embeddings()
     quantized: Any = None
@@ -78,7 +78,7 @@ def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool) -> None:
 
 
 def check_covered(layers: nn.Module, quantization: str) -> None:
-    """Raise ConfigError where weights of the layers are held outside of linear layers, as experts are."""
+    """Raise ConfigError if the layers have weights outside of linear layers, as experts do."""
     for name, weight in layers.named_parameters():
         if weight.dim() > 1:
             raise ConfigError(

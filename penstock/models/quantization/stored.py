@@ -1,4 +1,4 @@
-"""What linear layers' weights are in their file, where that is whole numbers: packed as such, they are rounded once.
+"""The file's own whole numbers for linear layers, packed without a second rounding.
 
 A layer's rows may come from several tensors, because layers that read the same input are joined before they are packed:
 
@@ -18,15 +18,15 @@ from penstock.models.quantization.grouped import GroupedWeight, stacked
 
 
 class StoredRows(NamedTuple):
-    """Neighbouring outputs of a linear layer."""
+    """Consecutive outputs of a linear layer that come from one tensor."""
 
     outputs: int
     read: Callable[[], GroupedWeight] | None
-    """Reads them from the file; None where it has floats."""
+    """Reads them from the file; None if the file has floats."""
 
 
 def remember(model: nn.Module, tensors: Mapping[str, Any]) -> None:
-    """Have the linear layers of ``model`` know which of ``tensors``, by name, they were read from."""
+    """Note in the linear layers of ``model`` which of ``tensors`` (by name) they were read from."""
     for name, module in model.named_modules():
         tensor = tensors.get(f"{name}.weight")
         if type(module) is nn.Linear and getattr(tensor, "is_grouped", False):
@@ -34,7 +34,7 @@ def remember(model: nn.Module, tensors: Mapping[str, Any]) -> None:
 
 
 def stored_rows(linear: nn.Linear) -> list[StoredRows]:
-    """The outputs of a layer, in order."""
+    """The tensors of a layer's outputs, in order."""
     found: list[StoredRows] = getattr(linear, "stored", [StoredRows(linear.weight.shape[0], None)])
     return found
 
@@ -44,7 +44,7 @@ def in_whole_numbers(
     kept: Callable[[GroupedWeight], GroupedWeight | None],
     rounded: Callable[[Tensor], GroupedWeight],
 ) -> GroupedWeight:
-    """A layer's weight: of each part what its file has, where ``kept`` finds a form for it, else floats ``rounded``."""
+    """A layer's weight: each part as in its file, if ``kept`` finds a form for that, else its floats ``rounded``."""
     parts = []
     stored = stored_rows(linear)
     floats = linear.weight.detach().split([rows.outputs for rows in stored])
@@ -55,5 +55,5 @@ def in_whole_numbers(
 
 
 def join(whole: nn.Linear, linears: Iterable[nn.Linear]) -> None:
-    """``whole`` has the outputs of ``linears``, one after the other."""
+    """Note that ``whole`` has the outputs of ``linears``, one after the other."""
     whole.stored = [rows for linear in linears for rows in stored_rows(linear)]  # type: ignore[assignment]

@@ -1,6 +1,6 @@
-"""What linear layers of whole numbers have in common: rows become whole numbers too, and compiled loops multiply.
+"""Linear layers of quantised weights: rows are rounded to whole numbers, too, and compiled loops multiply.
 
-A row's bits depend on nothing but the row (``compiled.blocks``).
+A row's bits depend only on the row (``compiled.blocks``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.models.quantization.grouped import GroupedWeight
 from penstock.models.quantization.packed import Packed
 
 LARGEST_GROUP: Final = 256
-"""Groups are powers of two up to it."""
+"""The largest group of weights; smaller ones are powers of two, too."""
 
 
 class WholeLinear(Packed):
-    """Stands for ``linear`` with ``weights`` made of its own, filled up with zeros to whole groups and blocks."""
+    """Replaces ``linear``, with weights packed from its own and padded with zeros to whole groups and blocks."""
 
     def __init__(self, values: Tensor, scales: Tensor, bits: int, shift: int, linear: nn.Linear) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class WholeLinear(Packed):
 
     @property
     def in_blocks(self) -> bool:
-        """Whether no output had to be filled up."""
+        """Whether no output had to be added as padding."""
         return bool(self._computed == self.outputs)
 
     @property
     def in_groups(self) -> bool:
-        """Whether no input had to be filled up."""
+        """Whether no input had to be added as padding."""
         return not self._missing
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class WholeLinear(Packed):
 
 
 def scales_in_blocks(*scales: Tensor) -> Tensor:
-    """Each [O, G] -> float16 in the order that ``compiled.blocks`` describes: blocks, groups, ``scales``, outputs."""
+    """Each of ``scales`` [O, G] as float16 in the order of ``compiled.blocks``: blocks, groups, ``scales``, outputs."""
     outputs, groups = scales[0].shape
     together = nn.functional.pad(torch.stack(scales).half(), (0, 0, 0, raised(outputs, LANES) - outputs))
     return together.view(len(scales), -1, LANES, groups).permute(1, 3, 0, 2).contiguous()
@@ -74,10 +74,10 @@ def shift_of(weight: GroupedWeight) -> int:
 
 
 def raised(count: int, unit: int) -> int:
-    """The next multiple."""
+    """The next multiple of ``unit``."""
     return -(-count // unit) * unit
 
 
 def works() -> bool:
-    """Whether this processor has the instructions."""
+    """Whether this processor has the instructions for compiled products."""
     return instruction() is not None

@@ -1,4 +1,4 @@
-"""A causal depthwise convolution over a row's path: a row gathers the inputs of its nearest ancestors."""
+"""A causal depthwise convolution along a row's path: a row gathers the inputs of its nearest ancestors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.models.recurrent.slots import SlotArrays
 
 
 class TreeConvolution(nn.Module):
-    """Made of a ``Conv1d`` whose groups are its channels. A slot keeps the row's input."""
+    """Made from a ``Conv1d`` with a group for each channel. A slot stores its row's input."""
 
     def __init__(self, conv: Any, capacity: int) -> None:
         super().__init__()

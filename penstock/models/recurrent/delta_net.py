@@ -1,6 +1,6 @@
-"""Gated delta nets as Qwen3-Next, Qwen3.5, OLMo Hybrid and, with a decay for every channel, Kimi Linear have them.
+"""Gated delta nets of Qwen3-Next, Qwen3.5, OLMo Hybrid and, with a decay for every channel, Kimi Linear.
 
-They differ in how queries, keys, values and gates come out of the hidden states: a function each.
+They differ in how queries, keys, values and gates are computed from the hidden states: a function for each.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ EPSILON: Final = 1e-6
 
 
 class Projected(NamedTuple):
-    """What the hidden states come to before the convolution: its input, the output's gate, and the raw gates."""
+    """The projections of the hidden states: the convolution's input, the output's gate, and the raw gates."""
 
     mixed_NC: Tensor
     """Queries, keys and values side by side."""
     gate_NX: Tensor
     beta_NH: Tensor
-    """Before the sigmoid."""
+    """The write strength before the sigmoid."""
     decay_NX: Tensor
-    """Before bias and softplus; X is H or H * c."""
+    """The decay before bias and softplus; X is H or H * c."""
 
 
 Project = Callable[[Any, Tensor], Projected]
 
 
 def qwen3_next(own: Any, hidden_ND: Tensor) -> Projected:
-    """Two products whose outputs are ordered by key head."""
+    """Two projections, whose outputs are ordered by key head."""
     joint = own.fix_query_key_value_ordering(own.in_proj_qkvz(hidden_ND[None]), own.in_proj_ba(hidden_ND[None]))
     query, key, value, gate, beta, decay = (one[0].flatten(1) for one in joint)
     return Projected(torch.cat([query, key, value], dim=-1), gate, beta, decay)
@@ -63,7 +63,7 @@ def _mixed(own: Any, hidden_ND: Tensor) -> Tensor:
 
 
 class DeltaNet(StatefulMixer):
-    """A gated delta net over slots. ``own`` is transformers' module, less what is held here in another form."""
+    """A gated delta net over slots. ``own`` is transformers' module, without the parts that are held here."""
 
     def __init__(self, own: Any, host: Host, project: Project) -> None:
         super().__init__(host, own.conv1d)
@@ -79,6 +79,7 @@ class DeltaNet(StatefulMixer):
         self.norm = own.norm if hasattr(own, "norm") else own.o_norm
         self.out = own.out_proj if hasattr(own, "out_proj") else own.o_proj
         self.own = own
+        # Parts that are held here are removed from ``own``, so that nothing is packed twice.
         for held in ("conv1d", "norm", "o_norm", "out_proj", "o_proj"):
             if hasattr(own, held):
                 setattr(own, held, nn.Identity())

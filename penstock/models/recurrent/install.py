@@ -1,4 +1,4 @@
-"""Puts mixers over slots in place of transformers' own, where they compute the same, which is tried."""
+"""Replaces transformers' state-carrying modules by mixers over slots, if a sample shows that both compute the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.models.recurrent.short_convolution import ShortConvolution
 from penstock.stage.visibility import BatchView, RequestView
 
 ROWS: Final = 5
-"""Of the sample: more than a convolution reaches back."""
+"""How many rows the sample has: more than a convolution reaches back."""
 
 MIXERS: Final[Mapping[str, Callable[[Any, Host], Mixer]]] = {
     "Qwen3NextGatedDeltaNet": partial(DeltaNet, project=qwen3_next),
@@ -35,12 +35,12 @@ MIXERS: Final[Mapping[str, Callable[[Any, Host], Mixer]]] = {
     "Lfm2ShortConv": ShortConvolution,
     "Lfm2MoeShortConv": ShortConvolution,
 }
-"""By the names of transformers' classes."""
+"""Name of transformers' class -> mixer."""
 
 
 @torch.inference_mode()
 def install(config: Any, layers: Sequence[nn.Module], host: Host) -> None:
-    """Replace the mixers of these layers, in place. Raises ConfigError where one computes something unexpected."""
+    """Replace the mixers of these layers, in place. Raises ConfigError if one computes something unexpected."""
     for layer in layers:
         for name, own in list(layer.named_children()):
             if make := MIXERS.get(type(own).__name__):
@@ -49,10 +49,10 @@ def install(config: Any, layers: Sequence[nn.Module], host: Host) -> None:
 
 
 def _same(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host) -> Mixer:
-    """The mixer in place of ``own``, which it takes apart, if some rows come out alike."""
+    """The mixer that replaces ``own``, whose parts it takes over. Some sample rows have to give the same result."""
     weight = next(one for one in own.parameters() if one.dim() == 2 and one.shape[1] == config.hidden_size)
     sample = sample_of(weight, min(ROWS, host.capacity))
-    with quiet():  # it would advise to install kernels, and is about to be replaced
+    with quiet():  # it would advise to install kernels for a module that is about to be replaced
         expected = own(hidden_states=sample)
     mixer = make(own, host)
     host.mixers.append(mixer)
@@ -64,7 +64,7 @@ def _same(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host)
 
 
 def _chain(count: int) -> BatchView:
-    """A text of ``count`` rows in the first slots."""
+    """A batch of one request with ``count`` rows in the first slots."""
     order = np.arange(count)
     request = RequestView(0, order, order, order, np.tri(count, dtype=bool))
     return BatchView(order * 0, order, order, order, order * 0, [request], order - 1)

@@ -1,4 +1,4 @@
-"""Mamba-2 (arXiv 2405.21060) as Bamba, Granite 4, Nemotron-H and Falcon-H1 have it: a decaying state, no delta rule."""
+"""Mamba-2 (arXiv 2405.21060) of Bamba, Granite 4, Nemotron-H and Falcon-H1: a decaying state, no delta rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.models.recurrent.state import Rows
 
 
 class Mamba2(StatefulMixer):
-    """B are the keys, C the queries, dt x the values, and dt A the log decays."""
+    """A Mamba-2 layer over slots. B are the keys, C the queries, dt x the values, and dt A the log decays."""
 
     def __init__(self, own: Any, host: Host) -> None:
         super().__init__(host, own.conv1d)
@@ -44,7 +44,7 @@ class Mamba2(StatefulMixer):
         return mixed
 
     def _rows(self, mixed_NC: Tensor, step_NH: Tensor) -> tuple[Tensor, Rows]:
-        """The input of every head, and what the rows bring to the state."""
+        """The input of every head, and the rows as the state takes them."""
         rate_H: Any = self.rate_H
         keys = self._groups * self._state_width
         input_NX, key, query = mixed_NC.float().split([self._width, keys, keys], dim=1)

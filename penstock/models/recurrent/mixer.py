@@ -1,4 +1,4 @@
-"""What stands in place of a layer's own part that carries a state."""
+"""The base of the modules that replace a layer's state-carrying part."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from penstock.stage.visibility import BatchView
 
 
 class Host:
-    """What the mixers of a stage share: the batch that is being computed, and how many slots there are."""
+    """The state that all mixers of a stage share: the present batch, and the number of slots."""
 
     def __init__(self, capacity: int, device: torch.device, new_state: Callable[[int], State]) -> None:
-        """``new_state`` is given the number of slots."""
+        """``new_state`` makes a layer's state for a number of slots."""
         self.capacity = capacity
         self._device = device
         self._new_state = new_state
         self.mixers: list[Mixer] = []
         self._plan: TreePlan | None = None
         self._begun: set[int] = set()
-        """Requests that have had rows, and have not ended."""
+        """Requests that have had rows and have not ended."""
 
     def begin(self, view: BatchView) -> None:
-        """The batch whose rows come next."""
+        """Set the batch whose rows come next."""
         if not self.mixers:
             return
         self._plan = TreePlan(view, self.capacity, self._device)
@@ -39,7 +39,7 @@ class Host:
             mixer.forget(view.closed)
 
     def grow(self, capacity: int) -> None:
-        """Have room for so many slots, those that are there as they are."""
+        """Make room for ``capacity`` slots. Slots that exist keep their contents."""
         if capacity == self.capacity:
             return
         self.capacity = capacity
@@ -57,11 +57,11 @@ class Host:
 
     @property
     def bytes(self) -> int:
-        """Size of what is kept by slot."""
+        """Bytes of everything that is stored by slot."""
         return sum(mixer.bytes for mixer in self.mixers)
 
     def zero(self) -> None:
-        """As if no row had ever come."""
+        """Reset everything, as if no row had ever come."""
         for mixer in self.mixers:
             for slots in mixer.slots:
                 slots.zero()
@@ -70,7 +70,7 @@ class Host:
 
 
 class Mixer(nn.Module):
-    """Called as the transformers module that it was made of; ``calls`` counts."""
+    """Called like the transformers module that it replaces; ``calls`` counts the calls."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -83,16 +83,16 @@ class Mixer(nn.Module):
         return self.mix(hidden_states[0], self.host.plan)[None]
 
     def mix(self, hidden_ND: Tensor, plan: TreePlan) -> Tensor:
-        """[N, D] -> [N, D]"""
+        """Compute the rows of the present batch: [N, D] -> [N, D]."""
         raise NotImplementedError
 
     @property
     def slots(self) -> list[SlotArrays]:
-        """All that is kept by slot."""
+        """All arrays that are stored by slot."""
         raise NotImplementedError
 
     def forget(self, requests: Sequence[int]) -> None:
-        """These have ended."""
+        """Drop the state of requests that have ended."""
 
     @property
     def bytes(self) -> int:
@@ -100,7 +100,7 @@ class Mixer(nn.Module):
 
 
 class StatefulMixer(Mixer):
-    """One with a short convolution before its state."""
+    """A mixer with a short convolution before its state."""
 
     def __init__(self, host: Host, conv: Any) -> None:
         super().__init__(host)

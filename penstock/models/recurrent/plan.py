@@ -1,4 +1,4 @@
-"""What the rows of one batch need of each other in layers that carry a state: worked out once, used by every layer.
+"""How the rows of one batch depend on each other in state-carrying layers: worked out once, used by every layer.
 
 Shapes: N rows of a batch, n rows of a part, m slots that hold their ancestors above the part.
 """
@@ -17,27 +17,27 @@ from torch import Tensor
 from penstock.stage.visibility import BatchView, RequestView
 
 FOLD: Final = 64
-"""Certain tokens are folded into a request's state so many at a time, always from a multiple of it on."""
+"""How many committed tokens are folded into a request's state at a time, always from a multiple of it on."""
 
 
 @dataclass(frozen=True)
 class Part:
     """Rows of one request that are computed together, parents first.
 
-          folded: 0 .. base-1          m above         n rows
-        | certain, in the state | certain or drafted | 5 <- 6 <- 7
-                                                      \\ <- 8          sees_nn[8]: 5 and 8
+          folded: 0 .. base-1             m above           n rows
+        | committed, in the state | committed or drafted | 5 <- 6 <- 7
+                                                           \\ <- 8          sees_nn[8]: 5 and 8
 
     ``rows`` [n] are their places in the batch and ``own`` [n] their slots. ``above`` [m] are the slots of all their
-    ancestors from position ``base`` on that are not among them. ``sees_nm`` and ``sees_nn`` say whose ancestors, or
-    themselves, they are. ``run_nn`` is the end of a row's path that lies within the part without a gap, and ``top`` [n]
-    the slot right above that; the slot behind the last one where there is none.
+    ancestors from position ``base`` on that are not among them. ``sees_nm`` and ``sees_nn`` say which of those slots
+    and rows are a row's ancestors or itself. ``run_nn`` is the end of a row's path that lies within the part without a
+    gap, and ``top`` [n] the slot right above that; the number of slots where there is none.
     """
 
     request: int
     base: int
     certain: np.ndarray
-    """Slots of the certain tokens, by position."""
+    """Slots of the committed tokens, by position."""
     rows: Tensor
     own: Tensor
     above: Tensor
@@ -48,7 +48,7 @@ class Part:
 
 
 class TreePlan:
-    """Parts and ancestors of a batch. ``capacity`` is the number of slots; ``capacity`` itself stands for no slot."""
+    """Parts and ancestors of a batch. ``capacity`` is the number of slots; index ``capacity`` stands for no slot."""
 
     def __init__(self, view: BatchView, capacity: int, device: torch.device) -> None:
         self.view = view
@@ -65,7 +65,7 @@ class TreePlan:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """All rows, in an order in which parents are computed first."""
+        """All rows in parts, in an order in which parents are computed first."""
         parents = self._above(1)[:, 0]
         return [
             self._part(request, lines, parents)
@@ -74,6 +74,7 @@ class TreePlan:
         ]
 
     def _above(self, count: int) -> np.ndarray:
+        # Without an ancestor a row reads entry ``capacity`` of the arrays, which stays zero.
         found = np.full((len(self.view), count), self.capacity, dtype=np.int64)
         for request in self.view.views:
             own = self.view.positions[request.rows]
@@ -112,9 +113,9 @@ class TreePlan:
 
 
 def _lines(positions: np.ndarray, committed: int) -> Iterator[np.ndarray]:
-    """A request's rows in parts of at most ``FOLD``; a certain one begins a part wherever a fold may end.
+    """A request's rows in parts of at most ``FOLD``. A committed row begins a new part wherever a fold may end.
 
-    Where a long prompt is cut into batches therefore makes no difference to what is folded when.
+    How a long prompt is cut into batches therefore makes no difference to the folds.
     """
     first = 0
     for line, position in enumerate(positions.tolist()):
@@ -126,14 +127,15 @@ def _lines(positions: np.ndarray, committed: int) -> Iterator[np.ndarray]:
 
 
 def _base(request: RequestView, positions: np.ndarray) -> int:
-    """Up to where everything is folded for rows at these positions."""
+    """The position up to which everything is folded for rows at these positions."""
     return min(request.committed, int(positions.min())) // FOLD * FOLD
 
 
 def _runs(own: list[int], parents: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """``Part.run_nn`` and ``Part.top`` of rows in these slots."""
+    """``Part.run_nn`` and ``Part.top`` of the rows in these slots."""
     run, top = np.zeros((len(own), len(own)), dtype=bool), np.empty(len(own), dtype=np.int64)
     line = {slot: i for i, slot in enumerate(own)}
+    # Parents come first, so a row's run is its parent's run and itself.
     for i, parent in enumerate(parents):
         above = line.get(parent)
         if above is None:

@@ -1,4 +1,4 @@
-"""Gated short convolutions, as LFM2 has them: their whole state is a few inputs."""
+"""Gated short convolutions of LFM2, whose whole state is a few inputs."""
 
 from __future__ import annotations
 

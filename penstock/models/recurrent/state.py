@@ -1,13 +1,14 @@
-"""A decaying state that every row adds to, in a tree of rows: slots instead of states.
+"""A decaying state that every row adds to, in a tree of rows: what rows add is stored by slot, instead of states.
 
 Per head, row i with parent p(i) makes of its parent's state S, a matrix [d, e],
 
     S_i = a_i S_p(i) + k_i u_i^T      output_i = S_i^T q_i
 
-where u_i is the row's value or, under the delta rule (Gated Delta Networks, arXiv 2412.06464), what the state lacks of
-it: u_i = b_i (v_i - a_i S_p(i)^T k_i). What row i adds, k_i and u_i, does not depend on how often the state was folded
-since. So a slot keeps k_i, u_i and g_i, the sum of log a from the text's first row to i, and no state. With S what the
-certain rows up to some position came to, g_0 their sum, D_ij = exp(g_i - g_j) where j is an ancestor of i or i itself,
+where u_i is the row's value or, under the delta rule (Gated Delta Networks, arXiv 2412.06464), the part of it that the
+state lacks: u_i = b_i (v_i - a_i S_p(i)^T k_i). What row i adds, k_i and u_i, does not depend on how often the state
+has been folded since. So a slot stores k_i, u_i and g_i, the sum of log a from the text's first row to i, and no state.
+With S the state after the committed rows up to some position, g_0 their sum, and D_ij = exp(g_i - g_j) where j is an
+ancestor of i or i itself,
 
     (I + A) U = b (V - exp(g - g_0) K S)      A_ij = b_i D_ij (k_i . k_j) for j other than i
     O = exp(g - g_0) Q S + (D * Q K^T) U
@@ -34,7 +35,10 @@ from penstock.stage.visibility import ProtocolError
 
 
 class Rows(NamedTuple):
-    """What rows bring, all in one format; ``decay`` (log a) is at most 0. ``beta`` is there under the delta rule."""
+    """The inputs of rows, all in one format.
+
+    ``decay`` (log a) is at most 0; ``beta`` is None without the delta rule.
+    """
 
     query_NKd: Tensor
     key_NKd: Tensor
@@ -55,11 +59,11 @@ class State(Protocol):
     slots: SlotArrays
 
     def read(self, rows: Rows, plan: TreePlan) -> Tensor:
-        """Add the rows and read their outputs [N, H, e]."""
+        """Add the rows, and read their outputs [N, H, e]."""
         ...
 
     def forget(self, requests: Sequence[int]) -> None:
-        """These have ended."""
+        """Drop the state of requests that have ended."""
         ...
 
     @property
@@ -76,10 +80,10 @@ class _Folded:
 
 
 class FoldedState:
-    """One triangular solve per part of a batch; one state for each request, folded at fixed positions.
+    """One triangular solve for each part of a batch, and one state for each request, folded at fixed positions.
 
-    All is computed and kept in ``dtype``, and given back in the rows' own. With float64 a row's output is the same
-    float of 32 bits whatever rows are computed beside it, but for one in 10^8.
+    Everything is computed and kept in ``dtype``; outputs have the rows' own. In float64 a row's float32 output does not
+    depend on the rows computed beside it, but for one in 10^8.
     """
 
     def __init__(self, capacity: int, dtype: torch.dtype = torch.float32) -> None:
@@ -97,6 +101,7 @@ class FoldedState:
 
     def read(self, rows: Rows, plan: TreePlan) -> Tensor:
         given, rows = rows.value_NHe.dtype, rows.to(self._dtype)
+        # All keys first: a part reads those of the parts before it.
         self.slots.put("key", plan.slots_N, rows.key_NKd)
         self.slots.make("added", rows.value_NHe)
         output_NHe = torch.empty_like(rows.value_NHe)
@@ -124,7 +129,7 @@ class FoldedState:
         return ((query_Hnd * decay_Hnc) @ folded.state_Hde + read_Hne).transpose(0, 1)
 
     def _totals(self, decay_nHc: Tensor, part: Part) -> Tensor:
-        """The sum of log decays from the text's first row to each of these, float64; puts it into their slots."""
+        """The sum of log decays from the text's first row to each of these, float64; also stored in their slots."""
         within = torch.einsum("nm,mhc->nhc", part.run_nn.double(), decay_nHc.double())
         self.slots.make("total", within)
         total_nHc = within + self.slots.get("total", part.top)
@@ -132,8 +137,9 @@ class FoldedState:
         return total_nHc
 
     def _fold(self, part: Part, rows: Rows) -> _Folded:
-        """The state up to the part's base: what is folded already, and what the slots hold of the rows behind that."""
+        """The state up to the part's base: the state folded before, and the committed rows in slots behind it."""
         folded = self._folded.get(part.request)
+        # Nothing has been folded, or more than this part may see: fold again from the beginning.
         if folded is None or folded.until > part.base:
             _, heads, width = rows.value_NHe.shape
             state = rows.value_NHe.new_zeros(heads, rows.key_NKd.shape[2], width)
@@ -174,7 +180,7 @@ class _Weighing:
         return torch.stack([self._of_head(*pair) for pair in enumerate(zip(left_Hnd, right_Hmd, strict=True))])
 
     def _of_head(self, head: int, pair: tuple[Tensor, Tensor]) -> Tensor:
-        """Every channel decays apart: one head at a time, since [n, m, d] is large."""
+        """The products of one head whose channels decay apart. One head at a time, since [n, m, d] is large."""
         left_nd, right_md = pair
         apart_nmd = self._total_Hnc[head][:, None] - self._total_Hmc[head][None]
         decay_nmd = apart_nmd.masked_fill(self._unseen_nm[..., None], -torch.inf).exp().to(left_nd.dtype)
@@ -182,7 +188,7 @@ class _Weighing:
 
 
 def _solve(products_Hnm: Tensor, lacks_Hne: Tensor, above_Hme: Tensor, beta_Hn1: Tensor) -> Tensor:
-    """What rows add under the delta rule; the last n of the m columns are theirs."""
+    """The rows' additions under the delta rule, by forward substitution. The last n of the m columns are the rows."""
     apart, rows = above_Hme.shape[1], lacks_Hne.shape[1]
     weights_Hnm = beta_Hn1 * products_Hnm
     wanted_Hne = beta_Hn1 * lacks_Hne
@@ -194,5 +200,5 @@ def _solve(products_Hnm: Tensor, lacks_Hne: Tensor, above_Hme: Tensor, beta_Hn1:
 
 
 def _by_head(one_NKd: Tensor, heads: int) -> Tensor:
-    """[H, N, d]; each of K heads serves H / K that follow each other."""
+    """[N, K, d] -> [H, N, d]: each of the K heads serves H / K consecutive ones."""
     return one_NKd.repeat_interleave(heads // one_NKd.shape[1], dim=1).transpose(0, 1)

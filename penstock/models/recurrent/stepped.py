@@ -1,4 +1,4 @@
-"""The slow reference: a state in every slot, one row after another along its path."""
+"""The slow reference: a state in every slot, computed row by row along the path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.models.recurrent.state import Rows
 
 
 class SteppedState:
-    """What ``FoldedState`` computes, by its definition."""
+    """Computes the same as ``FoldedState``, straight from the definition."""
 
     def __init__(self, capacity: int) -> None:
         self.slots = SlotArrays(capacity)
@@ -23,7 +23,7 @@ class SteppedState:
         return self.slots.bytes
 
     def forget(self, requests: Sequence[int]) -> None:
-        """Nothing: slots come back by themselves."""
+        """Do nothing: slots are overwritten when they are used again."""
 
     def read(self, rows: Rows, plan: TreePlan) -> Tensor:
         count, heads, width = rows.value_NHe.shape

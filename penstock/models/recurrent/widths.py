@@ -1,4 +1,4 @@
-"""What a layer that carries a state keeps of every row, told from the configuration alone."""
+"""How much a state-carrying layer stores for each row, from the configuration alone."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 DECAY_BYTES: Final = 8
-"""Sums of log decays are float64 in every format."""
+"""Bytes of a sum of log decays, which is float64 in every format."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Numbers that a slot holds: the convolution's input, the row's key and what it adds, its sums of log decays."""
+    """How many numbers a slot holds: the convolution's input, the row's key and addition, its sums of log decays."""
 
     convolution: int
     state: int = 0
     decays: int = 0
 
     def bytes(self, of_weights: int, of_state: int) -> int:
-        """With so many bytes for a number of the hidden states, and of the state."""
+        """Bytes for a row.
+
+        ``of_weights`` and ``of_state`` are the bytes of a hidden state's and of a state's number.
+        """
         return of_weights * self.convolution + of_state * self.state + DECAY_BYTES * self.decays
 
 
 def kept(config: Any) -> Kept:
-    """Of one row in one layer: of Kimi Linear, other gated delta nets, Mamba-2, or a short convolution."""
+    """The numbers of one row in one layer: Kimi Linear, other gated delta nets, Mamba-2, or a short convolution."""
     if width := _stated(config, "linear_head_dim"):
         inner = width * config.linear_num_heads
         return Kept(3 * inner, 2 * inner, inner)
@@ -39,5 +42,5 @@ def kept(config: Any) -> Kept:
 
 
 def _stated(config: Any, *names: str) -> int:
-    """What the configuration says under one of these names; 0 where it has none of them."""
+    """The configuration's value under the first of these names that it has; 0 if it has none."""
     return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 0)

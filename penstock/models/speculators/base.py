@@ -1,4 +1,4 @@
-"""What is known of a learned drafter's checkpoint before its tensors are read, and how one is refused."""
+"""The description of a learned drafter's checkpoint before its tensors are read, and the errors that refuse one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IGNORED: Final = (
     "verifier_norm.weight",
     "t2d",
 )
-"""Ends of the names of tensors that may lie in a file though nothing is computed with them."""
+"""Ends of tensors' names that may be in a file though nothing is computed with them."""
 
 MAPS: Final = ("d2t", "token_map")
 """Tensors that hold the target's token ids; all others are weights."""
@@ -34,16 +34,16 @@ Shapes = Mapping[str, tuple[int, ...]]
 class SpeculatorCheckpoint:
     """A learned drafter that fits its target; every shape has been checked.
 
-    ``reads`` are the hidden states of the target that it needs, as transformers numbers them: 0 the embedding, k what
-    layer k - 1 gives, and the number of layers itself the states after the final norm; one more are the same before it.
-    ``hidden_size`` is the width of its own states, ``draft_vocab_size`` the number of tokens that it can draft.
+    ``reads`` are the hidden states of the target that it needs, in transformers' numbering: 0 the embedding, k the
+    output of layer k - 1, and the number of layers the states after the final norm; one more is the same before the
+    norm. ``hidden_size`` is the width of its own states, ``draft_vocab_size`` the number of tokens that it can draft.
 
-    ``tensors`` says where each tensor is stored, under the names that the modules here give them; ``layer`` is the
-    LlamaConfig of its layers, and ``layers`` how many it has (of Medusa: blocks per head, of which it has ``heads``).
-    ``levels`` are the states that SPD's module reads of a token, by how far it has got; ``stages`` the only number of
-    stages that it can be used with, if any; ``asking`` the level of the rows that it is asked about, if it is but one.
-    ``draft_ids`` are the target's ids of what it can draft, where the configuration states them; None: all. ``place``
-    is the layer of the target that an MTP head's own is like.
+    ``tensors`` says where each tensor is stored, under the names of the modules here; ``layer`` is the LlamaConfig of
+    its layers, and ``layers`` their number (for Medusa: blocks in each of its ``heads``). ``levels`` are the states
+    that SPD's module reads for a token, by how far the token has got; ``stages`` is the only number of stages that it
+    works with, None for any; ``asking`` is the level of the rows that it is asked about. ``draft_ids`` are the target's
+    ids of the tokens that it can draft, where the configuration states them; None: all. ``place`` is the layer of the
+    target that an MTP head's own layer resembles.
     """
 
     kind: Kind
@@ -65,7 +65,7 @@ class SpeculatorCheckpoint:
 
     @property
     def depth(self) -> int:
-        """How many decoder layers a pass of it goes through."""
+        """How many decoder layers one pass goes through."""
         return 0 if self.kind == "medusa" else self.layers
 
 
@@ -75,7 +75,7 @@ def refusal(path: Path, problem: str) -> FieldError:
 
 
 def check_equal(path: Path, name: str, own: Any, target: int, of_target: str) -> None:
-    """Raise FieldError if the speculator states a size (None: it does not) that differs from the target's."""
+    """Raise FieldError if the speculator states a size that differs from the target's; None states none."""
     if own is not None and own != target:
         raise refusal(path, f"{name} is {own}, {of_target} {target}: it was trained for another model")
 
@@ -83,7 +83,7 @@ def check_equal(path: Path, name: str, own: Any, target: int, of_target: str) ->
 def check_shapes(path: Path, tensors: Mapping[str, Stored], needed: Shapes, optional: Shapes) -> dict[str, Stored]:
     """The tensors that belong to the drafter.
 
-    Raises FieldError for one that is missing, misshapen or unknown, and for a weight that is no float.
+    Raises FieldError for a tensor that is missing, misshapen or unknown, and for a weight that is no float.
     """
     for name, shape in {**optional, **needed}.items():
         if name in tensors and tensors[name].shape != shape:
@@ -104,9 +104,9 @@ def check_shapes(path: Path, tensors: Mapping[str, Stored], needed: Shapes, opti
 
 
 def draft_vocabulary(path: Path, tensors: Mapping[str, Stored], name: str, size: int, target: Checkpoint) -> Shapes:
-    """The tensor ``name`` that leads from a vocabulary of ``size`` to the target's; none where they are the same.
+    """The shape of tensor ``name``, which maps a vocabulary of ``size`` to the target's; empty where both are the same.
 
-    Raises FieldError where the two vocabularies cannot be brought together.
+    Raises FieldError if the drafter's vocabulary is larger than the target's.
     """
     if size > target.vocab_size:
         raise refusal(path, f"it drafts {size} tokens, the target knows {target.vocab_size}: it is another model's")

@@ -19,11 +19,11 @@ from penstock.models.speculators.layer import DecoderLayer, Rotation
 
 
 class Eagle(nn.Module):
-    """EAGLE-1, whose weights serve EAGLE-2 too, over the target's last hidden state.
+    """EAGLE-1, whose weights also serve EAGLE-2, over the target's last hidden state.
 
-    A row is a token and the feature of the token before it; what comes out stands for the token's own feature. A
-    feature is the target's final hidden state after its norm. ``head`` gives logits over the target's vocabulary.
-    ``fc_bias`` and ``biased`` name what the checkpoint has biases for.
+    A row is a token and the feature of the token before it; the output predicts the token's own feature. A feature is
+    the target's final hidden state after its norm. ``head`` gives logits over the target's vocabulary. ``fc_bias`` and
+    ``biased`` say which projections have a bias in the checkpoint.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class Eagle(nn.Module):
         return features_NF
 
     def forward(self, tokens_N: Tensor, feature_ND: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """What stands for the rows' own features [N, D]. ``attend`` stores keys and values: see ``Attend``."""
+        """The predicted features [N, D] of the rows' own tokens. ``attend`` stores keys and values: see ``Attend``."""
         hidden_ND = self.fc(torch.cat([self.embed_tokens(tokens_N), feature_ND], dim=-1))
         return self.layers[0](hidden_ND, hidden_ND, self.rotation(hidden_ND, positions_N), attend)
 
     def logits(self, hidden_nD: Tensor) -> Tensor:
-        """float32 [n, V] of the token after each row, from what ``forward`` gave."""
+        """The logits of the token after each row, float32 [n, V], from the output of ``forward``."""
         return self.head(hidden_nD)
 
 
 class MidLayer(DecoderLayer):
-    """A layer that attends over embedding and feature side by side; the feature alone is its residual.
+    """A layer that attends over embedding and feature side by side; its residual is the feature alone.
 
     With ``norm_before_residual`` the residual is the normed feature.
     """
@@ -64,18 +64,18 @@ class MidLayer(DecoderLayer):
         self._norm_before_residual = norm_before_residual
 
     def join(self, embedding_ND: Tensor, feature_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """What enters attention [N, 2D], and the residual [N, D]."""
+        """The input of the attention [N, 2D], and the residual [N, D]."""
         normed_ND = self.hidden_norm(feature_ND)
         entering_NI = torch.cat([self.input_layernorm(embedding_ND), normed_ND], dim=-1)
         return entering_NI, normed_ND if self._norm_before_residual else feature_ND
 
 
 class Eagle3(nn.Module):
-    """EAGLE-3, over states of three of the target's layers, fused.
+    """EAGLE-3, over fused states of three of the target's layers.
 
-    A row is a token and the feature of the token before it; what comes out stands for the token's own feature. A
-    feature is ``fuse`` of the target's states, or what came out of the row before. ``features_width`` is F, the width
-    of all the states that it reads side by side. ``head`` gives logits over the target's vocabulary.
+    A row is a token and the feature of the token before it; the output predicts the token's own feature. A feature is
+    ``fuse`` of the target's states, or the output of the row before. ``features_width`` is F, the width of all the
+    states that it reads side by side. ``head`` gives logits over the target's vocabulary.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Eagle3(nn.Module):
         return self.fc(self.input_norm(features_NF))
 
     def forward(self, tokens_N: Tensor, feature_ND: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """What stands for the rows' own features [N, D], before the norm. ``attend`` stores keys and values."""
+        """The predicted features [N, D] of the rows' own tokens, before the norm. ``attend`` stores keys and values."""
         entering_NI, residual_ND = self.midlayer.join(self.embed_tokens(tokens_N), feature_ND)
         return self.midlayer(entering_NI, residual_ND, self.rotation(feature_ND, positions_N), attend)
 
     def logits(self, hidden_nD: Tensor) -> Tensor:
-        """float32 [n, V] of the token after each row, from what ``forward`` gave; -inf for what it cannot draft."""
+        """The logits after each row, float32 [n, V], from ``forward``'s output; -inf for tokens it cannot draft."""
         return self.head(self.norm(hidden_nD))

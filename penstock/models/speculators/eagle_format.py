@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-3 checkpoints: their configuration and which tensors have to be there, of which shape."""
+"""EAGLE-1 and EAGLE-3 checkpoints: their configuration, and the tensors that they need, with shapes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TAKEN: Final = (
     "rope_scaling",
     "rope_parameters",
 )
-"""The fields of a configuration that shape the layer; what is absent is as LlamaConfig has it."""
+"""Fields of a configuration that shape the layer; LlamaConfig has the defaults."""
 
 DEFAULT_THETA: Final = 10000.0
 AUX_LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
@@ -44,13 +44,13 @@ INNER: Final = "eagle_config"
 """A table in SafeAILab's and vLLM's configurations of EAGLE-3 that holds some of its fields."""
 INNER_FIELDS: Final = frozenset({AUX_LAYERS, "use_aux_hidden_state", "norm_before_fc", "norm_before_residual"})
 NOT_SUPPORTED: Final = ("fc_norm", "norm_output")
-"""Fields of vllm-project/speculators' eagle3 that change what is computed."""
+"""Fields of vllm-project/speculators' eagle3 that change the computation and are not supported."""
 
 Tensors = Mapping[str, Stored]
 
 
 def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """EAGLE-1's layout (EAGLE-2 has the same). Raises FieldError where it does not fit ``target``."""
+    """Parse EAGLE-1's layout, which EAGLE-2 shares. Raises FieldError if it does not fit ``target``."""
     layer = _layer_config(path, config, config, target)
     check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
     _agrees(path, config, "bias", True, tensors, "fc.bias")
@@ -67,7 +67,7 @@ def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target:
 
 
 def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """EAGLE-3's layout, SafeAILab's or vllm-project's. Raises FieldError where it does not fit ``target``."""
+    """Parse EAGLE-3's layout, SafeAILab's or vllm-project's. Raises FieldError if it does not fit ``target``."""
     config = flattened(path, config)
     for name in NOT_SUPPORTED:
         if config.get(name):
@@ -95,7 +95,7 @@ def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target
 
 
 def flattened(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration with what its ``eagle_config`` holds. Raises FieldError for a field that is not known there."""
+    """The configuration joined with its ``eagle_config``. Raises FieldError for an unknown field in that."""
     inner = config.get(INNER)
     if inner is None:
         return config
@@ -112,7 +112,7 @@ def flattened(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _eagle3_shapes(layer: Any, features: int, target: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What has to be there and what may be, but for head and draft vocabulary; ``features`` wide is what it reads."""
+    """The needed and the optional tensors, without head and draft vocabulary. ``features`` is its input's width."""
     width = layer.hidden_size
     needed: dict[str, Any] = {
         "fc.weight": (width, features),
@@ -132,7 +132,7 @@ def _eagle3_shapes(layer: Any, features: int, target: Checkpoint) -> tuple[dict[
 
 
 def layer_shapes(prefix: str, layer: Any, width: int) -> Shapes:
-    """The matrices of a Llama layer whose attention takes in ``width``, and its second norm."""
+    """The matrices of a Llama layer whose attention has inputs of ``width``, and its second norm."""
     hidden, inner = layer.hidden_size, layer.intermediate_size
     heads, key_heads = (n * layer.head_dim for n in (layer.num_attention_heads, layer.num_key_value_heads))
     shapes = {
@@ -196,7 +196,7 @@ def _warn_of_theta(path: Path, layer: Mapping[str, Any], target: Checkpoint) -> 
 
 
 def _agrees(path: Path, config: Mapping[str, Any], field: str, default: bool, tensors: Tensors, name: str) -> bool:
-    """Whether the file holds the tensor that a field speaks of. Raises FieldError if the field says otherwise."""
+    """Whether the file holds the tensor that a field announces. Raises FieldError if the field says otherwise."""
     held = name in tensors
     stated = config.get(field)
     if stated is None and held != default:

@@ -1,4 +1,4 @@
-"""EAGLE's modules and MTP heads as the stage core wants them: rows and the target's features in, candidates out."""
+"""EAGLE's modules and MTP heads behind the stage core's interface: rows and the target's features to candidates."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.stage.visibility import BatchView, RequestView
 class EagleStage(AttendingReader):
     """A module over slots whose rows are a token and a feature each; implements ``stage.core.Layers`` and ``Reader``.
 
-    A row is a token and the feature of its parent: the target's where it has come, else what the module itself gave for
-    the parent's row. Rows whose parents are in the same batch therefore wait for them, level by level; where the
-    target's features are there, as for a prompt, all go together. As in EAGLE's own code a token at position p turns by
-    p - 1, and the very first token, which follows nothing, is seen by no other.
+    A row is a token and the feature of its parent: the target's if it has arrived, else the module's own output for the
+    parent's row. Rows whose parents are in the same batch therefore wait for them, level by level; where the target's
+    features are there, as for a prompt, all rows go together. As in EAGLE's own code a token at position p is rotated
+    by p - 1, and the very first token, which has no predecessor, is seen by no other.
     """
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
@@ -36,7 +36,7 @@ class EagleStage(AttendingReader):
 
     @torch.inference_mode()
     def forward(self, view: BatchView, hidden: None) -> Tensor:
-        """Compute the rows, store keys, values and what the module gives for each [N, D]."""
+        """Compute the rows; store their keys, values and the module's output [N, D]."""
         self.register(view)
         output_ND = self._own_SD.new_zeros(len(view), self.hidden_size)
         left = np.arange(len(view))
@@ -58,6 +58,7 @@ class EagleStage(AttendingReader):
         nodes = self.nodes_in(view.parents)
         true = self.store.has(view.parents, nodes)
         feature_ND = self._own_SD[torch.from_numpy(view.parents)]
+        # A row without a parent has read the last slot (index -1); its feature is zero.
         feature_ND[torch.from_numpy(view.parents < 0)] = 0
         if true.any():
             rows = torch.from_numpy(np.flatnonzero(true))
@@ -74,7 +75,7 @@ class EagleStage(AttendingReader):
 
 
 def subset(view: BatchView, rows: np.ndarray) -> BatchView:
-    """Some of a batch's rows, in order, seeing what they see."""
+    """Some of a batch's rows, in order, with the slots that they see."""
     if len(rows) == len(view):
         return view
     place = np.full(len(view), -1, dtype=np.int64)
@@ -102,7 +103,7 @@ def subset(view: BatchView, rows: np.ndarray) -> BatchView:
 
 
 def blind(view: RequestView) -> RequestView:
-    """Nobody but itself sees the row at position 0: it has no feature."""
+    """The view with the row at position 0 hidden from all others, since it has no feature."""
     mask = view.mask.copy()
     others = mask.sum(axis=1) > 1
     mask[np.ix_(others, view.positions == 0)] = False

@@ -1,4 +1,4 @@
-"""The target's hidden states as a learned drafter keeps them: by slot, each with the node that it belongs to."""
+"""The target's hidden states in a learned drafter: stored by slot, each with the node that it belongs to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from penstock.stage.visibility import ProtocolError
 class FeatureStore:
     """States of the layers in ``reads``, each ``width`` wide, for ``capacity`` slots.
 
-    Slots are the target's, and reused: a state counts only for the node that it came with. A drafter of a target with
-    few layers may read one of them twice; it is sent and kept once.
+    Slots are the target's, and reused: a state counts only for the node that it came with. A drafter for a target with
+    few layers may read one of them twice; it is sent and stored once.
     """
 
     def __init__(self, reads: Sequence[int], capacity: int, width: int, dtype: torch.dtype, device: str) -> None:
@@ -28,14 +28,14 @@ class FeatureStore:
         self._nodes: list[set[int]] = [set() for _ in self.layers]
 
     def forget(self) -> None:
-        """Nothing has come."""
+        """Forget all states."""
         self._states_SLD.zero_()
         self._owner_LS[:] = 0
         for known in self._nodes:
             known.clear()
 
     def add_features(self, features: Features, states: Tensor | None) -> None:
-        """Keep what a stage of the target has sent; ``states`` [rows, layers x width], None of no rows.
+        """Store what a stage of the target has sent; ``states`` is [rows, layers x width], None without rows.
 
         Raises ProtocolError for layers, widths or slots that are not this drafter's.
         """
@@ -53,20 +53,21 @@ class FeatureStore:
         for i, layer in enumerate(features.layers):
             place = self.layers.index(layer)
             self._states_SLD[torch.from_numpy(slots), place] = states[:, i * self._width : (i + 1) * self._width]
+            # The nodes that held these slots before have lost their states.
             self._nodes[place].difference_update(self._owner_LS[place, slots].tolist())
             self._nodes[place].update(features.nodes)
             self._owner_LS[place, slots] = features.nodes
 
     def missing_features(self, nodes: set[int]) -> set[tuple[int, int]]:
-        """What has not come of these nodes' states: (node, layer)."""
+        """The states of these nodes that have not arrived, as (node, layer)."""
         here = zip(self.layers, self._nodes, strict=True)
         return {(node, layer) for layer, known in here for node in nodes - known}
 
     def has(self, slots_N: np.ndarray, nodes_N: np.ndarray) -> np.ndarray:
-        """Whether all states of each node are here [N]; a slot below 0 holds none."""
+        """Whether all states of each node are here, bool [N]; False for a slot below 0."""
         held: np.ndarray = (self._owner_LS[:, slots_N] == nodes_N).all(axis=0) & (slots_N >= 0)
         return held
 
     def states(self, slots_N: np.ndarray) -> Tensor:
-        """The states in these slots, side by side in the order in which they are read [N, F]."""
+        """The states in these slots, side by side in the order in which they are read, [N, F]."""
         return self._states_SLD[torch.from_numpy(slots_N)][:, self._places].flatten(1)

@@ -1,8 +1,8 @@
-"""Opens a learned drafter's checkpoint: tells its layout from the files, and checks it against its target.
+"""Opens a learned drafter's checkpoint: recognises its layout by the files, and checks it against its target.
 
 Only headers and configuration are read. The layouts: SafeAILab/EAGLE's for EAGLE-1 (cnets1) and EAGLE-3 (cnets),
-vllm-project/speculators' for eagle3, FasterDecoding/Medusa's, vLLM's for Medusa, for SPD
-yuyijiong/speculative_pipeline_decoding's, and the MTP heads that lie in a target's own checkpoint.
+vllm-project/speculators' for eagle3, FasterDecoding/Medusa's, vLLM's for Medusa,
+yuyijiong/speculative_pipeline_decoding's for SPD, and MTP heads in a target's own checkpoint.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARSERS: Final = {
     "spd": parse_spd,
 }
 OWN_NOTES: Final = ("_", "trained_with_")
-"""How notes begin that libraries and Penstock's own training leave in a configuration."""
+"""Beginnings of fields in which libraries and Penstock's own training leave notes."""
 READ: Final = frozenset(
     {
         *("architectures", "auto_map", "model_type", "torch_dtype", "dtype", "transformers_version", "bias", "version"),
@@ -59,12 +59,12 @@ READ: Final = frozenset(
         *("shallow_hidden_layer_indices", "post_state", "embed_requires_grad", "has_no_defaults_at_init"),
     }
 )
-"""Fields of drafters' configurations beside a layer's that are read, or say nothing of what is computed."""
+"""Fields of drafters' configurations, beside a layer's, that are read or do not concern the computation."""
 TYPE_FIELD: Final = "speculators_model_type"
 
 
 def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
-    """Read everything but the weights of the speculator in a folder, file or hub id ``path``, drafting for ``target``.
+    """Read everything but the weights of the speculator ``path`` (folder, file or hub id), for drafting for ``target``.
 
     Raises FieldError naming the tensor or field that is missing, unknown, not supported or made for another model.
     """
@@ -77,13 +77,13 @@ def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
         tensors = find_tensors(place)
         config = read_json((place.parent if place.is_file() else place) / "config.json")
     kind = _kind(place, config, tensors, target)
-    if kind != "mtp":  # whose configuration is the target's
+    if kind != "mtp":  # an MTP head's configuration is the target's
         name_unknown(place, config)
     return PARSERS[kind](place, config, tensors, target)
 
 
 def name_unknown(path: Path, config: Mapping[str, Any]) -> None:
-    """Say which fields of a drafter's configuration nothing here reads: drafts may be worse by them, tokens never."""
+    """Warn of fields in a drafter's configuration that are not read: drafts may be worse without them, tokens never."""
     known = LlamaConfig().to_dict().keys() | READ
     if unknown := sorted(name for name in config if name not in known and not name.startswith(OWN_NOTES)):
         log.warning("%s: config.json holds %s, which is not known here and not followed", path, ", ".join(unknown))
@@ -91,7 +91,7 @@ def name_unknown(path: Path, config: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-    """What is wrong with the files is said of the field that names them."""
+    """Turn errors about the files into ones about the field that names them."""
     try:
         yield
     except FieldError:

@@ -1,6 +1,6 @@
-"""The parts that EAGLE's modules are made of: one Llama layer over slots, and a vocabulary smaller than the target's.
+"""The parts of EAGLE's modules: one Llama layer over slots, and a vocabulary smaller than the target's.
 
-Shapes: N rows of a batch, n rows that ask for logits, D hidden size, I width of what enters attention, H query heads, K
+Shapes: N rows of a batch, n rows that ask for logits, D hidden size, I width of the attention's input, H query heads, K
 key heads, d width of a head, V the target's vocabulary, v the tokens that can be drafted.
 """
 
@@ -26,7 +26,8 @@ class Rotation(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        # The frequencies come from the configuration, not from a file, so they cannot wait on the meta device.
+        # The frequencies come from the configuration, not from a file, so they cannot stay on the meta device until
+        # loaded.
         with torch.device("cpu"):
             self.embedding = LlamaRotaryEmbedding(config)
 
@@ -37,9 +38,9 @@ class Rotation(nn.Module):
 
 
 class Attention(nn.Module):
-    """Llama's attention, whose input may be wider than the hidden size. ``biased`` projections have a bias.
+    """Llama's attention, whose input may be wider than the hidden size. ``biased`` names projections with a bias.
 
-    Where ``normed``, queries and keys are normed head by head, as Qwen3's are.
+    If ``normed``, queries and keys are normed head by head, as in Qwen3.
     """
 
     def __init__(self, config: Any, width: int, biased: Collection[str], *, index: int, normed: bool) -> None:
@@ -66,7 +67,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A Llama layer without a norm of its own before attention: what enters it and the residual come from outside."""
+    """A Llama layer without a norm before attention: the attention's input and the residual are given apart."""
 
     def __init__(
         self, config: Any, width: int, biased: Collection[str], *, index: int = 0, normed: bool = False
@@ -84,7 +85,7 @@ class DecoderLayer(nn.Module):
 
 
 class DraftVocabulary(nn.Module):
-    """Leads from logits over the tokens that can be drafted to the target's vocabulary.
+    """Maps logits over the tokens that can be drafted to the target's vocabulary.
 
     ``target_ids_v`` [v] int64 holds the target's id of each; None where the vocabularies are the same.
     """
@@ -95,7 +96,7 @@ class DraftVocabulary(nn.Module):
         self.target_ids_v = nn.Buffer(target_ids_v, persistent=False) if target_ids_v is not None else None
 
     def forward(self, logits_nv: Tensor) -> Tensor:
-        """float32 [n, V]; tokens that cannot be drafted get -inf."""
+        """The logits over the target's vocabulary, float32 [n, V]; -inf for tokens that cannot be drafted."""
         logits_nv = logits_nv.float()
         if self.target_ids_v is None:
             return logits_nv

@@ -1,4 +1,4 @@
-"""Builds a learned drafter's module from its checkpoint; embedding and head are the target's where it has none."""
+"""Builds a learned drafter's module from its checkpoint. Embedding and head are the target's if it has none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.models.stage_model import NormOnly
 
 
 class TargetHead(nn.Module):
-    """The target's own head, with whatever soft cap or scale it has, over states that have been normed already."""
+    """The target's own head, with its soft cap or scale, over states that have been normed already."""
 
     def __init__(self, target: Checkpoint, dtype: str, device: str) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class TargetHead(nn.Module):
         self._causal = causal
 
     def forward(self, hidden_nD: Tensor) -> Tensor:
-        """float32 [n, V]"""
+        """The logits, float32 [n, V]."""
         return self._causal(inputs_embeds=hidden_nD[None], use_cache=False).logits[0].float()
 
 
@@ -38,9 +38,9 @@ Module = Eagle | Eagle3 | Medusa | Mtp | Spd
 
 
 def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype: str, device: str) -> Module:
-    """The module of ``checkpoint``, with weights in ``dtype`` on ``device``, in no need of a gradient.
+    """The module of ``checkpoint``, with weights in ``dtype`` on ``device``, without gradients.
 
-    Raises ConfigError for a dtype that is unknown, or ids of tokens that the target does not have.
+    Raises ConfigError for an unknown dtype, or ids of tokens that the target does not have.
     """
     torch_format = torch_dtype(dtype)
     stored = read_tensors({name: one for name, one in checkpoint.tensors.items() if not name.startswith(LAYER)})
@@ -57,7 +57,7 @@ def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype:
             module = _spd(checkpoint, weights, embedding, final_norm(target, dtype, device), head)
         else:
             module = _eagle(checkpoint, weights, embedding, head)
-    # Shapes and names were checked when the checkpoint was opened; what its file lacks, the target has brought.
+    # Shapes and names were checked when the checkpoint was opened. What the file lacks has come from the target.
     module.load_state_dict(weights, strict=False, assign=True)
     module.to(device).requires_grad_(False)
     return module
@@ -115,7 +115,7 @@ def _mtp(
 
 
 def final_norm(target: Checkpoint, dtype: str, device: str) -> nn.Module:
-    """The target's own, frozen."""
+    """The target's final norm, frozen."""
     last = target.num_layers
     base = getattr(load_module(target, last, last, dtype, device), target.parts.base)
     norm: nn.Module = getattr(base, target.parts.norm)
@@ -130,7 +130,7 @@ def _medusa(checkpoint: SpeculatorCheckpoint, weights: Mapping[str, Tensor], voc
 
 
 def _embedding(weights: Mapping[str, Tensor], target: Checkpoint, dtype: str, device: str) -> nn.Module:
-    """The drafter's own embedding, or the target's as it is stored: a scale that the target applies is not taken."""
+    """The drafter's own embedding, or the target's as stored, without a scale that the target applies."""
     weight = weights.get("embed_tokens.weight")
     if weight is None:
         base = getattr(load_module(target, 0, 0, dtype, device), target.parts.base)
@@ -151,7 +151,7 @@ def _head(
 
 
 def check_draft_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint) -> None:
-    """Raise FieldError where a drafter's map leads to tokens that its target does not have, or its vectors hold NaN."""
+    """Raise FieldError if a drafter's map names tokens that its target does not have, or its vectors hold NaN."""
     small = {name: one for name, one in checkpoint.tensors.items() if name in MAPS or len(one.shape) == 1}
     stored = read_tensors(small)
     _target_ids(checkpoint, target, stored)
@@ -159,7 +159,7 @@ def check_draft_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint) -> Non
 
 
 def _target_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint, stored: Mapping[str, Tensor]) -> Tensor | None:
-    """The target's id of each token that can be drafted [v]; None if these are all of the target's, in order."""
+    """The target's id of each token that can be drafted, [v]; None if these are all of the target's, in order."""
     if checkpoint.draft_ids is not None:
         return torch.tensor(checkpoint.draft_ids)
     if "token_map" in stored:

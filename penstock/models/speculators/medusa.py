@@ -12,7 +12,7 @@ from penstock.models.speculators.layer import DraftVocabulary
 
 
 class Block(nn.Module):
-    """What a head does before its logits: x + SiLU(Wx + b), layer by layer."""
+    """The layers of a head before its logits: x + SiLU(Wx + b) for each."""
 
     def __init__(self, hidden_size: int, layers: int, bias: bool) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 class Medusa(nn.Module):
-    """``heads`` heads of ``layers`` layers each, over a vocabulary of v that ``vocabulary`` leads to the target's."""
+    """``heads`` heads of ``layers`` layers each, over v tokens that ``vocabulary`` maps to the target's."""
 
     def __init__(
         self, heads: int, layers: int, hidden_size: int, vocab_size: int, vocabulary: DraftVocabulary, *, bias: bool
@@ -38,5 +38,5 @@ class Medusa(nn.Module):
         self.vocabulary = vocabulary
 
     def head_logits(self, head: int, hidden_nD: Tensor) -> Tensor:
-        """float32 [n, V] of the token ``head`` + 2 places after each row's, from the target's final-normed states."""
+        """The logits, float32 [n, V], of the token ``head`` + 2 places after each row's, from final-normed states."""
         return self.vocabulary(self.lm_heads[head](self.blocks[head](hidden_nD)))

@@ -1,6 +1,6 @@
-"""Medusa checkpoints: how many heads of how many layers there are, told from the tensors.
+"""Medusa checkpoints: the numbers of heads and of their layers are derived from the tensors.
 
-Published configurations state a wrong number of heads (2 where the file holds 5), so theirs is not read.
+Published configurations state a wrong number of heads (2 where the file holds 5), so that number is not read.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.models.speculators.base import (
 from penstock.models.speculators.weights import Stored
 
 ORIGINAL: Final = re.compile(r"(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
-"""FasterDecoding's names: head, layer, and "linear" unless it is the last one, that gives logits."""
+"""FasterDecoding's names: head, layer, and "linear" except for the last layer, which gives the logits."""
 
 BLOCK: Final = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
-"""vLLM's names, which the modules here have too."""
+"""vLLM's names, which the modules here use, too."""
 
 
 MOST_BLOCKS: Final = 10_000
-"""Far more than any Medusa has: names in a file may hold any number."""
+"""Far more blocks than any Medusa has: the names in a file may hold any number."""
 
 
 def is_medusa(tensors: Mapping[str, Stored]) -> bool:
@@ -38,7 +38,7 @@ def is_medusa(tensors: Mapping[str, Stored]) -> bool:
 def parse_medusa(
     path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored], target: Checkpoint
 ) -> SpeculatorCheckpoint:
-    """Either layout of Medusa. Raises FieldError where it does not fit ``target``."""
+    """Parse either layout of Medusa. Raises FieldError if it does not fit ``target``."""
     tensors = _renamed(tensors)
     found = [match.groups() for match in map(BLOCK.fullmatch, tensors) if match]
     heads, layers = (1 + max(int(pair[i]) for pair in found) for i in (0, 1))

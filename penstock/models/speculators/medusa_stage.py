@@ -1,4 +1,4 @@
-"""Medusa's heads as the stage core wants them: each looks a step further ahead from the newest state of the target."""
+"""Medusa's heads behind the stage core's interface: each predicts one step further from the target's newest state."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from penstock.stage.visibility import BatchView
 class MedusaStage(FeatureReader):
     """Implements ``stage.core.Layers`` and ``Reader``. A row is only a place in the tree: the heads see no token.
 
-    What follows a row comes from the nearest node above it whose state has come, by the head that looks so far ahead:
+    The candidates after a row come from the nearest node above it whose state has arrived, by the head for that
+    distance:
 
         state of y:  y -> root -> a -> b        head 0 after the root, head 1 after a, head 2 after b, ...
 
-    A row that no head reaches is not answered for; once the root has moved on it can be asked about again.
+    A row beyond the last head gets no answer; once the root has moved on, it can be asked about again.
     """
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
@@ -35,7 +36,7 @@ class MedusaStage(FeatureReader):
         self._parent_of[:] = -1
 
     def forward(self, view: BatchView, hidden: None) -> Tensor:
-        """Nothing to compute: [N, 0]."""
+        """Only note the rows' slots and parents: nothing has to be computed. Returns [N, 0]."""
         self.register(view)
         self._parent_of[view.slots] = view.parents
         return torch.empty(len(view), 0)
@@ -60,7 +61,7 @@ class MedusaStage(FeatureReader):
         return answers
 
     def _source(self, slot: int) -> tuple[int, int]:
-        """The head, and the slot whose state it reads, of a row whose parent is in ``slot``; slot -1: none reaches."""
+        """The head, and the slot whose state it reads, for a row with its parent in ``slot``; slot -1 if none fits."""
         for head in range(self.module.heads):
             if slot < 0:
                 break

@@ -1,4 +1,4 @@
-"""MTP, multi-token prediction: one more layer like the target's, over its last state and the next token's embedding.
+"""Multi-token prediction (MTP): one more layer like the target's, over its last state and the next token's embedding.
 
 Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2; ``MtpModel`` of transformers; vLLM's qwen3_next_mtp.py. Shapes as
 in layer.py.
@@ -27,16 +27,18 @@ from penstock.models.speculators.weights import Stored
 from penstock.models.text_part import Weights
 
 LAYER: Final = "layer."
-"""What the names of the layer's own tensors begin with in ``SpeculatorCheckpoint.tensors``."""
+"""The prefix of the layer's own tensors in ``SpeculatorCheckpoint.tensors``."""
 FULL: Final = "full_attention"
 
 
 class Mtp(nn.Module):
-    """A row is a token and the feature of the token before it; what comes out stands for the token's own feature.
+    """An MTP head.
 
-    A feature is the target's final hidden state after its norm, or what came out of the row before. ``base`` is what
-    ``load_base`` gives, ``layer`` the layer in it. Of the target's ``norm`` there are three copies with weights of
-    their own. ``head`` gives logits over the target's vocabulary.
+    A row is a token and the feature of the token before it; the output predicts the token's own feature.
+
+    A feature is the target's final hidden state after its norm, or the output of the row before. ``base`` comes from
+    ``load_base``, and ``layer`` is the layer in it. The target's ``norm`` is copied three times, for weights of their
+    own. ``head`` gives logits over the target's vocabulary.
     """
 
     def __init__(self, base: Any, layer: nn.Module, norm: nn.Module, embed_tokens: nn.Module, head: nn.Module) -> None:
@@ -55,7 +57,7 @@ class Mtp(nn.Module):
         return features_NF
 
     def forward(self, tokens_N: Tensor, feature_ND: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """What stands for the rows' own features [N, D]. ``attend`` stores keys and values: see ``Attend``."""
+        """The predicted features [N, D] of the rows' own tokens. ``attend`` stores keys and values: see ``Attend``."""
         embedding_ND = self.enorm(self.embed_tokens(tokens_N))
         hidden_ND = self.eh_proj(torch.cat([embedding_ND, self.hnorm(feature_ND)], dim=-1))
         with attending(attend):
@@ -63,14 +65,14 @@ class Mtp(nn.Module):
         return self.norm(output.last_hidden_state[0])
 
     def logits(self, hidden_nD: Tensor) -> Tensor:
-        """float32 [n, V] of the token after each row, from what ``forward`` gave."""
+        """The logits of the token after each row, float32 [n, V], from the output of ``forward``."""
         return self.head(hidden_nD)
 
 
 def place_of(target: Checkpoint) -> int | None:
-    """The last of the target's layers that attends to everything, by itself: a head's layer is like it.
+    """The last of the target's layers with full attention, which a head's layer resembles.
 
-    None where there is none, and where layers take from each other more than hidden states.
+    None if there is none, or if layers pass on more than hidden states.
     """
     if carries(target.config):
         return None
@@ -80,15 +82,15 @@ def place_of(target: Checkpoint) -> int | None:
 
 
 def tensors_of_layer(target: Checkpoint, place: int) -> dict[str, str]:
-    """The target's tensors of the layer at ``place``: by their names within it, the names that they have."""
+    """Name within the layer at ``place`` -> name in the target's checkpoint, for the layer's tensors."""
     names = [name for name in target.weights.names() if layer_of(name) == place]
     return {name.split(f"layers.{place}.", 1)[1]: name for name in names}
 
 
 def load_base(target: Checkpoint, place: int, tensors: Mapping[str, Stored], dtype: str, device: str) -> Any:
-    """The target's base model with one layer, at ``place``, of these tensors: by their names within it.
+    """The target's base model with only the layer at ``place``, made of ``tensors`` (by their names within the layer).
 
-    Raises ConfigError for what the layer lacks.
+    Raises ConfigError for tensors that the layer lacks.
     """
     weights = _Swapped(target.weights, tensors_of_layer(target, place), tensors)
     causal = load_module(replace(target, weights=weights), place, place + 1, dtype, device)
@@ -102,10 +104,10 @@ def load_base(target: Checkpoint, place: int, tensors: Mapping[str, Stored], dty
 
 
 class _Swapped:
-    """``weights`` with other tensors in place of a layer's."""
+    """``weights`` with one layer's tensors replaced."""
 
     def __init__(self, weights: Weights, layer: Mapping[str, str], tensors: Mapping[str, Stored]) -> None:
-        """``layer``: what the layer's tensors are called, by their names within it, which ``tensors`` go by."""
+        """``layer`` maps names within the layer, as in ``tensors``, to names in the checkpoint."""
         some, name = next(iter(layer.items()))
         prefix = name.removesuffix(some)
         left_out = set(layer.values())
@@ -122,12 +124,12 @@ class _Swapped:
         return [*self._others, *self._swapped]
 
     def sizes(self) -> dict[str, int]:
-        """The number of elements of every tensor."""
+        """Name -> number of elements, for every tensor."""
         with contextlib.ExitStack() as files:
             return {name: math.prod(found.get_shape()) for name, found in self.slices(self.names(), files).items()}
 
     def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
-        """These tensors, not read yet, until ``files`` closes them."""
+        """Name -> tensor, not read yet, until ``files`` closes them."""
         wanted = list(names)
         found = self._weights.slices([name for name in wanted if name not in self._swapped], files)
         for name in wanted:

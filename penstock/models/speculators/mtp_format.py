@@ -1,6 +1,7 @@
-"""MTP heads as checkpoints ship them: which tensors are a head's, and whether they fit the target.
+"""MTP heads in checkpoints: the tensors that belong to a head, and whether they fit the target.
 
-Qwen's (Qwen3-Next, Qwen3.5) lie under ``mtp.``, DeepSeek-V3's and GLM's as one more layer behind the target's last.
+Qwen's (Qwen3-Next, Qwen3.5) are stored under ``mtp.``, DeepSeek-V3's and GLM's as one more layer behind the target's
+last.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ QWEN: Final = {
     "mtp.pre_fc_norm_hidden.weight": "hnorm.weight",
     "mtp.norm.weight": "norm.weight",
 }
-"""Names in files, and what the module here calls the same."""
+"""Name in Qwen's files -> name in the module here."""
 QWEN_LAYER: Final = re.compile(r"mtp\.layers\.(\d{1,4})\.(.+)")
 BEHIND: Final = re.compile(r"model\.layers\.(\d{1,4})\.(.+)")
 SHARED: Final = {"shared_head.norm.weight": "norm.weight"}
 OWN: Final = ("eh_proj.weight", "enorm.weight", "hnorm.weight")
 COPIES: Final = ("embed_tokens.weight", "shared_head.head.weight")
-"""Of the target's own, which are taken instead: DeepSeek-V3's head shares them."""
+"""Copies of the target's embedding and head, which are used instead: DeepSeek-V3's head shares them."""
 EXPERTS: Final = ".experts."
-"""What has them is stored in several forms, which the loader judges."""
+"""Marks the tensors of experts, which are stored in several forms; the loader checks them."""
 
 Tensors = Mapping[str, Stored]
 
@@ -48,7 +49,10 @@ def is_mtp(tensors: Tensors, target: Checkpoint) -> bool:
 
 
 def parse_mtp(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """A head in the target's own checkpoint, or apart from it. Raises FieldError where it does not fit ``target``."""
+    """Parse a head in the target's own checkpoint, or apart from it.
+
+    Raises FieldError if it does not fit ``target``.
+    """
     place = place_of(target)
     if place is None:
         raise refusal(path, "the target has no layer that attends to everything; a head's layer would be like it")
@@ -64,7 +68,7 @@ def parse_mtp(path: Path, config: Mapping[str, Any], tensors: Tensors, target: C
 
 
 def no_head(target: Checkpoint) -> FieldError:
-    """The error that refuses a target that ships none."""
+    """The error that refuses a target without an MTP head."""
     return FieldError(
         "speculative_config.method",
         f"is 'mtp', but {str(target.path)!r} ships no MTP head: it holds neither mtp.* nor a layer behind its "
@@ -73,7 +77,7 @@ def no_head(target: Checkpoint) -> FieldError:
 
 
 def _of_head(path: Path, tensors: Tensors, layers: int) -> dict[str, Stored]:
-    """The tensors of the first head, by the names that the module here gives them."""
+    """The tensors of the first head, under the names of the module here."""
     found, heads = {}, set()
     for name, stored in tensors.items():
         head, ours = _renamed(name, layers)
@@ -86,7 +90,7 @@ def _of_head(path: Path, tensors: Tensors, layers: int) -> dict[str, Stored]:
 
 
 def _renamed(name: str, layers: int) -> tuple[int | None, str]:
-    """The number of the head that a tensor belongs to, if any, and what it is called there."""
+    """The number of the head that a tensor belongs to, None if none, and its name there."""
     if name in QWEN:
         return 0, QWEN[name]
     if match := QWEN_LAYER.fullmatch(name):
@@ -99,7 +103,7 @@ def _renamed(name: str, layers: int) -> tuple[int | None, str]:
 
 
 def _layer_shapes(target: Checkpoint, place: int) -> dict[str, tuple[int, ...]]:
-    """The tensors that the layer has to have, as the target's own layer has them, but for what has experts."""
+    """The shapes of the tensors that the layer needs, from the target's own layer, without parts that have experts."""
     own = tensors_of_layer(target, place)
     checked = without_experts(own)
     with contextlib.ExitStack() as files:
@@ -108,6 +112,6 @@ def _layer_shapes(target: Checkpoint, place: int) -> dict[str, tuple[int, ...]]:
 
 
 def without_experts(names: Collection[str]) -> set[str]:
-    """Those of the names that lie in no part of a layer that has experts."""
+    """The names that belong to no part of a layer with experts."""
     routed = tuple({f"{name.split(EXPERTS)[0]}." for name in names if EXPERTS in name})
     return {name for name in names if not name.startswith(routed)}

@@ -1,4 +1,4 @@
-"""What every learned drafter's stage has: the target's features, and which node holds which slot."""
+"""The base of all learned drafters' stages: the target's features, and the nodes that hold the slots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FeatureReader:
     """Part of ``stage.core.Layers``, and all of ``Reader``, for a module that reads states of ``width`` values each."""
 
     grammars: Grammars | None = None
-    """Over the target's tokenizer; None where no request is going to have one."""
+    """Grammars over the target's tokenizer; None if no request can have one."""
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
         self.module = module
@@ -55,7 +55,7 @@ class FeatureReader:
         return weight_bytes(self.module)
 
     def forget(self) -> None:
-        """Know no row and no feature any more, and no request: as when loaded."""
+        """Forget all rows, features and requests, as after loading."""
         self.store.forget()
         self._node_at[:] = 0
         if self.grammars is not None:
@@ -76,17 +76,17 @@ class FeatureReader:
         raise ConfigError("nobody reads a drafter's features")
 
     def register(self, view: BatchView) -> None:
-        """The rows of this batch now hold their slots."""
+        """Note that the rows of this batch now hold their slots."""
         self._node_at[view.slots] = view.nodes
 
     def nodes_in(self, slots_N: np.ndarray) -> np.ndarray:
-        """The node that holds each slot [N]; of what is below 0 it says nothing."""
+        """The node that holds each slot, [N]; meaningless for a slot below 0."""
         nodes: np.ndarray = self._node_at[slots_N]
         return nodes
 
 
 class AttendingReader(FeatureReader):
-    """One whose module attends over slots, and gives logits after every row."""
+    """A reader whose module attends over slots, and gives logits after every row."""
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
         super().__init__(module, reads, width, capacity, dtype, device)
@@ -94,7 +94,7 @@ class AttendingReader(FeatureReader):
 
     @property
     def kv_bytes(self) -> int:
-        """Size of the arenas; 0 before the first row."""
+        """Bytes of the arenas; 0 before the first row."""
         return self._arenas.bytes
 
     def forget(self) -> None:
@@ -102,7 +102,7 @@ class AttendingReader(FeatureReader):
         self._arenas.zero()
 
     def attention(self, view: BatchView) -> SlotAttention:
-        """Answers the module's attention calls for these rows."""
+        """The attention for the module's calls for these rows."""
         return fast_attention(self._arenas, view, self.device, self.dtype)
 
     @torch.inference_mode()

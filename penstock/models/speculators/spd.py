@@ -1,13 +1,13 @@
 """SPD's speculation module: a small transformer over features from whatever depth each token has reached.
 
 Two variants, both from Wang et al., Speculative Pipeline Decoding (arXiv 2605.30852), sections 3.3 to 3.5, as
-yuyijiong/speculative_pipeline_decoding stores them. The paper's (its version 10) has a projection for each of the
-n + 1 depths, and rows of tokens under way are memory: they give keys and values to every layer, through a projection
-of their own in each, and are not updated. In the later one (11) a few anchors stand for all depths, so that one module
+yuyijiong/speculative_pipeline_decoding stores them. The paper's (its version 10) has a projection for each of the n + 1
+depths, and the rows of tokens under way are memory: they give keys and values to every layer, through a projection of
+their own in each, and are not updated. In the later one (11) a few anchors stand for all depths, so that one module
 serves every number of stages, and all rows go through all layers. A head on the first stage's output (early exit) is
 the second variant with one anchor.
 
-Shapes as in layer.py, with F the width of the states that are read, side by side.
+Shapes as in layer.py; F is the width of all states that are read, side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.models.speculators.layer import DecoderLayer, Rotation
 
 
 class SpecLayer(DecoderLayer):
-    """A Llama layer, or Qwen3's where queries and keys are normed."""
+    """A Llama layer; with normed queries and keys it is Qwen3's."""
 
     def __init__(self, config: Any, index: int, biased: Collection[str], normed: bool) -> None:
         super().__init__(config, config.hidden_size, biased, index=index, normed=normed)
@@ -35,11 +35,11 @@ class SpecLayer(DecoderLayer):
 
 
 class Spd(nn.Module):
-    """A row is a token and its own feature g, made of states as deep as its level says.
+    """A row is a token and its own feature g, made of states from the depth that its level names.
 
-    ``levels`` names the target's hidden states behind each level's feature, 0 being the embedding: level 0 is what a
-    token has that enters the pipeline. With ``memory`` (the paper's) rows above level ``asking`` are not updated.
-    ``norm`` is the target's own, and ``head`` gives logits over the target's vocabulary.
+    ``levels`` lists the target's hidden states behind each level's feature, 0 being the embedding: level 0 is all that
+    is known of a token that enters the pipeline. With ``memory`` (the paper's) rows above level ``asking`` are not
+    updated. ``norm`` is the target's own, and ``head`` gives logits over the target's vocabulary.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Spd(nn.Module):
         self.hidden_size = width
         self.levels = [tuple(level) for level in levels]
         self.asking = asking
+        # State 0, the embedding, is looked up here instead of being sent.
         self.reads = tuple(sorted({state for level in levels for state in level} - {0}))
         """The states that the target's stages send."""
         self.embed_tokens = embed_tokens
@@ -79,14 +80,14 @@ class Spd(nn.Module):
         self.head = head
 
     def fuse(self, level: int, tokens_N: Tensor, states_NF: Tensor) -> Tensor:
-        """The features g [N, D] of tokens at one level (Eq. 1); of ``states_NF`` only what the level reads counts."""
+        """The features g [N, D] of tokens at one level (Eq. 1); only the states that the level reads count."""
         parts = states_NF.chunk(len(self.reads), dim=-1) if self.reads else ()
         read = (self.embed_tokens(tokens_N) if k == 0 else parts[self.reads.index(k)] for k in self.levels[level])
         feature_ND: Tensor = self.projections[level](torch.cat(list(read), dim=-1))
         return feature_ND
 
     def forward(self, feature_ND: Tensor, levels_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """What logits are made from [N, D], of rows at these levels. ``attend`` stores keys and values."""
+        """The states [N, D] for logits, of rows at these levels. ``attend`` stores keys and values."""
         rotation = self.rotation(feature_ND, positions_N)
         hidden_ND = feature_ND
         remembered = {
@@ -101,14 +102,14 @@ class Spd(nn.Module):
         return hidden_ND
 
     def logits(self, hidden_nD: Tensor) -> Tensor:
-        """float32 [n, V] of the token after each row, from what ``forward`` gave; -inf for what it cannot draft."""
+        """The logits after each row, float32 [n, V], from ``forward``'s output; -inf for tokens it cannot draft."""
         logits_nV: Tensor = self.head(self.norm(hidden_nD))
         return logits_nV
 
     def _remembered(
         self, index: int, hidden_ND: Tensor, feature_ND: Tensor, remembered: Mapping[int, Tensor]
     ) -> Tensor:
-        """What enters a layer: of the rows that are memory their features, led through the layer's own projection."""
+        """The input of a layer, where memory rows are replaced by their features through the layer's own projection."""
         assert self.memory is not None
         entering_ND = hidden_ND.clone()
         for level, rows in remembered.items():

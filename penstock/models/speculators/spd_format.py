@@ -1,8 +1,7 @@
-"""SPD's speculation modules, and early exits: their configuration, and which tensors have to be there.
+"""SPD's speculation modules, and early exits: their configuration, and the tensors that they need.
 
-yuyijiong/speculative_pipeline_decoding writes one ``.pt`` of a state dict and a table, to be converted to safetensors
-and config.json (docs/reference/drafters.md). Penstock writes these itself, with ``speculator`` saying which of the two
-it is.
+yuyijiong/speculative_pipeline_decoding writes one ``.pt`` with a state dict and a table, to be converted to safetensors
+and config.json (docs/reference/drafters.md). Penstock writes these itself, with the kind in the field ``speculator``.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ LAYER_FIELDS: Final = (
     "max_position_embeddings",
     "rope_parameters",
 )
-"""What the module's layers have in common with the target's."""
+"""Fields that the module's layers share with the target's."""
 
 STORED: Final = (
     (re.compile(r"aggr_projs\.(\d+)\.(.+)"), "projections.{}.{}"),
     (re.compile(r"spec_layers\.(\d+)\.(.+)"), "layers.{}.{}"),
 )
-"""Names in files, and what the modules here call the same."""
+"""(pattern of a name in files, the name in the modules here)."""
 
 Tensors = Mapping[str, Stored]
 Levels = tuple[tuple[int, ...], ...]
@@ -60,7 +59,7 @@ def is_spd(config: Mapping[str, Any], tensors: Tensors) -> bool:
 
 
 def parse_spd(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """Either variant of SPD's module, or an early exit. Raises FieldError where it does not fit ``target``."""
+    """Parse either variant of SPD's module, or an early exit. Raises FieldError if it does not fit ``target``."""
     stated = config.get(SPECULATOR, "spd")
     if not isinstance(stated, str) or stated not in KINDS:
         raise refusal(path, f"config.json: {SPECULATOR} is {stated!r}; it has to be one of {', '.join(KINDS)}")
@@ -110,7 +109,7 @@ def _renamed(name: str, deepest: int) -> str:
 
 
 def _anchor_levels(path: Path, config: Mapping[str, Any], target: Checkpoint) -> Levels:
-    """Level i reads the states at the first i + 1 anchors."""
+    """The levels for anchors: level i reads the states at the first i + 1 anchors."""
     anchors, last = config.get("aggr_feature_bound"), target.num_layers
     if (
         not isinstance(anchors, list)
@@ -128,7 +127,7 @@ def _anchor_levels(path: Path, config: Mapping[str, Any], target: Checkpoint) ->
 
 
 def _paper_levels(path: Path, config: Mapping[str, Any], target: Checkpoint) -> tuple[Levels, int]:
-    """Level k reads what ``shallow_hidden_layer_indices`` says of g^k; it begins with g^n."""
+    """The levels of the paper's variant: level k reads the states listed for g^k. The field begins with g^n."""
     stages, last = _integer(path, config, "num_stages"), target.num_layers
     reads = config.get("shallow_hidden_layer_indices")
     holds = isinstance(reads, list) and len(reads) == stages
@@ -165,7 +164,7 @@ def _draft_ids(path: Path, config: Mapping[str, Any], target: Checkpoint) -> tup
 
 
 def _layer(path: Path, tensors: Tensors, target: Checkpoint) -> Any:
-    """The LlamaConfig of the module's layers: the target's but for the width of the MLP, which the file tells."""
+    """The LlamaConfig of the module's layers: the target's, except for the MLP's width, which the file tells."""
     name = "layers.0.mlp.gate_proj.weight"
     if name not in tensors:
         raise refusal(path, "it lacks the tensor spec_layers.0.mlp.gate_proj.weight: download or save it again")
@@ -180,7 +179,7 @@ def _layer(path: Path, tensors: Tensors, target: Checkpoint) -> Any:
 def _shapes(
     layer: Any, depth: int, levels: Levels, drafted: int, *, paper: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What has to be there and what may be: norms of queries and keys, biases."""
+    """The needed and the optional tensors; optional are norms of queries and keys, and biases."""
     width = layer.hidden_size
     needed: dict[str, Any] = {"lm_head.weight": (drafted, width)}
     needed |= {f"projections.{i}.weight": (width, len(level) * width) for i, level in enumerate(levels)}

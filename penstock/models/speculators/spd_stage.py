@@ -1,4 +1,4 @@
-"""SPD's module as the stage core wants it: rows at their levels and the target's features in, candidates out."""
+"""SPD's module behind the stage core's interface: rows at their levels and the target's features to candidates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.stage.visibility import BatchView, ProtocolError
 class SpdStage(AttendingReader):
     """The speculation module over slots; implements ``stage.core.Layers`` and ``Reader``.
 
-    A row is a token and its own feature, from states as deep as the row's level says. A token that has got further is
-    computed anew under the same slot, so that what comes after it sees it as deep as it is now:
+    A row is a token and its own feature, from states of the depth that the row's level names. A token that has got
+    further is computed again in the same slot, so that later rows see it at its present depth:
 
         step     x0  x1  x2  x3         rows of the batch
           1      g0                     x0
           2      g1  g0                 x0 x1
-          3      g2  g1  g0             x0 x1 x2      (of a pipeline of two stages: g2 is the last word on x0)
+          3      g2  g1  g0             x0 x1 x2      (two stages: g2 is final for x0)
           4      g2  g2  g1  g0            x1 x2 x3
     """
 
@@ -32,7 +32,7 @@ class SpdStage(AttendingReader):
 
     @torch.inference_mode()
     def forward(self, view: BatchView, hidden: None) -> Tensor:
-        """Compute the rows and store keys and values [N, D]."""
+        """Compute the rows, and store their keys and values. Returns the states [N, D]."""
         if view.levels is None or not 0 <= view.levels.min() <= view.levels.max() < len(self.module.levels):
             raise ProtocolError(f"a row's level is outside the {len(self.module.levels)} of this drafter")
         self.register(view)

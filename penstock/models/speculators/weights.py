@@ -1,4 +1,4 @@
-"""Tensors in files: names, types and shapes first, contents when they are wanted. Only safetensors are ever opened."""
+"""Tensors in files: names, types and shapes first, contents when needed. Opens only safetensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REMEDY: Final = (
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor: its file, its name there, its type as safetensors calls it, its shape."""
+    """One tensor: its file, its name there, its type under safetensors' name, its shape."""
 
     file: Path
     name: str
@@ -33,12 +33,12 @@ class Stored:
 
 
 def find_tensors(path: Path) -> dict[str, Stored]:
-    """Every tensor of the speculator in a file or folder, by name. Raises ConfigError if there are none."""
+    """Name -> tensor, for every tensor of the speculator in a file or folder. Raises ConfigError if there are none."""
     return {stored.name: stored for file in _files(path) for stored in _stored(file)}
 
 
 def read_tensors(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """The contents of tensors, by the same names. Each file is opened once."""
+    """The contents of tensors, under the same names. Each file is opened once."""
     contents: dict[str, Tensor] = {}
     for file in {stored.file for stored in wanted.values()}:
         here = {name: stored.name for name, stored in wanted.items() if stored.file == file}
