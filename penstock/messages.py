@@ -303,7 +303,7 @@ class ForgetGrammar(msgspec.Struct, tag="forget_grammar", kw_only=True):
 
 
 class Loading(msgspec.Struct, tag="loading", kw_only=True):
-    """How many bytes of its weights a starting stage has read, of ``total``."""
+    """How many of its ``total`` weights a starting stage has read."""
 
     stage: Index
     read: Word
