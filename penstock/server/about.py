@@ -1,4 +1,4 @@
-"""How a server does: ``/health``, ``/metrics`` and ``/version``; and what is to be done to it: ``/rebalance``."""
+"""Routes about the server itself: ``/health``, ``/metrics``, ``/version`` and ``/rebalance``."""
 
 from __future__ import annotations
 
