@@ -90,11 +90,13 @@ def parse(kind: type[Config], table: object, where: str = "") -> Config:
     try:
         return kind(**values)
     except FieldError as error:
+        # The dataclass names its own field; the table's path goes in front.
         raise FieldError(join(where, error.field), error.problem) from None
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
     """Turn one value into what ``hint`` asks for, or raise FieldError."""
+    # The outer shape alone picks a union's alternative, so that an error within names its place.
     arm = next((arm for arm in arms(hint) if fits(arm, value)), None)
     if arm is None:
         raise FieldError(where, wrong_type(hint, value))

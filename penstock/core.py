@@ -123,6 +123,7 @@ class Named:
     """A dataclass whose constructor raises RequestError for an unknown field, naming the nearest known one."""
 
     def __new__(cls, *_: object, **given: object) -> Self:
+        # Checked before __init__, whose TypeError would not name the nearest field.
         known = getattr(cls, "__dataclass_fields__", {})
         for name in given:
             if name not in known:
@@ -247,6 +248,7 @@ class SamplingParams(Named):
     """The form that the whole output has to have. The output ends once it is complete, even before ``min_tokens``."""
 
     def __post_init__(self) -> None:
+        # A string is iterable, too: it would become a list of its characters.
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", listed("stop", self.stop))
@@ -263,6 +265,7 @@ class SamplingParams(Named):
             value = getattr(self, name)
             if value is not None or name not in OPTIONAL:
                 object.__setattr__(self, name, whole(name, value))
+        # After the conversions above, so that all values are Python's own numbers and tuples.
         checks = [
             ("n", self.n >= 1, "at least 1"),
             ("temperature", 0.0 <= self.temperature < float("inf"), "0 (greedy) or above"),

@@ -44,6 +44,7 @@ def require(needs: Iterable[Need]) -> None:
 def install_command(missing: Iterable[Need]) -> str:
     """The shell command that installs the packages for this Python, whether Penstock is a checkout or a wheel."""
     installer = [sys.executable, "-m", "pip", "install"]
+    # An environment that uv has made has no pip.
     if find_spec("pip") is None:
         installer = ["uv", "pip", "install", "--python", sys.executable]
     return shlex.join([*installer, *dict.fromkeys(requirement(need) for need in missing)])

@@ -65,6 +65,7 @@ def check_folder(folder: Path) -> None:
         files = [*folder.iterdir(), *(folder / MORE_TEMPLATES).glob("*")]
     except OSError as error:
         raise ConfigError(f"model: {folder} cannot be read: {error.strerror}") from error
+    # Sorted, so that of several bad files it is always the same one that the error names.
     for file in sorted(files):
         if not file.is_dir() or file.name == MORE_TEMPLATES:
             check_inside(folder, file)

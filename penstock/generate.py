@@ -99,6 +99,7 @@ class Follower(Observer):
     def _show(self) -> None:
         if self._out is None or self.completion is None:
             return
+        # A completion's text only grows, so what has been printed stays right.
         self._out.write(self.completion.text[self._printed :])
         self._out.flush()
         self._printed = len(self.completion.text)

@@ -416,6 +416,7 @@ UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for bytes that are no message, hold invalid UTF-8, or nest thousands of levels deep."""
 
 _encoder = msgspec.msgpack.Encoder()
+# Reads protocol and secret of a foreign header, and leaves its message undecoded.
 _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 _decoder = msgspec.msgpack.Decoder(Message | Delivery)
 

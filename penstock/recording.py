@@ -185,6 +185,7 @@ class Recording:
             sizes.update(zip(shape, values.shape, strict=True))
             if name == "offsets":
                 check(len(values) > 0, name, [], "at least one entry")
+                # ``offsets`` has P + 1 entries, and gives P to the arrays after it.
                 sizes["P"] = len(values) - 1
 
     def _check_values(self, name: str, values: np.ndarray) -> None:

@@ -40,6 +40,7 @@ def make_scratch(prefix: str, parent: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    # Kept open: closing the descriptor would release the lock.
     _held[folder] = lock
     return folder
 
@@ -64,6 +65,7 @@ def is_left(folder: Path) -> bool:
         return False
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        # Between making the lock file and locking it, an owner's folder looks as if it had been left.
         if time.time() - os.fstat(lock).st_mtime < SETTLED_S:
             return False
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -53,6 +53,7 @@ class SpeculativeConfig:
         chosen = STRATEGIES[known_name(strategy, STRATEGIES, "strategy")]
         refuse_ignored(options, [name, *beside], [strategy])
         lookup = parse(NgramOptions, only(options, NgramOptions)) if beside else None
+        # The dataclass is frozen, and its constructor's arguments are not its fields.
         object.__setattr__(self, "method", name)
         object.__setattr__(self, "lookup", lookup)
         object.__setattr__(self, "strategy", strategy)
@@ -137,6 +138,7 @@ def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
     method = named.get("method", "draft_model")
     if target == PAIR and "model" not in named and "draft_model" in ([method] if isinstance(method, str) else method):
         named["model"] = PAIR
+    # A named model's files say which kind of drafter it is.
     if "model" in named and "method" not in named:
         from penstock.models.glance import method_of
 

@@ -147,6 +147,7 @@ class TokenTree:
             self.root.open = False
             self.root = hit
             self.size = live - len(dead) - 1  # 1 is the old root
+            # The survivors of a whole level are still a whole level.
             self._frontier = [node for node in level if node.open] or None
         return hit, dead
 

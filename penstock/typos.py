@@ -37,6 +37,7 @@ def alike(one: str, other: str) -> bool:
         return True
     if min(len(one), len(other)) < SHORTEST:
         return False
+    # One wrong letter is a typo in a short word, too, whose ratio is below LIKE, unless it is the first letter.
     mistyped = len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
     return likeness(one, other) >= LIKE or (mistyped and one[0] == other[0])
 

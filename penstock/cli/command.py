@@ -42,6 +42,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [parameter_of(field) for field in options_of(function)]
     run.__name__, run.__doc__ = function.__name__, function.__doc__
+    # Typer reads the signature to find the options; ``run`` itself takes whatever Typer has parsed.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run

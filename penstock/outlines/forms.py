@@ -77,6 +77,7 @@ def form_seen(question: str, guide: Guide) -> tuple[str, str] | None:
     """The form, one of ``KINDS``, and the reason, where the question's words rule out a list; else None."""
     text, words = question.lower(), WORD.findall(question.lower())
     for sign in (*NOTATIONS, *guide.code_words):
+        # A word has to stand alone, as "sql" in "mysqld" does not; other signs may stand anywhere.
         is_word = sign.isascii() and sign.isalpha()
         if sign in (words if is_word else text):
             return "code", f"the question speaks of code: {sign!r}"

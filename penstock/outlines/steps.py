@@ -106,6 +106,7 @@ class Answering:
         if not titles:
             report.reason = "the outline is not one of at least two different points"
             return None
+        # All points together may have as many tokens as the plain answer.
         share = self._params.max_tokens // len(titles)
         asks, headings = [], []
         for number, title in enumerate(titles, 1):

@@ -84,6 +84,7 @@ class BatchBuilder:
                 path.append(current)
                 current = current.parent
             wanted.update((step.id, step) for step in reversed(path))
+        # Committed nodes that the stream still lacks go first: all rows below attend to them.
         lacking = {node.id: node for node in request.committed[told.prefix :] if node.id not in told.fed}
         return list({**lacking, **wanted}.values())
 

@@ -110,6 +110,7 @@ class PrefixCache:
 
     def let_go(self, blocks: Sequence[Block]) -> None:
         """Release a request's blocks, which are given in the order of its text."""
+        # In reverse, so that a block is evicted before the one that it follows.
         for block in reversed(blocks):
             if block.holders <= 0:
                 raise PenstockError(f"block {block.number} of the prefix cache was let go more often than held")
@@ -119,6 +120,7 @@ class PrefixCache:
 
     def evict(self) -> list[int]:
         """Remove the block that has been without holders for longest, and return its slots. There must be one."""
+        # Pinned blocks go only once no others are left.
         unheld = self._unheld or self._unheld_pinned
         block = unheld.pop(next(iter(unheld)))
         del self._known[block.key]

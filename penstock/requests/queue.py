@@ -49,6 +49,7 @@ class FairQueue:
             if len(self._ends) > CLIENTS:
                 del self._ends[min(self._ends, key=self._ends.__getitem__)]
             self._tags[request.number] = begin + request.priority * PRIORITY_TOKENS, self._arrivals
+        # Every arrival has its own number, so that requests themselves are never compared.
         insort(self._queue, (*self._tags[request.number], request))
 
     def first(self) -> Request:
@@ -56,7 +57,9 @@ class FairQueue:
 
     def take(self) -> Request:
         tag, _, request = self._queue.pop(0)
+        # Without the priority's shift, which moves one request and not the queue's time.
         self._now = max(self._now, tag - request.priority * PRIORITY_TOKENS)
+        # A client whose last request ends before now would begin now in any case.
         self._ends = {client: end for client, end in self._ends.items() if end > self._now}
         return request
 

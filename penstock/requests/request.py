@@ -153,6 +153,7 @@ class Request:
         """Continue after a block that others have computed, or whose rows enter before this request's."""
         assert len(self.committed) == len(self.blocks) * BLOCK
         self.blocks.append(block)
+        # Nodes of its own: requests that share a block must not share the links of their trees.
         self.committed += [replace(node, children={}) for node in block.nodes]
         if not self.produced:
             self.cached = len(self.committed)
@@ -161,6 +162,7 @@ class Request:
         """Drop all nodes, to start again from the tokens committed so far."""
         for node in self.committed:
             node.alive = node.open = False
+        # Set first: ``tokens`` reads the nodes that are dropped next.
         self.token_ids = self.tokens
         self.committed, self.blocks, self.picks, self.reserved = [], [], {}, 0
         self.drafted_tree, self._postponed = False, []

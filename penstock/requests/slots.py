@@ -73,6 +73,7 @@ class SlotPool:
         left = self.committed_capacity - self.reserved - self.cache.held_slots - count
         if left < 0:
             return False
+        # ``left`` is the capacity beside reservations and held blocks: cached blocks may fill no more of it.
         while self.cache.unheld_slots > left:
             self._give_back(self.cache.evict())
         self.reserved += count

@@ -123,6 +123,7 @@ def turn_of(where: str, message: Any) -> dict[str, Any]:
     calls = message.get("tool_calls") or ()
     if message.get("content") is None and message["role"] not in SILENT and not calls:
         raise RequestError(f"{where}.content is missing; a message needs content, or tool_calls")
+    # Templates test whether a field is defined: a null would pass for a value.
     turn = {key: value for key, value in message.items() if value is not None}
     turn["content"] = content_of(f"{where}.content", message.get("content") or "")
     if calls:

@@ -112,7 +112,9 @@ def rename(data: dict[str, Any], names: dict[str, str]) -> None:
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
+        # A merge that names a renamed piece would not load, since the vocabulary lacks that piece now.
         model["merges"] = [merge for merge in model["merges"] if not makes_one_of(merge, names)]
+    # A rendered text has its special tokens already: none are added, and nothing is cut or padded.
     data |= {"post_processor": None, "truncation": None, "padding": None}
 
 

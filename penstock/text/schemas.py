@@ -72,6 +72,7 @@ def tidied(schema: Mapping[str, Any]) -> dict[str, Any]:
     Values that are no schemas, those of ``enum``, ``const`` and ``default``, stay as they are.
     """
     found: dict[str, Any] = _tidied(schema)
+    # The definition is added only where something refers to it.
     if ANYTHING["$ref"] in json.dumps(found):
         found["$defs"] = {**found.get("$defs", {}), ANY_VALUE: OF_ANYTHING}
     return found
@@ -125,6 +126,7 @@ def with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     others = [kind for kind in kinds if kind not in ("number", "integer")]
     alternatives: list[dict[str, Any]] = [{"type": "integer"}, FINITE, *([{"type": others}] if others else [])]
     rest = {key: value for key, value in schema.items() if key != "type"}
+    # The schema's own ``anyOf`` has to hold, too: both go into ``allOf``.
     if "anyOf" in rest:
         return rest | {"allOf": [*rest.get("allOf", ()), {"anyOf": alternatives}]}
     return rest | {"anyOf": alternatives}

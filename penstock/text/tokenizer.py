@@ -114,6 +114,7 @@ class Tokenizer:
         with readable(text, field):
             if len(text) > LONG:
                 return self._encode_aside(text, field, add_special_tokens=add_special_tokens, literal=False)
+            # A call first sets truncation and padding of the shared backend: no two may do so at once.
             with self._one_at_a_time:
                 # Not verbose: the caller judges whether a text is too long, and training cuts its corpus later.
                 ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
@@ -339,6 +340,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     folder = Path(path)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
+    # All checks come before any library reads the folder.
     check_folder(folder)
     check_tokenizer_files(folder)
     check_tokenizer_class(folder)
@@ -349,6 +351,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if not (folder / TOKENIZER_FILE).is_file():  # transformers made it from other files
             check_tokenizer(folder, inner.backend_tokenizer.to_str())
         tokenizer = Tokenizer(inner, eos)
+        # A tokenizer that cannot work at all fails here, not at the first request.
         tokenizer.decode(inner.encode("a"))
     return tokenizer
 

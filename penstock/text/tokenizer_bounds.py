@@ -122,6 +122,7 @@ def parts_of(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         yield where, part
         inner = [(f"{where}.{key}", some) for key, some in part.items() if isinstance(some, list)]
+        # Inner parts come next, in their order: growth multiplies along the order in which parts apply.
         left = [(f"{name}[{i}]", one) for name, some in inner for i, one in enumerate(some)] + left
 
 

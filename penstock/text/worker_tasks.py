@@ -27,6 +27,7 @@ def work() -> None:
 
     A job's memory is not all returned to the system, and a job's limit counts from what is mapped when it begins.
     """
+    # Ended by a signal, a worker would leave a core file with its users' texts.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     left_behind = 0
     for line in sys.stdin.buffer:

@@ -119,6 +119,7 @@ class Errand:
         with self._lock:
             self.cancelled = True
             told = list(self._on_cancel)
+        # Outside the lock: a callback takes the workers' lock, whose holders may be waiting for this one.
         for tell in told:
             tell()
 
@@ -214,6 +215,7 @@ class Workers:
                 raise Cancelled("nobody waits for this any more")
             assert turn.worker is not None
         except BaseException:
+            # The error may have come after a worker was assigned: it has to be given back.
             self._leave(errand.client, turn)
             raise
         return turn.worker
@@ -243,6 +245,7 @@ class Workers:
         for client in list(self._waiting):
             while self._waiting[client] and self._has_room(client):
                 turn = self._waiting[client].popleft()
+                # The warmest worker has the least to load for this job.
                 turn.worker = max(self._idle, key=lambda worker: worker.warmth(turn.job))
                 self._idle.remove(turn.worker)
                 self._busy[client] += 1

@@ -47,6 +47,7 @@ class Admission:
         """Admit a connection, closing another one if need be. ``is_for_health`` says whether it may only ask for
         health."""
         key = key_of(new.address)
+        # Counted first, so that the limits are checked with it included.
         self._taken[new] = key
         while self._has_too_many(key) and (old := self._replaceable(key, new)) is not None:
             self.leave(old)

@@ -36,8 +36,10 @@ class Attendance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Set before the task is made, which copies the context.
         ERRAND.set(Errand(self._client(scope)))
         visit = Visit(receive, send, self._gate)
+        # A task of its own, which can be cancelled while this middleware replies with the reason.
         visit.task = task = asyncio.ensure_future(self._app(scope, visit.receive, visit.send))
         timer = asyncio.get_running_loop().call_later(self._seconds, visit.fail, timed_out(self._seconds))
         try:

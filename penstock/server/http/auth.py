@@ -40,6 +40,7 @@ class Auth:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # Headers are decoded as latin-1, so encoding them as latin-1 gives the bytes that were sent.
         given = sha256(key.strip().encode("latin-1")).digest()
+        # A list, since ``any`` over a generator would stop at the first key that fits.
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(fits)
 

@@ -57,6 +57,7 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        # Looked at before parsing, which may begin the next request.
         between = self.cycle is None or self.cycle.response_complete
         super().data_received(data)
         if self.busy:

@@ -58,6 +58,7 @@ class Gate:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for work in list(self._inside):
             work.fail(stopping())
+        # Only emptiness counts now: a second signal must not cut off the replies.
         await asyncio.wait(waits[:1], timeout=GRACE_S)
         for wait in waits:
             wait.cancel()

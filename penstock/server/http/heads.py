@@ -31,6 +31,7 @@ class BoundedHeads(h11.Connection):
     def _next_event(self) -> Any:
         if self.their_state is not h11.IDLE:
             return super().next_event()
+        # Bytes that wait to be parsed: how many fewer there are afterwards is the head's size.
         before = len(self.trailing_data[0])
         try:
             event = super().next_event()

@@ -89,6 +89,7 @@ class Records:
             raise
         finally:
             record.seconds = time.monotonic() - began
+            # The router has put the route into the scope by now, if there is one.
             record.route = getattr(scope.get("route"), "path", "other")
             for hear in self._on_end:
                 hear(record)

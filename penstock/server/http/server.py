@@ -65,6 +65,7 @@ class Server(uvicorn.Server):
         """Accept no more connections, drain, stop, and then shut down as uvicorn does."""
         for server in self.servers:
             server.close()
+        # Before ``stop``: running requests still need the engine.
         await self._gate.drain(self._drain_timeout)
         self._stop()
         await super().shutdown(list(sockets or []))

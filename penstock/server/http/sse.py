@@ -42,6 +42,7 @@ class EventStream(Response):
     ) -> None:
         """Make the response; ``headers`` are sent beside those of every stream."""
         super().__init__(headers=HEADERS | dict(headers or {}))
+        # Response has set it to the length of an empty body.
         del self.headers["content-length"]
         self._events = events
         self._close = close

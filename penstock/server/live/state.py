@@ -183,6 +183,7 @@ class LiveState(Observer):
         """Draw the trees that somebody watches. A request that is recomputed after a preemption has none for now."""
         self._drawn_at = self._at
         wanted = {number for watcher in self._watchers for number in watcher.own}
+        # The longest-running request is shown to viewers without a request of their own.
         wanted.update(list(self._running)[:1])
         requests = [self._running[number] for number in wanted & self._running.keys()]
         self._trees = {

@@ -81,6 +81,7 @@ class TextPlaces:
         return [self._place_of(token) for token in ids]
 
     def _place_of(self, token: int) -> int:
+        # Taken before the token is decoded: it stands behind all that came before it.
         place = self._characters + len(self._run.decode(errors="ignore"))
         self._characters += len(self._decoder.append(token))
         self._run = self._run + self._token_bytes(token) if token in self._byte_ids else b""

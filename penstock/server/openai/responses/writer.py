@@ -132,6 +132,7 @@ class ResponseWriter:
     def _begin(self, item: OutputItem) -> Event:
         self._items.append(item)
         self._open = True
+        # A copy, because the item itself grows after this event.
         return self._event("response.output_item.added", output_index=len(self._items) - 1, item=item.model_copy())
 
     def _close(self) -> Iterator[Event]:

@@ -130,6 +130,7 @@ class Planner:
         marks = self._tools.format.opens if calls else ()
         if self._thinking is not None:
             marks = (*marks, self._thinking.closes)
+        # ``_mark`` writes special tokens as <[id]>.
         special = self._is_harmony or any(self._mark(mark).startswith("<[") for mark in marks)
         plan = ReplyPlan(self._reader, self._tools.format, self._tools.single, special)
         self._add_structure(plan)
