@@ -69,8 +69,7 @@ class TokenTree:
         """Nodes whose answers the drafter has corrected and the strategy has not processed yet."""
         self._source = source
         self._frontier: list[Node] | None = None
-        """All nodes of a level that was the deepest at an earlier call: ``frontier`` walks on from there. None: start
-        at the root."""
+        """All nodes of a once deepest level, from which ``frontier`` walks on; None: from the root."""
 
     @property
     def room(self) -> int:

@@ -1,5 +1,4 @@
-"""The program ``penstock``. Each command's module is loaded only when it is called, so that help and version are
-quick."""
+"""The program ``penstock``: a command's module is loaded only when it is called, so that help is quick."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``penstock bench``: strategies compared; ``serve`` puts load on a server, and ``quality`` judges answers in
-points."""
+"""``penstock bench``: strategies compared; ``serve`` loads a server, ``quality`` judges answers in points."""
 
 from __future__ import annotations
 

@@ -50,8 +50,7 @@ def parameter_of(field: Field) -> inspect.Parameter:
 
 
 def names_of(field: Field, option: Option) -> tuple[str, ...]:
-    """The option's names: its own, or else Typer's default (). A bool that is off by default gets no name to switch it
-    off."""
+    """The option's names, () for Typer's default. A bool that is off by default has no name to switch it off."""
     own = f"--{field.name.replace('_', '-')}"
     return option.names or ((own,) if field.default is False else ())
 

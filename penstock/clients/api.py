@@ -67,8 +67,7 @@ class Server:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``. Connections are unlimited: a load test opens
-        many."""
+        """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``, without a limit on connections for load tests."""
         return {
             "base_url": self.url,
             "headers": {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"},
@@ -124,8 +123,7 @@ def card_of(response: httpx.Response, model: str) -> dict[str, Any] | None:
 
 
 def first_card(response: httpx.Response) -> dict[str, Any]:
-    """The entry of the first model in the answer to GET /models, with an ``id``. Raises ServerError where there is
-    none."""
+    """The first model's entry in the answer to GET /models, with its ``id``. Raises ServerError if there is none."""
     if not response.is_success:
         raise refused(response)
     try:

@@ -66,8 +66,7 @@ class Api:
             raise self._server.lost(error) from error
 
     def card_of(self, model: str) -> dict[str, Any]:
-        """The server's entry of a model; its name alone where the server does not list it, as it may serve it all the
-        same."""
+        """The server's entry of a model; its name alone if the server does not list it: it may serve it all the same."""
         try:
             return card_of(self._client.get("/models"), model) or {"id": model}
         except httpx.HTTPError as error:
@@ -175,8 +174,7 @@ class Chat:
         return Next.ANSWER
 
     def _answer(self) -> None:
-        """Ask the server and show its answer. A person's Ctrl-C ends the answer; its text so far stays in the
-        conversation."""
+        """Ask the server and show its answer. A person's Ctrl-C ends it; the text so far stays in the conversation."""
         answer = Answer(time.monotonic())
         chunks = self._api.stream(self._conversation.body(self._model))
         words = ""

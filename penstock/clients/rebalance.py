@@ -8,8 +8,7 @@ from penstock.clients.api import Server, refused
 
 
 def rebalance(server: Server) -> None:
-    """Have the server move stages back to hosts that are available again, and print whether any moves. Raises
-    ServerError."""
+    """Have the server move stages back to their hosts, and print whether any moves. Raises ServerError."""
     try:
         with httpx.Client(**server.client_options) as client:
             answer = client.post(f"{server.root}/rebalance", json={})

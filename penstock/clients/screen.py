@@ -24,8 +24,7 @@ MARKDOWN: Final = re.compile(
     r"|\]\(https?:",  # a link
     re.MULTILINE,
 )
-"""Signs that a text is Markdown. Other text, such as source code, would lose its line breaks if laid out as
-Markdown."""
+"""Signs that a text is Markdown; other text, such as source code, would lose its line breaks as Markdown."""
 MARGIN: Final = 2
 """Lines of the terminal that a growing answer leaves free: it would flicker if it filled the last one."""
 

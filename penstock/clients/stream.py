@@ -65,8 +65,7 @@ class AnswerStream:
 
 
 def read_chunk(payload: str) -> Chunk:
-    """The chunk of one event's JSON, of /chat/completions or /completions; of several choices only the first is
-    read."""
+    """The chunk of one event's JSON, of /chat/completions or /completions; only its first choice is read."""
     try:
         event: Any = json.loads(payload)
     except ValueError as error:

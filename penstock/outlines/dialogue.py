@@ -59,8 +59,7 @@ class Dialogue:
         return encoded(self._tokenizer, rendered(self._tokenizer, self._messages, self._chat))
 
     def guided(self, guide: str, opening: str = "", question: str | None = None) -> Rendered:
-        """The prompt of guide, conversation (or ``question`` in place of it) and ``opening``, the answer's
-        beginning."""
+        """The prompt of guide, conversation (or ``question`` instead) and the answer's ``opening``."""
         messages = self._messages if question is None else [{"role": "user", "content": question}]
         text = self._render(guide, messages, opening)
         ids, hidden = self._encode(text), self._hide(guide)

@@ -87,7 +87,6 @@ def form_seen(question: str, guide: Guide) -> tuple[str, str] | None:
 
 
 def asked(dialogue: Dialogue, guide: Guide, question: str) -> tuple[Rendered, list[int]]:
-    """The prompt that asks for the form of a question's answer, and the tokens of the labels in the order of
-    ``KINDS``."""
+    """The prompt that asks for the form of a question's answer, and the labels' tokens in the order of ``KINDS``."""
     prompt = dialogue.guided(guide.decide, guide.opening, guide.ask.format(question=question))
     return dialogue.forks(prompt, [guide.labels[kind] for kind in KINDS])

@@ -55,8 +55,7 @@ class Answering:
         self._report = OutlineOutput()
 
     def steps(self, mode: str) -> Steps:
-        """The steps, of which the last one is the answer. Raises RequestError for messages that the template
-        refuses."""
+        """The steps, of which the last is the answer. Raises RequestError for messages that the template refuses."""
         report = self._report
         if mode == "auto" and not (yield from self._is_list()):
             yield self._plain()

@@ -40,8 +40,7 @@ class BatchBuilder:
         self._told: dict[int, _StreamState] = {}
         self._closed: list[int] = []
         self._holds: dict[int, int] = {}
-        """The node whose row entered each slot last, by slot. A block's node that another request entered need not
-        enter again."""
+        """The node whose row entered a slot last, by slot: requests that share its block need not enter it again."""
 
     def close(self, request: int) -> None:
         """Note that the request has ended; the next batch tells the stages."""
@@ -57,8 +56,7 @@ class BatchBuilder:
         return self._told_of(request).prefix
 
     def drop(self, nodes: Iterable[Node]) -> None:
-        """Note that these nodes entered but may never be computed: requests that share their slots must enter them
-        anew."""
+        """Note that these nodes entered but may never be computed: requests that share them must enter them anew."""
         for node in nodes:
             if self._holds.get(node.slot) == node.id:
                 del self._holds[node.slot]

@@ -26,8 +26,7 @@ MOST_PINS: Final = 64
 
 @dataclass(eq=False)
 class Block:
-    """A block of the cache. Its ``nodes`` are committed and enter every pipeline's stream before any later holder's
-    rows."""
+    """A block of the cache. Its ``nodes`` are committed and enter every stream before a later holder's rows."""
 
     number: int
     before: int
@@ -63,13 +62,11 @@ class PrefixCache:
         return len(self._known) * BLOCK - self.unheld_slots
 
     def find(self, before: Block | None, tokens: Sequence[int]) -> Block | None:
-        """The block of these ``BLOCK`` tokens after ``before``, or at the beginning if that is None; None if it is
-        unknown."""
+        """The block of these ``BLOCK`` tokens after ``before`` (None: at the beginning); None if it is unknown."""
         return self._known.get((before.number if before else 0, tuple(tokens)))
 
     def chain(self, tokens: Sequence[int]) -> Iterator[Block]:
-        """The known blocks of a text, from its beginning. At least its last token stays outside: it has to be
-        computed."""
+        """The known blocks of a text, from its beginning, without its last token, which has to be computed."""
         before = None
         for first in range(0, len(tokens) - BLOCK, BLOCK):
             before = self.find(before, tokens[first : first + BLOCK])

@@ -18,8 +18,7 @@ class Output(Protocol):
     """The receiver of a request's tokens, which may end the request (by a stop string)."""
 
     def append(self, pick: SampledToken, at: float) -> FinishReason | None:
-        """Take a token at time ``at``. The stages wait meanwhile: work that decides nothing belongs in
-        ``detokenize_pending``."""
+        """Take a token at time ``at``. The stages wait: work that decides nothing is for ``detokenize_pending``."""
         ...
 
     def detokenize_pending(self) -> None:

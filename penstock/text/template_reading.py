@@ -27,8 +27,7 @@ CUTTING: Final = frozenset(
 
 
 class Marked(Extension):
-    """transformers' ``{% generation %}``, which marks the assistant's part: parsed as if only its content stood
-    there."""
+    """transformers' ``{% generation %}``, which marks the assistant's part; it is parsed as its content alone."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -1,5 +1,4 @@
-"""Chat templates, rendered by workers: a template is a program written by the checkpoint's author, and clients set its
-variables."""
+"""Chat templates, rendered by workers: they are programs by a checkpoint's author, with clients' variables."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ PANIC: Final = "PanicException"
 LONG: Final = 1 << 14
 """Characters up to which a text is encoded in this process, which takes milliseconds."""
 ENCODE_SECONDS: Final = 10.0
-"""Seconds of processor time in which a worker has to encode a longer text; usual ones take 1 s per million
-characters."""
+"""Seconds of processor time for a worker to encode a longer text; usual ones take 1 s per million characters."""
 
 TOKENIZER_CLASS: Final = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
 
@@ -49,8 +48,7 @@ PRINTABLE: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTE_OF: Final = {chr(byte): byte for byte in PRINTABLE} | {
     chr(0x100 + number): byte for number, byte in enumerate(byte for byte in range(0x100) if byte not in PRINTABLE)
 }
-"""The byte that each character of a byte-level vocabulary stands for: GPT-2's table, which replaces unprintable
-bytes."""
+"""The byte that each character of a byte-level vocabulary stands for: GPT-2's table."""
 BEGINS_CHATS: Final = "conversations_begin_with_bos"
 """Field of the tokenizer_config.json that is made from a GGUF file: whether a conversation begins with BOS, as in
 llama.cpp, though its template writes none."""
@@ -121,8 +119,7 @@ class Tokenizer:
         return ids
 
     def encode_literal(self, rendered: str) -> list[int]:
-        """Token ids of a rendered conversation, whose hidden tokens are encoded as plain text. Raises as ``encode``
-        does."""
+        """Token ids of a rendered conversation, its hidden tokens encoded as plain text. Raises as ``encode`` does."""
         if not self.literal.holds_hidden(rendered):
             return self.encode_rendered(rendered)
         with readable(rendered, "messages"):
@@ -135,8 +132,7 @@ class Tokenizer:
         return self.begun(self.encode(rendered, add_special_tokens=False, field="messages"))
 
     def begun(self, ids: list[int]) -> list[int]:
-        """The ids of a rendered conversation, with BOS in front where the checkpoint asks for it (GGUF files) and it is
-        missing."""
+        """The ids of a rendered conversation, with BOS in front where the checkpoint (a GGUF file) asks for it."""
         return ids if ids[:1] == self._first[:1] else self._first + ids
 
     def _encode_aside(self, text: str, field: str, *, add_special_tokens: bool, literal: bool) -> list[int]:
@@ -164,8 +160,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token within a text, perhaps part of a character; a special token's are those of its
-        name."""
+        """The bytes of one token within a text, perhaps part of a character; of a special token those of its name."""
         if token_id in self.byte_ids:
             return bytes([int(self._backend.id_to_token(token_id)[1:-1], 16)])
         piece: str | None = self._backend.id_to_token(token_id)
@@ -190,8 +185,7 @@ class Tokenizer:
         return next(one for one in self.encode("a", add_special_tokens=False)[::-1] if one not in self.byte_ids)
 
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
-        """Whether ``decode`` leaves this token out: a special token, if they are skipped, or an id of a padded
-        vocabulary."""
+        """Whether ``decode`` leaves this token out: a skipped special token, or an id of a padded vocabulary."""
         if token_id in self._special:
             return skip_special_tokens
         return self._backend.id_to_token(token_id) is None
@@ -313,8 +307,7 @@ class Tokenizer:
         return re.search(r"{%-?\s*generation\b", str(self._inner.chat_template)) is not None
 
     def encode_marked(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-        """Token ids of a conversation, and for each whether it is the assistant's, if the template
-        ``marks_answers``."""
+        """Token ids of a conversation, and which are the assistant's, if the template ``marks_answers``."""
         text, marked = self._rendered(messages, {}, return_assistant_tokens_mask=True)
         ids, ends = self.encode_with_ends(text)
         mask = [False] * len(ids)
@@ -372,8 +365,7 @@ def usable_tokenizer(folder: Path) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def readable(text: str, field: str) -> Iterator[None]:
-    """A context in which anything that keeps a tokenizer from reading ``text`` is a RequestError that begins with
-    ``field``."""
+    """A context in which a text that the tokenizer cannot read is a RequestError that begins with ``field``."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -75,8 +75,7 @@ def mapped() -> int:
 
 
 def begin_limits(asked: Mapping[str, Any], before: int) -> None:
-    """Set the job's limits. ``before`` is the bytes mapped without the job. SIGPROF and SIGALRM end the process by
-    default."""
+    """Set the job's limits; ``before`` is the bytes mapped without it. SIGPROF and SIGALRM then end the process."""
     resource.setrlimit(resource.RLIMIT_AS, (before + asked["memory"], resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
     signal.setitimer(signal.ITIMER_REAL, asked["patience"])

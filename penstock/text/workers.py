@@ -314,8 +314,7 @@ class Worker:
         return process
 
     def ask(self, job: Job, asked: bytes, errand: Errand) -> Any:
-        """A job's result. Raises Overrun where the job was ended or ended its process, and Failed where a library
-        raised."""
+        """A job's result. Raises Overrun where the job exceeded its limits, and Failed where a library raised."""
         process = self.start(job)
         send(process, asked)
         if errand.cancelled:  # cancelled before there was a process to kill
@@ -385,8 +384,7 @@ def send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End a process that nobody can ask any more. In a child forked by its ``owner``, which has this handle too:
-    nothing."""
+    """End a process that nobody can ask any more; in a forked child of its ``owner`` do nothing."""
     if os.getpid() != owner:
         return
     process.kill()

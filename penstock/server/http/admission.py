@@ -44,8 +44,7 @@ class Admission:
         self._health_checks: set[Connection] = set()
 
     def admit(self, new: Connection) -> None:
-        """Admit a connection, closing another one if need be. ``is_for_health`` says whether it may only ask for
-        health."""
+        """Admit a connection, closing another one if need be; ``is_for_health`` then says what it may ask for."""
         key = key_of(new.address)
         # Counted first, so that the limits are checked with it included.
         self._taken[new] = key
@@ -76,8 +75,7 @@ class Admission:
         return sum(one == key for one in self._taken.values())
 
     def _replaceable(self, key: str, new: Connection) -> Connection | None:
-        """The oldest connection without a request: of ``key`` if that has too many, else of the key with most of
-        them."""
+        """The oldest connection without a request: of ``key`` if that has too many, else of the busiest key."""
         own = self._of(key) > self._most_per_address
         waiting = [
             (one, its)

@@ -46,7 +46,6 @@ class Auth:
 
 
 def is_open(scope: Scope) -> bool:
-    """Whether the path needs no key. It is taken below ``root_path``, where a proxy or another application has this
-    one."""
+    """Whether the path needs no key; it is taken below ``root_path``, where a proxy or another application has it."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path in OPEN or path.startswith(OPEN_BELOW)

@@ -25,8 +25,7 @@ MOST_SHOWN: Final = 200
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol for one connection, with limits on its head, its reply's reader and the number of
-    connections."""
+    """uvicorn's protocol for one connection, with limits on heads, slow readers and the number of connections."""
 
     def __init__(self, admission: Admission, header_timeout: float, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

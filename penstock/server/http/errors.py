@@ -77,8 +77,7 @@ def invalid_field(param: str, problem: str, code: str = INVALID_VALUE) -> ApiErr
 
 
 def too_long(param: str, problem: str, most: int) -> ApiError:
-    """The error 400 for a text above a context of ``most`` tokens, in OpenAI's words, by which programs recognise
-    it."""
+    """The error 400 for a text above a context of ``most`` tokens, in the words by which programs know it."""
     words = f"{param} {problem} This model's maximum context length is {most} tokens."
     return ApiError(400, words, param=param, code=TOO_LONG)
 
@@ -89,8 +88,7 @@ def busy(message: str, code: str, status: int = 503) -> ApiError:
 
 
 def timed_out(seconds: float) -> ApiError:
-    """The error for a request that took too long. Clients are told not to retry by themselves: it would take as
-    long."""
+    """The error for a request that took too long. Clients are told not to retry: it would take as long."""
     message = f"the request was not done within {seconds:g} s (--request-timeout); ask for fewer tokens"
     return ApiError(504, message, code=TIMEOUT, headers={"x-should-retry": "false"})
 

@@ -20,8 +20,7 @@ REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass
 class Record:
-    """One request's record. ``route`` is the path's template, "other" if there is none; ``details`` go into the log
-    unchanged."""
+    """One request's record. ``route`` is the path's template, or "other"; ``details`` are logged unchanged."""
 
     request_id: str
     method: str

@@ -60,8 +60,7 @@ class Sites:
 
 
 class Hosts:
-    """The host names of a server: loopback's if it listens on loopback, else also all addresses and the host's own
-    names."""
+    """The host names of a server: loopback's on loopback, else also all addresses and the host's own names."""
 
     def __init__(self, listening: Listening) -> None:
         self._only_loopback = listening.is_local

@@ -18,8 +18,7 @@ HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def event(data: BaseModel | msgspec.Struct, name: str = "") -> bytes:
-    """One event with ``data`` as JSON; of a pydantic model only the fields that were set. Without a name it is a
-    message."""
+    """One event with ``data`` as JSON, of a pydantic model only the fields that were set. ``name`` may be ""."""
     if isinstance(data, msgspec.Struct):
         body = msgspec.json.encode(data)
     else:

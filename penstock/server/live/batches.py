@@ -118,8 +118,7 @@ class BatchTracker:
                     batch.letters[node] = DEAD
 
     def settle(self) -> bool:
-        """Finish the batches that came out in the last step, now that their results are applied. Returns whether any
-        did."""
+        """Finish the batches that came out in the last step, their results applied. Returns whether any did."""
         news = bool(self._out)
         for stream, batch in self._out.items():
             for node in batch.nodes:

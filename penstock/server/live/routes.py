@@ -33,8 +33,7 @@ MOST_WATCHERS: Final = 32
 
 
 def live_router(llm: AsyncLLM) -> APIRouter:
-    """Routes for the page and its live view. The caller asks for the API key at ``/live``; the page itself needs
-    none."""
+    """Routes for the page and its live view. The caller guards ``/live`` with the API key; the page needs none."""
     state = LiveState(llm.setup.stages)
     llm.observe(state)
     token_text = lru_cache(maxsize=4096)(lambda token: llm.get_tokenizer().decode([token], skip_special_tokens=False))

@@ -85,6 +85,5 @@ def refuse_with_points(body: ChatCompletionRequest) -> None:
 
 
 def hidden_ends(body: ChatCompletionRequest, plan: ReplyPlan, tokenizer: Tokenizer) -> Sequence[int]:
-    """The end tokens to cut off the text, if special tokens are in it only so that marks of calls or reasoning can be
-    read."""
+    """The end tokens to cut off, if special tokens are in the text only for reading calls or reasoning."""
     return tokenizer.eos_token_ids if plan.marks_are_special and body.skip_special_tokens is not False else ()

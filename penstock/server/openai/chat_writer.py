@@ -113,8 +113,7 @@ class ChatWriter:
     # ---------------------------------------------------------------------------------------------------- inside
 
     def _first_chunk(self, delta: ChoiceDelta) -> ChatCompletionChunk:
-        """A chunk with the role alone. Its content is null if the choice begins with reasoning or a call: text may
-        never come."""
+        """A chunk with the role alone. Content is null if reasoning or a call comes first: text may never follow."""
         index, silent = delta.index, (delta.tool_calls or delta.reasoning) and not delta.content
         part = MessagePart(role="assistant", content=None if silent else "")
         chunk = self._chunk([ChatChunkChoice(index=index, delta=part, logprobs=None, finish_reason=None)])

@@ -37,8 +37,7 @@ class Generation:
         began: float,
         on_close: Callable[[Generation], None],
     ) -> None:
-        """``request``'s body has been read, at ``began`` (seconds of ``time.monotonic``). ``on_close`` is called
-        once."""
+        """``request``'s body was read at ``began`` (seconds, ``time.monotonic``). ``on_close`` is called once."""
         self.n = n
         self._streams = streams
         self._settings = settings

@@ -42,8 +42,7 @@ def chat_logprobs(
 def completion_logprobs(
     ids: Sequence[int], found: Sequence[dict[int, Logprob]], token_bytes: TokenBytes, offsets: list[int]
 ) -> CompletionLogprobs:
-    """Log-probabilities of a completion. ``offsets`` are the tokens' places in the text. The chosen token is among the
-    top."""
+    """Log-probabilities of a completion; ``offsets`` are the tokens' places in the text."""
     return CompletionLogprobs(
         tokens=[text_of(token_bytes(token)) for token in ids],
         token_logprobs=[finite(entry[token].logprob) for token, entry in zip(ids, found, strict=True)],

@@ -31,8 +31,7 @@ class Prompts:
     """Prompts of one tokenizer. Workers do whatever a client can make expensive; clients take turns in their queue."""
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int, allow_special_tokens: bool = False) -> None:
-        """``allow_special_tokens`` lets special tokens in a conversation's texts be special, like the chat template's
-        own."""
+        """``allow_special_tokens``: special tokens in users' texts are special, like the chat template's own."""
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._allow_special_tokens = allow_special_tokens
@@ -63,8 +62,7 @@ class Prompts:
         tools: Sequence[Tool] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Prompt:
-        """A conversation as a prompt. Raises RequestError where the template refuses it, ApiError naming the field
-        otherwise."""
+        """A conversation as a prompt. Raises RequestError if the template refuses it, ApiError naming a field."""
         if self.tokenizer.tool_template is None:
             problem = "need a chat template, and this model has none: give the server one with --chat-template"
             raise invalid_field("messages", f"{problem}, or use /v1/completions")

@@ -166,8 +166,7 @@ class Usage(BaseModel):
 
 
 class Metrics(BaseModel):
-    """Timing and speculation. Seconds count from the request's arrival in the engine; counts are summed over all
-    choices."""
+    """Timing and speculation, summed over all choices. Seconds count from the arrival in the engine."""
 
     time_to_first_token: float | None
     seconds: float

@@ -46,8 +46,7 @@ class Service:
         self._on_end = on_end
 
     def defaults(self) -> SamplingParams:
-        """Sampling parameters for whatever requests leave out: the model's generation_config, with the server's
-        seed."""
+        """Sampling parameters where requests give none: the model's generation_config, and the server's seed."""
         return replace(self.llm.get_default_sampling_params(), seed=self.settings.seed)
 
     def check_model(self, name: str | None) -> None:

@@ -53,8 +53,7 @@ def summarize(
 
 
 def requests_of(output: RequestOutput) -> list[RequestOutput]:
-    """The requests that the engine has computed for an answer: the answer itself, or those behind an answer in
-    points."""
+    """The requests that the engine has computed for an answer: itself, or those behind an answer in points."""
     outline = output.outline
     if outline is None:
         return [output]

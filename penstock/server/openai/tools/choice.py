@@ -106,14 +106,12 @@ def tool_called(name: str, tools: list[Tool]) -> Tool:
 
 
 def plan_reply(body: ChatCompletionRequest, tools: ToolPlan, prompt: str, tokenizer: Tokenizer) -> ReplyPlan:
-    """The plan for a reply. ``prompt`` is the conversation as rendered by the template. Raises ApiError naming the
-    field."""
+    """The plan for a reply to ``prompt``, the rendered conversation. Raises ApiError naming the field."""
     return Planner(body, tools, prompt, tokenizer).plan()
 
 
 class Planner:
-    """The decisions for one request: how its reply is read and constrained, given its tools and the model's
-    reasoning."""
+    """The decisions for one request: how its reply is constrained and read, with tools and reasoning."""
 
     def __init__(self, body: ChatCompletionRequest, tools: ToolPlan, prompt: str, tokenizer: Tokenizer) -> None:
         template = tokenizer.tool_template or ""
@@ -157,8 +155,7 @@ class Planner:
     # ------------------------------------------------------------------------------------------------------ writing
 
     def _add_structure(self, plan: ReplyPlan) -> None:
-        """Add the reply's structure to the plan. If a tool must be called, the response format has to wait for a later
-        turn."""
+        """Add the reply's structure to the plan. If a tool must be called, the response format has to wait."""
         chosen, (field, schema) = self._tools.chosen, format_of_reply(self._body)
         if chosen == "required":
             field, schema = "tool_choice", None

@@ -39,8 +39,7 @@ def embedded(schema: Schema) -> str:
 
 
 def list_grammar(tools: Mapping[str, Schema], single: bool, rules: list[str]) -> str:
-    """A JSON list of calls, the form in vLLM where calls are required; the rules that it needs are added to
-    ``rules``."""
+    """A JSON list of calls, vLLM's form of required calls; the rules that it needs are added to ``rules``."""
     rules += [BLANK, *(f"a{number}: {embedded(schema)}" for number, schema in enumerate(tools.values()))]
     rules.append("call: " + " | ".join(json_call(name, number, "parameters") for number, name in enumerate(tools)))
     return '"[" W call ' + ("" if single else '(W "," W call)* ') + 'W "]"'
@@ -110,8 +109,7 @@ def deepseek(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Writt
 
 
 def qwen_coder(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
-    """Calls with parameters in the schema's order, the optional ones perhaps left out; text runs up to its closing
-    mark."""
+    """Calls with parameters in the schema's order, optional ones perhaps left out; text runs to its closing mark."""
     rules.append('v[suffix="\\n</parameter>\\n"]: ' + ANYTHING)
     calls = []
     for number, (name, schema) in enumerate(tools.items()):

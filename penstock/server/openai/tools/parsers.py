@@ -30,8 +30,7 @@ class CallParser(Protocol):
     """A parser of one call, or of several in one value. The opening mark may be missing, or appear twice."""
 
     def read(self, held: str, ended: bool) -> Found | None:
-        """The calls that ``held`` begins with; None if more text is needed and it has not ``ended``. ``held`` only
-        grows."""
+        """The calls that ``held`` begins with; None if it takes more text. From call to call ``held`` only grows."""
         ...
 
 
@@ -72,8 +71,7 @@ class JsonParser:
 
 
 def unclosed(held: str, start: int) -> Found:
-    """The calls of a value that the reply's end cuts off: those of a list that lacks only its last bracket, else
-    none."""
+    """The calls of a value cut off by the reply's end: those of a list that lacks only its last bracket."""
     if held[start] != "[":
         return NO_CALL
     calls = calls_in(held[start:].rstrip(GAPS) + "]")
@@ -223,8 +221,7 @@ WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null"
 
 
 def value_of(text: str, key: str, schema: Mapping[str, Any]) -> str:
-    """A parameter's value as JSON: the model's own text if that is JSON and the schema excludes strings, else a
-    string."""
+    """A parameter's value as JSON: the text itself if it is JSON and the schema allows no string, else a string."""
     kinds = kinds_of((schema.get("properties") or {}).get(key, {}), schema)
     bare = text.strip()
     if "null" in kinds and bare.lower() in ("null", "none"):

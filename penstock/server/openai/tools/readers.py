@@ -1,5 +1,4 @@
-"""Readers that find tool calls in a reply while it is written. All else is text; only whitespace after calls is
-lost."""
+"""Readers that find tool calls in a reply while it is written; all else is text, but for blanks after calls."""
 
 from __future__ import annotations
 
