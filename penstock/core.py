@@ -214,7 +214,7 @@ class SamplingParams(Named):
     top_k: int = 0
     """Only this many of the most probable tokens; 0 or -1 is off."""
     min_p: float = 0.0
-    """Only tokens at least this share as probable as the most probable one; 0 is off."""
+    """Only tokens with at least this fraction of the most probable one's probability; 0 is off."""
     seed: int | None = None
     """0 to 2**63 - 1. None draws one for each request."""
     stop: str | list[str] | tuple[str, ...] = ()
@@ -358,7 +358,7 @@ def number(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Logprob:
-    """How probable the model found one token."""
+    """The log-probability and rank of one token under the model."""
 
     logprob: float
     """Natural logarithm of its probability."""

@@ -185,7 +185,7 @@ def report(
     load_seconds: float,
     outline: OutlineOutput | None = None,
 ) -> None:
-    """One JSON object on stdout; else one line of statistics where a person watches stderr."""
+    """Print one JSON object on stdout, or else one line of statistics on stderr if that is a terminal."""
     metrics = metrics_of(llm.setup, completion, load_seconds, llm.loop.estimates.plain_s)
     if as_json:
         result = {
@@ -242,7 +242,7 @@ def metrics_of(
 
 
 def statistics_line(metrics: Mapping[str, Any]) -> str:
-    """For example: ``48 tokens, 9.9 tokens/s, about 1.6x plain decoding · 31 of 47 had been drafted · ...``."""
+    """The line for people, as ``48 tokens, 9.9 tokens/s, about 1.6x plain decoding · 31 of 47 had been drafted``."""
     decided = metrics["accepted"] + metrics["misses"]
     parts = [f"{metrics['tokens']} tokens"]
     if metrics["tokens_per_second"] is not None:

@@ -320,14 +320,14 @@ class Started(msgspec.Struct, tag="started", kw_only=True):
 
 
 class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):
-    """Tells a stage its neighbours' addresses. The engine is both the first stage's and the last stage's neighbour."""
+    """To a stage: its neighbours' addresses. The engine is the neighbour of both the first and the last stage."""
 
     upstream: Address
     downstream: Address
 
 
 class Rejoin(msgspec.Struct, tag="rejoin", kw_only=True):
-    """Tells a stage to leave its session and, with the layers that it holds, to start in another one.
+    """To a stage: leave the session and, with the layers that are loaded, start in another one.
 
     ``spec`` is the ``StageSpec``, as JSON, with which a new process would be started there.
     """

@@ -86,7 +86,7 @@ class LoggedProgress(Progress):
 
 
 def line_of(task: Task) -> str:
-    """For example: ``the target's own answers: 256 of 1500, 0:05:12 so far, about 0:25:10 to go``."""
+    """A task's line in a log, as ``the target's own answers: 256 of 1500, 0:05:12 so far, about 0:25:10 to go``."""
     if task.fields.get("in_percent"):
         done = f"{task.percentage:.0f}%"
     else:

@@ -66,7 +66,7 @@ class Api:
             raise self._server.lost(error) from error
 
     def card_of(self, model: str) -> dict[str, Any]:
-        """The server's entry of a model; its name alone if the server does not list it: it may serve it all the same."""
+        """The server's entry of a model; its name alone if the server does not list it: it may still serve it."""
         try:
             return card_of(self._client.get("/models"), model) or {"id": model}
         except httpx.HTTPError as error:
@@ -102,6 +102,7 @@ class Answer:
         self.text += chunk.text
         self.usage = chunk.usage or self.usage
         self.finish_reason = chunk.finish_reason or self.finish_reason
+        # A chunk with the role or the usage alone counts neither as the first nor as the last one.
         if chunk.text or chunk.finish_reason:
             self.first, self.last = self.first or now, now
 
@@ -111,7 +112,7 @@ class Answer:
         return self.finish_reason == "stop" and not self.text
 
     def statistics(self) -> str:
-        """For example: ``48 tokens, 9.9 tokens/s · first after 0.40 s · 31 tokens had been drafted``."""
+        """A line of figures, as ``48 tokens, 9.9 tokens/s · first after 0.40 s · 31 tokens had been drafted``."""
         parts = []
         if self.usage:
             parts.append(f"{self.usage.completion_tokens} tokens")

@@ -71,5 +71,6 @@ def guide_for(question: str) -> Guide:
     """The guide of the language with most of the question's words; English where none has any."""
     words = Counter(WORD.findall(question.lower()))
     found = {name: sum(words[word] for word in guide.words) for name, guide in guides().items()}
+    # Among equals English wins.
     best = max(found, key=lambda name: (found[name], name == DEFAULT))
     return guides()[best if found[best] else DEFAULT]

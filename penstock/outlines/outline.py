@@ -37,5 +37,6 @@ def titles_of(text: str) -> list[str]:
     titles: dict[str, str] = {}
     for line in found:
         if line is not None:
+            # Of titles that differ in case alone the first one stays.
             titles.setdefault(line.group(2).casefold(), line.group(2))
     return list(titles.values()) if len(titles) >= FEWEST else []

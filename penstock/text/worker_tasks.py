@@ -132,7 +132,7 @@ def grammar_library() -> Any:
 
 
 def grammar_tokenizer(vocabulary: str, given: dict[str, Any]) -> Any:
-    """llguidance's tokenizer, or as text the error for which there is none."""
+    """llguidance's tokenizer, or the text of the error that kept it from being made."""
     size, eos_token_ids = given.pop("vocab_size"), tuple(given.pop("eos_token_ids"))
     return _grammar_tokenizer(vocabulary, size, eos_token_ids)
 

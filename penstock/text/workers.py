@@ -376,7 +376,7 @@ def started() -> subprocess.Popen[bytes]:
 
 
 def send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """Write a line. To a process that has ended nothing is written: whoever reads its answer notices."""
+    """Write a line to the process. If it has ended, nothing is raised: the reader of its answer notices."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(line)

@@ -110,6 +110,7 @@ def api_error(error: Exception, fields: Sequence[str] = (), names: Mapping[str, 
     if isinstance(error, QueueFull):
         return busy(str(error), "rate_limit_exceeded", 429)
     if isinstance(error, RequestError | ConfigError):
+        # The message's first word is the field at fault, under Penstock's name.
         ours = str(error).split(" ", 1)[0].rstrip(":")
         name = (names or {}).get(ours, ours)
         known = name != ours or FIELD_PATH.split(name)[0] in fields

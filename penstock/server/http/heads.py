@@ -20,7 +20,7 @@ class BoundedHeads(h11.Connection):
         """The problem with data that is not HTTP."""
 
     def next_event(self) -> Any:
-        """The next event, as from h11. Raises RemoteProtocolError for invalid HTTP; its status is 431 for a large head."""
+        """The next event, as from h11. Raises RemoteProtocolError for invalid HTTP, of status 431 for a large head."""
         try:
             return self._next_event()
         except h11.RemoteProtocolError as error:

@@ -108,6 +108,7 @@ class Listening:
             # The protocol is named, because asyncio switches off Nagle's delay only for sockets that say that they are
             # TCP.
             bound = socket.socket(family, kind, protocol)
+            # A restart may take the port while connections of the previous run are in TIME_WAIT.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
         except socket.gaierror as error:

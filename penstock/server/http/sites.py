@@ -66,6 +66,7 @@ class Hosts:
         self._only_loopback = listening.is_local
         self._allowed = listening.allowed_hosts
         own = {listening.host, socket.gethostname(), socket.getfqdn()}
+        # Names under which mDNS announces hosts on a local network.
         own |= {name.partition(".")[0] + ".local" for name in own if not is_address(name)}
         self._own = frozenset(name.lower() for name in own)
 

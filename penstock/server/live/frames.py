@@ -128,6 +128,7 @@ def tree_of(view: View, watcher: Watcher, token_text: Callable[[int], str]) -> T
     candidates = (view.trees.keys() & watcher.own) or view.trees.keys()
     if not candidates:
         return None
+    # The lowest number is the oldest request's.
     number = min(candidates)
     return shown(view.trees[number], token_text, own=number in watcher.own)
 

@@ -108,6 +108,7 @@ class LiveState(Observer):
     # ------------------------------------------------------------------------------------ on the engine's thread
 
     def waits(self) -> None:
+        # Read without the lock, as this is called at every step: a viewer that comes now is seen at the next one.
         if not self._watchers:
             return
         with self._lock:

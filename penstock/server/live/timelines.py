@@ -60,5 +60,6 @@ class Timelines:
     def newest(self) -> list[Timeline]:
         """Copies of the newest timelines, newest first; another thread may read them while the engine goes on."""
         lines = [*self._under_way.values(), *self._ended]
+        # Numbers rise in the order of arrival.
         lines.sort(key=lambda line: -line.number)
         return [msgspec.structs.replace(line) for line in lines[:SHOWN]]

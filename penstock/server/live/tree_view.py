@@ -72,6 +72,7 @@ def tree_view(request: Request, hits: Hits) -> TreeView:
 
 def path(request: Request, hits: Hits) -> list[CommittedToken]:
     """The last committed tokens with their hits, as far as they were watched; at least the root."""
+    # Where no commit has been seen yet the root is shown alone, as a hit.
     known = list(hits.last) or [True]
     nodes = request.committed[-len(known) :]
     return [CommittedToken(node.id, node.token, hit) for node, hit in zip(nodes, known, strict=True)]

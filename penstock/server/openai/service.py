@@ -62,6 +62,7 @@ class Service:
         """Submit prompts to the engine. Raises as its ``prepare`` and ``submit`` do, and ApiError while draining."""
         for one in params:
             await self._prepare(one)
+        # Asked only now: the server may have begun to drain while a worker checked the grammars.
         self._gate.check_open()
         began = time.monotonic()
         streams = self._submit(request, body, prompts, params)
