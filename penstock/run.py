@@ -90,7 +90,7 @@ def tokenizer_of(options: EngineOptions) -> Tokenizer:
 
 
 def loaded(setup: Resolved, start: Start) -> str:
-    """The line on a loaded model, as ``30 layers in int4, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens · ...``."""
+    """A loaded model in a line, as ``30 layers in int4, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens``."""
     form = setup.options.dtype if setup.quantization == "none" else setup.quantization
     weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
     parts = [

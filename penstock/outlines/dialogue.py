@@ -63,8 +63,7 @@ class Dialogue:
         messages = self._messages if question is None else [{"role": "user", "content": question}]
         text = self._render(guide, messages, opening)
         ids, hidden = self._encode(text), self._hide(guide)
-        # The guide's ids end where it ends in the text, but a token may reach over that end: only those in common are
-        # fixed.
+        # A token may reach over the guide's end: only the ids that both texts have in common are fixed.
         beginning = self._encode(text[: text.index(hidden) + len(hidden)]) if hidden in text else []
         return Rendered(text, ids, common(ids, beginning))
 

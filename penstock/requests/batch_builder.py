@@ -122,14 +122,12 @@ class BatchBuilder:
             self._holds[node.slot] = node.id
             if node.id in wanted:
                 batch.wanted.append(row)
-            # A committed node has lost its parent link: its predecessor is the committed node at the position before
-            # it.
+            # A committed node has no parent link any more: its predecessor is the committed node one position before.
             parent = request.committed[node.position - 1] if node.parent is None and node.position else node.parent
             slot = parent.slot if parent else NO_SLOT
             batch.rows.append(request.number, node.id, node.slot, slot, node.position, node.token)
             row += 1
-        # Announced slots are always a prefix without holes, since stages take a request's committed slots in position
-        # order.
+        # Only a prefix without holes is announced: stages take committed slots in the order of positions.
         while told.prefix < len(request.committed) and request.committed[told.prefix].id in told.fed:
             told.prefix += 1
         if told.prefix > told.committed:

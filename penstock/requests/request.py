@@ -140,7 +140,7 @@ class Request:
         first = len(self.committed)
         last = first + most
         if last < len(self.token_ids):
-            # Down to a multiple of BLOCK; but a chunk that finishes no block keeps its length, up to one block.
+            # Down to a block's end, but no shorter than one block, or than ``most`` if that is less.
             last = max(last // BLOCK * BLOCK, min(last, first + BLOCK))
         for position in range(first, min(last, len(self.token_ids))):
             self.committed.append(nodes.committed(self.token_ids[position], position))

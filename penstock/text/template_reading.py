@@ -71,8 +71,7 @@ def aliases(tree: nodes.Template) -> frozenset[str]:
     """Names of the template's variables that hold a message's content."""
     assigned = [(one.target, one.node) for one in tree.find_all(nodes.Assign)]
     found: frozenset[str] = frozenset()
-    # A name may be assigned from another one: one pass finds one link of such a chain, so as many passes as
-    # assignments do.
+    # One pass finds one link of a chain of assignments, so there are as many passes as assignments.
     for _ in assigned:
         more = {target.name for target, node in assigned if isinstance(target, nodes.Name) and is_content(node, found)}
         if more <= found:

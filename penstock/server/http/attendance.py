@@ -76,8 +76,7 @@ class Visit:
         gate.enter(self)
 
     async def receive(self) -> Message:
-        # The route itself waits for the client's leaving from here on; shielded, so that its cancelling loses no
-        # message.
+        # The route waits for the client's leaving itself from here on; shielded, so that no message is lost.
         if self._leaving is not None:
             self._hand_over()
             return await asyncio.shield(self._leaving)

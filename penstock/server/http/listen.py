@@ -105,8 +105,7 @@ class Listening:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            # The protocol is named, because asyncio switches off Nagle's delay only for sockets that say that they are
-            # TCP.
+            # The protocol is named: asyncio switches off Nagle's delay only for sockets that say that they are TCP.
             bound = socket.socket(family, kind, protocol)
             # A restart may take the port while connections of the previous run are in TIME_WAIT.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

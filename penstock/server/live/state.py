@@ -108,7 +108,7 @@ class LiveState(Observer):
     # ------------------------------------------------------------------------------------ on the engine's thread
 
     def waits(self) -> None:
-        # Read without the lock, as this is called at every step: a viewer that comes now is seen at the next one.
+        # Read without the lock: where nobody watches, the engine's thread has nothing to wait for.
         if not self._watchers:
             return
         with self._lock:
