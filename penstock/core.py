@@ -216,7 +216,7 @@ class SamplingParams(Named):
     min_p: float = 0.0
     """Only tokens with at least this fraction of the most probable one's probability; 0 is off."""
     seed: int | None = None
-    """0 to 2**63 - 1. None draws one for each request."""
+    """Seed of the sampling noise, 0 to 2**63 - 1; None draws one for each request."""
     stop: str | list[str] | tuple[str, ...] = ()
     """The output ends where one of these strings appears."""
     stop_token_ids: list[int] | tuple[int, ...] = ()
@@ -429,7 +429,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A request and what has come of it, shaped like vLLM's.
+    """A request and its completions, shaped like vLLM's.
 
     ```python
     import json

@@ -20,7 +20,7 @@ GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 
 SPLIT_NAME: Final = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
-"""How llama.cpp names the files that a GGUF model is split over: prefix, number from 1, count."""
+"""llama.cpp's names for the files that a GGUF model is split over: prefix, number from 1, count."""
 MOST_SPLITS: Final = 1000
 """Most files that a GGUF model may be split over."""
 

@@ -61,7 +61,7 @@ Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 """Text for people. The sender cuts it to length with ``cut``."""
 MOST_DETAILS: Final = 16 * MOST_WORDS
 Details = Annotated[str, msgspec.Meta(max_length=MOST_DETAILS)]
-"""The end of a traceback."""
+"""A traceback, of which only the end is sent if it is too long."""
 Label = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f]*\Z")]
 """The name of a process, a device or a dtype."""
 FilePath = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\x00]*\Z")]
@@ -76,7 +76,7 @@ LayerNumbers = Annotated[list[Index], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 def cut(text: str, most: int = MOST_WORDS) -> str:
-    """The beginning of a text, as long as a message may hold it: ``Words``, unless a field says otherwise."""
+    """The text, cut to ``most`` characters, by default those of ``Words``; "..." marks the cut."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -227,8 +227,8 @@ class Features(msgspec.Struct, tag="features", kw_only=True):
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     """The target's next token after one row. ``top`` holds (token, logprob) pairs when logprobs were asked for.
 
-    ``error``, where it is not empty, says why there is none: ``token`` then means nothing, and the request ends with
-    the error if the row becomes its last token.
+    A non-empty ``error`` says why there is no token: ``token`` is then meaningless, and the request ends with the error
+    if the row becomes its last token.
     """
 
     node: Word

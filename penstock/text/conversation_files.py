@@ -63,5 +63,5 @@ def read_template(file: Path) -> str:
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read, without its name."""
+    """The reason for which a file cannot be read, without the file's name."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -214,8 +214,8 @@ class Tokenizer:
     ) -> str:
         """A conversation as text in the checkpoint's own format, or in that of ``chat_template``.
 
-        ``tools`` are described to the model where the template ``takes_tools``; ``options`` are further variables of
-        the template (``chat_template_kwargs``). Raises as ``apply_chat_template`` does.
+        ``tools`` are described to the model if the template reads them; ``options`` are further variables of the
+        template (``chat_template_kwargs``). Raises as ``apply_chat_template`` does.
         """
         return self._rendered(
             messages,

@@ -68,7 +68,7 @@ class Failed(RequestError):
 
 
 class Cancelled(PenstockError):
-    """Nobody waits for the job any more."""
+    """The job was cancelled: nobody waits for its result any more."""
 
 
 @dataclass(frozen=True)

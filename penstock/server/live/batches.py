@@ -22,7 +22,7 @@ COMMITTED, SPECULATED, DEAD = "c", "s", "d"
 
 
 class BatchInFlight(msgspec.Struct, frozen=True):
-    """A batch on its way. ``stage`` is where it is by the times of those before it, -1 in front of the first one.
+    """A batch on its way. ``stage`` is estimated from the times of earlier batches; -1 is in front of the first one.
 
     ``cells`` has a letter per row, the first 64 of ``rows``: c committed (the prompt, a root, or accepted since), s
     speculated, d dead (pruned since it entered).

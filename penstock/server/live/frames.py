@@ -47,7 +47,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class PathNode(msgspec.Struct, frozen=True):
-    """A committed token above or at the tree's root. ``hit``: it had been drafted. ``text`` None: not the viewer's."""
+    """A committed token above or at the root. ``hit``: it had been drafted. ``text`` is None for other viewers."""
 
     node: int
     hit: bool
@@ -55,8 +55,8 @@ class PathNode(msgspec.Struct, frozen=True):
 
 
 class LiveNode(msgspec.Struct, frozen=True):
-    """A live node, ``depth`` levels below the root. ``state``: "drafted" (has yet to enter), "in flight" or "answered"
-    (the target's next token after it is known). The likeliest node comes first, and no node before its parent.
+    """A live node, ``depth`` levels below the root. ``state`` is "drafted" (it has yet to enter), "in flight" or
+    "answered" (the target's next token is known). The most probable node comes first, and parents before children.
     """
 
     node: int

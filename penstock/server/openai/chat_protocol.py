@@ -293,5 +293,5 @@ class ChatCompletionChunk(Reply, WithWarning):
     metrics: Metrics | None = None
     prompt_token_ids: list[int] | None = None
     outline: OutlineReply | None = None
-    """In the first chunk, where outline_decoding was asked for."""
+    """Sent in the first chunk, where outline_decoding was asked for."""
     outline_points: list[PointPart] | None = None

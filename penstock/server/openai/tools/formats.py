@@ -42,7 +42,7 @@ class ToolFormat:
 
 
 HARMONY: Final = ToolFormat("harmony", ("<|channel|>", "<|message|>", "to=functions."), ())
-"""gpt-oss: messages with channels, which ``harmony`` reads; a call is one that is sent to a function."""
+"""gpt-oss: messages with channels, which ``harmony`` reads; a call is a message to a function."""
 QWEN_CODER: Final = ToolFormat(
     "qwen3-coder",
     ("<tool_call>", "<function=", "<parameter="),
